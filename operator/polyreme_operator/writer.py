@@ -135,15 +135,15 @@ class Writer:
         Raises:
             PortError: Nothing of the batch may be applied then.
         """
-        data = {INTENTS_KEY: render_intents(write.entries)}
+        data, version = {INTENTS_KEY: render_intents(write.entries)}, write.resource_version
         try:
-            if write.resource_version is None:
+            if version is None:
+                # Without entries, which readers take as unknown ones: a create may land late, after someone has deleted
+                # the object, and must not bring back a batch of then.
                 metadata = {"name": ref.name, "namespace": ref.namespace}
-                result = await self._port.create(
-                    {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
-                )
-            else:
-                result = await self._port.patch(ref, {"data": data}, resource_version=write.resource_version)
+                created = await self._port.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata})
+                version = created["metadata"]["resourceVersion"]
+            result = await self._port.patch(ref, {"data": data}, resource_version=version)
         except PortError:
             await self.refresh(ref)
             raise

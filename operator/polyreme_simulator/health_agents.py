@@ -18,6 +18,8 @@ AGENT_S = 1.0
 LATE_S = 8.0
 """Longest time by which an agent is late while faults last."""
 HEALS_S = (4.0, 15.0, 40.0)
+HOOKS_FIRST = 10
+"""How many times longer a fault lasts by itself where hooks repair nodes."""
 SILENT_S = (10.0, 40.0)
 EVENTS = (6, 12, 18)
 """How often something happens to nodes, agents and policies while faults last."""
@@ -76,7 +78,7 @@ class HealthAgents:
             (1, "policies overlap", self._overlap),
         )
         if self._hooks is not None:
-            self._acts = (*self._acts, (2, "node claimed", self._hooks.claim))
+            self._acts = (*self._acts, (2, "node claimed", self._hooks.claim), (16, "node faulty", self._fail))
 
     def begin(self, lasts_s: float, *, faults: bool) -> None:
         """Create the policy, and plan what happens."""
@@ -131,7 +133,8 @@ class HealthAgents:
                     for rank in list(launcher.ranks.values()):
                         if rank.alive:
                             rank.end(code=None, signal=9)
-        self._world.after(self._rng.choice(HEALS_S), lambda: self._heal(name))
+        heals_s = self._rng.choice(HEALS_S) * (HOOKS_FIRST if self._hooks is not None else 1)
+        self._world.after(heals_s, lambda: self._heal(name))
         return True
 
     def _heal(self, name: str) -> None:

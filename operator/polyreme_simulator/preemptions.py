@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from polyreme_api import labels
@@ -111,19 +112,28 @@ class PreemptionFacts:
 
     def _stands_in_the_way(self, uid: str, other: str, world: ClusterView) -> bool:
         """Tell whether a job could start but for one that was admitted, once those are gone that make way for it."""
-        return self._could_start(other, without={uid}, world=world) and not self._could_start(
-            other, without=set(), world=world
+        return self._could_start(other, without={uid}, views=all, world=world) and not self._could_start(
+            other, without=set(), views=any, world=world
         )
 
-    def _could_start(self, uid: str, *, without: set[str], world: ClusterView) -> bool:
-        """Tell whether a job could start now, were some not admitted, and those gone that make way for it."""
+    def _could_start(
+        self, uid: str, *, without: set[str], views: Callable[[Iterable[bool]], bool], world: ClusterView
+    ) -> bool:
+        """Tell whether a job could start now, were some not admitted, and those gone that make way for it.
+
+        Args:
+            uid: The job.
+            without: Those that are not admitted.
+            views: Whether the quotas must admit it by all of what may be known of them, or by any.
+            world: The cluster.
+        """
         capacity, job = self._capacity, self._observed.jobs[uid]
         workers, queue = job["spec"]["workers"], job["spec"].get("queueName", "default")
         gone = {*without, *(victim for victim, by, _ in self._standing() if by == uid)}
         wanted = (workers.get("minReplicas") or workers["replicas"]) * workers.get("devices", 1)
         used = capacity.held_by_queue(without=gone)
         known = [queues for queues, _ in capacity.possible(world)]
-        return capacity.has_room(uid, without=gone, world=world) and all(
+        return capacity.has_room(uid, without=gone, world=world) and views(
             queues.admits(used, queue, labels.RESOURCE_DEVICE, wanted) for queues in known
         )
 

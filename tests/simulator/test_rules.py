@@ -250,6 +250,26 @@ def test_what_is_freed_is_not_held_for_a_job_that_was_suspended_when_others_were
     assert scene.broken("what is made free for one goes to no lesser one") == broken
 
 
+@pytest.mark.parametrize(("lowered_s", "broken"), [(0.1, False), (10.0, True)])
+def test_what_is_freed_may_be_taken_while_the_quota_for_both_may_still_be_known(
+    scene: Scene, lowered_s: float, broken: bool
+) -> None:
+    scene.world.add_node("n0", 4)
+    scene.queue("team", 4)
+    by = scene.job("by", workers=TWO_DEVICES, priority=6, queueName="team")
+    victim = scene.job("victim", workers=TWO_DEVICES, queueName="team")
+    lesser = scene.job("lesser", workers=TWO_DEVICES, priority=5, queueName="team")
+    scene.admit(victim, "n0")
+    asked = {"by": by["metadata"]["uid"], "byName": "default/by", "requestedAt": scene.now(), "deadline": scene.now()}
+    scene.say(victim, preemption=asked, conditions={"Admitted": "!Suspended"})
+    scene.wait(10.0)
+    quotas = [{"resource": labels.RESOURCE_DEVICE, "nominal": 2}]
+    scene.world.store.change(ObjectRef(kind="TrainingQueue", name="team"), {"spec": {"quotas": quotas}})
+    scene.wait(lowered_s)
+    scene.admit(lesser, "n0")
+    assert scene.broken("what is made free for one goes to no lesser one") == broken
+
+
 @pytest.mark.parametrize("ahead_s", [0, 45])
 @pytest.mark.parametrize(("waited_s", "broken"), [(5.0, True), (11.0, False)])
 def test_a_preempted_job_has_its_grace_by_whatever_clock_it_was_granted(

@@ -35,6 +35,34 @@ def test_a_deleted_object_is_created_again_and_admission_goes_on() -> None:
     play(told)
 
 
+def test_a_create_that_lands_late_brings_back_no_batch() -> None:
+    """It may land after the object was deleted by hand: then all admissions are unknown."""
+
+    async def told(story: Story) -> None:
+        created: list[Manifest] = []
+        create = story.store.create
+
+        def noted(manifest: Manifest) -> Manifest:
+            created.append(manifest)
+            return create(manifest)
+
+        story.store.create = noted  # type: ignore[method-assign]
+        story.node()
+        story.job("first")
+        async with story.operator():
+            await asyncio.sleep(PATIENCE_S)
+            assert story.admitted("first")
+        (late,) = [manifest for manifest in created if manifest["metadata"]["name"] == INTENTS.name]
+        story.delete("ConfigMap", INTENTS.name, namespace=SYSTEM)
+        model = ClusterCache()
+        uid = story.job("second")
+        for manifest in (story.store.get(story.ref("second")), create(late)):
+            model.put(manifest, now_s=NOW_S)
+        assert [entry.uid for entry in model.cluster(now_s=NOW_S).intents.entries] == [uid]
+
+    play(told)
+
+
 @pytest.mark.parametrize("text", ["", "{", '{"a": 1}', "[1]", '[{"uid": "x"}]', None])
 def test_an_object_that_cant_be_read_is_replaced_by_the_next_batch(text: str | None) -> None:
     async def told(story: Story) -> None:

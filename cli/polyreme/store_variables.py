@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 
 from polyreme.paths import Home
-from polyreme_api.environment import CACHE_BYTES, CACHE_DIRECTORY
+from polyreme_api.environment import CACHE_BYTES, CACHE_DIRECTORY, DATA_ENGINE, DATA_ENGINE_BYTES
 
 BUCKET_VARIABLES = "AWS_"
 """Beginning of the variables by which a process finds a bucket's server and may use it."""
 
 
 def store_variables(home: Home) -> dict[str, str]:
-    """Return what opens buckets, and where local copies of their objects lie: what is in a pod is in the journal."""
+    """Return what opens buckets, where local copies lie, and who reads them: what is in a pod is in the journal."""
     given = {name: value for name, value in os.environ.items() if name.startswith(BUCKET_VARIABLES)}
-    limit = {CACHE_BYTES: os.environ[CACHE_BYTES]} if CACHE_BYTES in os.environ else {}
-    return {**given, **limit, CACHE_DIRECTORY: str(home.cache)}
+    chosen = {name: os.environ[name] for name in (CACHE_BYTES, DATA_ENGINE, DATA_ENGINE_BYTES) if name in os.environ}
+    return {**given, **chosen, CACHE_DIRECTORY: str(home.cache)}

@@ -19,6 +19,7 @@ from polyreme_api.environment import PodEnvironment, RankEnvironment
 from polyreme_api.errors import PolyremeError
 from polyreme_api.exit_codes import ExitCode
 from polyreme_launcher.check_children import CheckProcesses
+from polyreme_launcher.data_engine import DataEngine, is_wanted
 from polyreme_launcher.exit_message import short_sentence
 from polyreme_launcher.leader_agent import LeaderAgent
 from polyreme_launcher.peers import FollowerLink
@@ -81,6 +82,9 @@ class Launcher:
         self._pipe: ProgressPipe | None = None
         self._ended: asyncio.Future[int] | None = None
         self._copies = CopyFiles()
+        self._data_engine: DataEngine | None = None
+        if is_wanted(environment):
+            self._data_engine = DataEngine(directory=self._directory, environment=variables)
 
     async def run(self) -> int:
         """Launch until there is nothing left to do; return the exit code."""
@@ -100,6 +104,8 @@ class Launcher:
                 task.cancel()
             if self._leader_agent is not None:
                 await self._leader_agent.close()
+            if self._data_engine is not None:
+                self._data_engine.close()
             await self._ranks.close()
             self._copies.close()
 
@@ -135,7 +141,10 @@ class Launcher:
     async def _tick(self) -> None:
         sampler, sampled_s = ProcessSampler(), self._clock.steady_s()
         while True:
+            begun_s = self._clock.steady_s()
             await self._clock.sleep(TICK_S)
+            if self._data_engine is not None:
+                self._data_engine.tick(self._clock.steady_s() - begun_s)
             if self._clock.steady_s() - sampled_s >= SAMPLE_INTERVAL_S:
                 self._ranks.end_if_stopped(self._clock.steady_s() - sampled_s)
                 sampled_s = self._clock.steady_s()
@@ -197,6 +206,8 @@ class Launcher:
         try:
             write_atomically(self._job_file, effect.directive.job_json, durable=False)
             write_atomically(self._plan_file, effect.directive.plan_json, durable=False)
+            if self._data_engine is not None:
+                self._data_engine.begin_attempt()
             # Of the attempt, not of this pod: a pod outlives a change of the gang's size.
             plan = json.loads(effect.directive.plan_json)
             for rank in self._state.ranks:
@@ -242,6 +253,8 @@ class Launcher:
     def _descriptors(self, rank: int) -> dict[str, int]:
         files = self._copies.of(rank)
         found = {} if files is None else {names.COPY_DATA_FD: files[0], names.COPY_RECORD_FD: files[1]}
+        if self._data_engine is not None and self._data_engine.descriptor is not None:
+            found[names.DATA_ENGINE_FD] = self._data_engine.descriptor
         if rank != 0 or self._leader_agent is None or self._leader_agent.master is None:
             return found
         self._pipe = ProgressPipe(
@@ -255,7 +268,9 @@ class Launcher:
     def _record_processes(self) -> None:
         """Record the pids of all processes, for people and for tests that hurt one."""
         ranks = {str(rank): pid for rank, pid in sorted(self._ranks.pids.items())}
-        processes = {"launcher": os.getpid(), "zygote": self._ranks.fork_server_pid, "ranks": ranks}
+        processes: dict[str, object] = {"launcher": os.getpid(), "zygote": self._ranks.fork_server_pid, "ranks": ranks}
+        if self._data_engine is not None:
+            processes["data-engine"] = self._data_engine.pid
         with contextlib.suppress(OSError):
             write_atomically(self._directory / PROCESSES_FILE, json.dumps(processes), durable=False)
 

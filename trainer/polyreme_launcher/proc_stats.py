@@ -43,6 +43,12 @@ def is_stopped(pid: int) -> bool:
     return fields is not None and fields[_STATE] in _STOPPED
 
 
+def cpu_ticks(pid: int) -> int | None:
+    """CPU time that a process has used, in ticks of 10 ms; None if there is no such process."""
+    fields = _stat(pid)
+    return None if fields is None else int(fields[_USER]) + int(fields[_SYSTEM])
+
+
 def _stat(pid: int) -> list[str] | None:
     """Fields of a process after its name, which may contain anything; None if there is no such process or no /proc."""
     try:

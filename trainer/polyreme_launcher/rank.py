@@ -23,6 +23,7 @@ from polyreme_api.errors import InvalidConfigError, PolyremeError, RunFailedErro
 from polyreme_api.exit_codes import ExitCode
 from polyreme_api.job import TrainingJob, TrainingJobSpec, parse_job
 from polyreme_api.progress import ProgressRecord, RankPhase
+from polyreme_datahub.loader.engine_client import EngineSource
 from polyreme_datahub.loader.open import open_held_out, open_packs, open_tokenizer, sleep_really
 from polyreme_datahub.objects import open_store
 from polyreme_launcher import check_process
@@ -36,7 +37,7 @@ from polyreme_system.clock import SystemClock
 from polyreme_trainer.export.stored import StoredExport
 from polyreme_trainer.model.compute_options import ComputeOptions
 from polyreme_trainer.parallel.device import full_memory, take_device
-from polyreme_trainer.parallel.pipeline import PipelineSettings
+from polyreme_trainer.parallel.pipeline import PipelineSettings, stage_ranks
 from polyreme_trainer.parallel.world import RankSettings
 from polyreme_trainer.train.run import train_rank
 from polyreme_trainer.train.settings import (
@@ -128,7 +129,7 @@ def _train(environment: Mapping[str, str]) -> int:
     device = take_device(plan.hardware, local_rank=rank.local_rank)
     sink, clock = PipeSink(rank.progress_fd), SystemClock()
     sink.report(_phase(rank, job, RankPhase.WAITING_FOR_DATA, clock.now_s()))
-    source, evaluation = _open_data(environment, job.spec)
+    source, evaluation = _open_data(environment, rank, job.spec, plan)
     settings = settings_of(environment, rank, job.spec, plan)
     settings = dataclasses.replace(settings, rank=dataclasses.replace(settings.rank, device_type=device))
     if settings.export_to is not None or settings.weights is not None:
@@ -237,16 +238,39 @@ def _open_tokenizer(environment: Mapping[str, str], spec: TrainingJobSpec) -> by
     return open_tokenizer(url, spec, job=job)
 
 
-def _open_data(environment: Mapping[str, str], spec: TrainingJobSpec) -> tuple[BatchSource, EvaluationSource | None]:
+def _open_data(
+    environment: Mapping[str, str], rank: RankEnvironment, spec: TrainingJobSpec, plan: Plan
+) -> tuple[BatchSource, EvaluationSource | None]:
     """Wait until the data pipeline has closed the indexes of this job's datasets, and map them.
+
+    Where the pod has a data engine, it does so for all its ranks.
 
     Raises:
         EnvironmentFailedError: If that takes longer than ``spec.data.waitSeconds``.
     """
     url, job = environment[names.OBJECTS_URL], environment[names.JOB_UID]
     limit_s = float(spec.data.wait_seconds)
-    source = open_packs(url, spec, job=job, wait_s=limit_s, sleep=sleep_really)
+    source: BatchSource
+    if engine := environment.get(names.DATA_ENGINE_FD):
+        source = EngineSource(
+            int(engine),
+            attempt=rank.attempt,
+            job_file=rank.job_file,
+            open_wait_s=limit_s,
+            pixels=_has_first_stage(rank, plan),
+        )
+    else:
+        source = open_packs(url, spec, job=job, wait_s=limit_s, sleep=sleep_really)
     return source, open_held_out(url, spec, job=job, wait_s=limit_s, sleep=sleep_really)
+
+
+def _has_first_stage(rank: RankEnvironment, plan: Plan) -> bool:
+    """Whether this rank holds the first pipeline stage, the only one that encodes images."""
+    layout = plan.layout
+    stages = PipelineSettings(
+        schedule=plan.cut.schedule, layers=plan.cut.stage_layers, microbatches=plan.cut.microbatches
+    )
+    return stage_ranks(stages, layout.pp)[0] == rank.rank // (layout.world // layout.pp)
 
 
 def _optimizer_settings(spec: TrainingJobSpec, plan: Plan) -> OptimizerSettings:

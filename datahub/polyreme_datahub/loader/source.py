@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
+import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -53,7 +54,7 @@ class Document:
 
 
 class PackedSource:
-    """Training data as a pure function of (plan, step): ``polyreme_api.batch.BatchSource``.
+    """Training data as a pure function of (plan, step): ``polyreme_api.batch.BatchSource``; threads may share it.
 
     Args:
         plan: Order of the samples.
@@ -78,6 +79,7 @@ class PackedSource:
         self._cache: OrderedDict[tuple[int, int], Document] = OrderedDict()
         self._cached_bytes = 0
         self._reported = 0
+        self._order_lock, self._cache_lock = threading.Lock(), threading.Lock()
 
     def packs_in(self, step: int) -> int:
         """Packs that all ranks together train on in a step."""
@@ -100,7 +102,7 @@ class PackedSource:
         """
         if count < 1 or first < 0 or first + count > self.packs_in(step):
             raise RefusedError(f"no packs {first}..{first + count}: step {step} has {self.packs_in(step)}")
-        packs = self._order.packs(step)[first : first + count]
+        packs = self._packs(step)[first : first + count]
         documents = [[self._document(slot) for slot in slots] for slots in packs]
         return assemble(documents, pack_tokens=self.pack_tokens_in(step), pad=self._ids.pad, values=self._patch_values)
 
@@ -109,7 +111,7 @@ class PackedSource:
 
         Ranks look the packs of their neighbours up at every step, so all at once: it costs a microsecond an image.
         """
-        packs = self._order.packs(step)[first : first + count]
+        packs = self._packs(step)[first : first + count]
         slots = [slot for slots in packs for slot in slots]
         source_N, sample_N = (np.array(of, np.int64) for of in ([s.source for s in slots], [s.sample for s in slots]))
         looked_up = {source: self._indexes[source].grids_of(sample_N[source_N == source]) for source in set(source_N)}
@@ -127,7 +129,7 @@ class PackedSource:
         """Return the patches [P, C] of some images of a pack of ``step``, by their numbers in ``grids``, rising."""
         found = [np.zeros((0, self._patch_values), np.uint8)]
         first = 0
-        for slot in self._order.packs(step)[pack]:
+        for slot in self._packs(step)[pack]:
             grids_I2 = self._indexes[slot.source].grids(slot.sample)
             if mine := [image - first for image in images if first <= image < first + len(grids_I2)]:
                 found += self._patches_of(slot, grids_I2, mine)
@@ -146,7 +148,8 @@ class PackedSource:
 
     def state(self, step: int) -> Mapping[str, Any]:
         """Describe where a loader stands after ``step``."""
-        return {"data": self._identity, "step": step, "window": self._order.place(step + 1)}
+        with self._order_lock:
+            return {"data": self._identity, "step": step, "window": self._order.place(step + 1)}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Refuse to go on from a state that another dataset or order made; go on from a good one without a walk.
@@ -159,14 +162,20 @@ class PackedSource:
                 f"loader state belongs to other data: {state.get('data')!r}, this job reads {self._identity!r}",
                 field="spec.data",
             )
-        self._order.jump(state.get("window", {}))
+        with self._order_lock:
+            self._order.jump(state.get("window", {}))
+
+    def _packs(self, step: int) -> Sequence[Sequence[Slot]]:
+        with self._order_lock:
+            return self._order.packs(step)
 
     def _document(self, slot: Slot) -> Document:
         key = (slot.source, slot.sample)
-        found = self._cache.get(key)
-        if found is not None:
-            self._cache.move_to_end(key)
-            return found
+        with self._cache_lock:
+            found = self._cache.get(key)
+            if found is not None:
+                self._cache.move_to_end(key)
+                return found
         index = self._indexes[slot.source]
         try:
             document = cut(index, slot.sample, index.read(slot.sample))
@@ -175,10 +184,12 @@ class PackedSource:
             if not self._placeholders:
                 raise
             document = self._placeholder(index, slot.sample)
-        self._cache[key] = document
-        self._cached_bytes += document.size_bytes
-        while self._cached_bytes > PATCH_CACHE_BYTES_MAX and len(self._cache) > 1:
-            self._cached_bytes -= self._cache.popitem(last=False)[1].size_bytes
+        with self._cache_lock:
+            # Another thread may have read the same sample meanwhile.
+            self._cached_bytes += document.size_bytes if key not in self._cache else 0
+            self._cache.setdefault(key, document)
+            while self._cached_bytes > PATCH_CACHE_BYTES_MAX and len(self._cache) > 1:
+                self._cached_bytes -= self._cache.popitem(last=False)[1].size_bytes
         return document
 
     def _placeholder(self, index: MappedIndex, sample: int) -> Document:

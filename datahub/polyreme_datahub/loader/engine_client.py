@@ -1,0 +1,178 @@
+"""A rank's end of the data engine: a ``BatchSource`` whose packs another process of the pod prepares.
+
+An engine that dies is replaced by the launcher. The rank then connects again and repeats its request, which the new
+engine answers alike.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from polyreme_api.batch import Array, PackedBatch, TokenIds
+from polyreme_api.errors import EnvironmentFailedError
+from polyreme_datahub.loader.engine_wire import Received, batch_of, error_of, mapped, receive, send
+
+CONNECTIONS_MAX = 10
+"""Connections that one request may use up: the launcher replaces fewer engines before it gives up."""
+REPLY_WAIT_S = 300.0
+"""Longest wait for a reply; the launcher replaces a stuck engine long before."""
+STEPS_KNOWN_MAX = 64
+
+
+class EngineSource:
+    """Training data from the data engine of this pod.
+
+    Args:
+        descriptor: Of the engine's socket (``O_PATH``).
+        attempt: Attempt of this rank.
+        job_file: File of the job, which the engine reads too.
+        open_wait_s: How long opening the data may take beside the usual wait.
+        pixels: Whether this rank trains on patches; without, batches have none.
+
+    Raises:
+        PolyremeError: What opening the data raised.
+    """
+
+    def __init__(self, descriptor: int, *, attempt: int, job_file: str, open_wait_s: float, pixels: bool) -> None:
+        self._path = f"/proc/self/fd/{descriptor}"
+        self._hello = {"call": "open", "attempt": attempt, "job": job_file}
+        self._open_wait_s = open_wait_s + REPLY_WAIT_S
+        self._pixels = pixels
+        self._lock = threading.Lock()
+        self._connection: socket.socket | None = None
+        self._state: Mapping[str, Any] | None = None
+        """Newest state that the engine has confirmed; the next engine begins its order there."""
+        self._known: OrderedDict[int, tuple[int, int]] = OrderedDict()
+        """Packs and tokens of a pack, by step: asked for by other threads than the one that reads."""
+        self._token_ids = TokenIds(**self._call(self._hello).message["token_ids"])
+
+    def packs_in(self, step: int) -> int:
+        """Packs that all ranks together train on in a step."""
+        return self._described(step)[0]
+
+    def pack_tokens_in(self, step: int) -> int:
+        """Tokens of one pack of a step."""
+        return self._described(step)[1]
+
+    @property
+    def token_ids(self) -> TokenIds:
+        """Special tokens of the tokenizer that made this data."""
+        return self._token_ids
+
+    def packs(self, step: int, *, first: int, count: int) -> PackedBatch:
+        """Return packs ``first .. first + count`` of ``step``, as views of the engine's memory."""
+        request = {"call": "packs", "step": int(step), "first": int(first), "count": int(count)}
+        received = self._call(request)
+        try:
+            return batch_of(received.message, _arrays(received), pixels=self._pixels)
+        finally:
+            os.close(_arrays(received))
+
+    def grids(self, step: int, *, first: int, count: int) -> Sequence[Array]:
+        """Return the grids [I, 2] of the images of ``count`` packs of ``step``, as the indexes have them."""
+        grids_I2, counts = self._arrays({"call": "grids", "step": int(step), "first": int(first), "count": int(count)})
+        return np.split(grids_I2, np.cumsum(counts)[:-1])
+
+    def patches(self, step: int, *, pack: int, images: Sequence[int]) -> Array:
+        """Return the patches [P, C] of some images of a pack of ``step``, by their numbers in ``grids``."""
+        numbers = [int(image) for image in images]
+        found: Array = self._arrays({"call": "patches", "step": int(step), "pack": int(pack), "images": numbers})[0]
+        return found
+
+    def state(self, step: int) -> Mapping[str, Any]:
+        """Describe where a loader is after ``step``."""
+        state: Mapping[str, Any] = self._call({"call": "state", "step": int(step)}).message["state"]
+        self._state = state
+        return state
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Refuse to go on from a state that another dataset or order made.
+
+        Raises:
+            RefusedError: If the data's identity differs.
+        """
+        self._call({"call": "check_state", "state": dict(state)})
+        self._state = state
+
+    def close(self) -> None:
+        """Disconnect; packs that were taken stay valid."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _described(self, step: int) -> tuple[int, int]:
+        known = self._known.get(step)
+        if known is None:
+            message = self._call({"call": "describe", "step": int(step)}).message
+            known = self._known[step] = (message["packs"], message["tokens"])
+            while len(self._known) > STEPS_KNOWN_MAX:
+                self._known.popitem(last=False)
+        return known
+
+    def _arrays(self, request: Mapping[str, Any]) -> list[Any]:
+        received = self._call(request)
+        try:
+            return mapped(_arrays(received), received.message["layout"], count=len(received.message["layout"]))
+        finally:
+            os.close(_arrays(received))
+
+    def _call(self, request: Mapping[str, Any]) -> Received:
+        """Send a request and wait for its reply; an engine that dies meanwhile is asked again.
+
+        Raises:
+            PolyremeError: What the engine's source raised, or that there is no engine any more.
+        """
+        with self._lock:
+            for _ in range(CONNECTIONS_MAX):
+                try:
+                    received = self._exchange(request)
+                except TimeoutError as error:
+                    raise EnvironmentFailedError(
+                        f"the data engine of this pod did not answer within {REPLY_WAIT_S:g} s: {request['call']}"
+                    ) from error
+                except ConnectionRefusedError as error:
+                    self.close()
+                    raise EnvironmentFailedError(
+                        "the data engine of this pod died or was stuck too often in this attempt; the pod's log has its errors"
+                    ) from error
+                except (BrokenPipeError, ConnectionResetError):
+                    received = None
+                if received is not None:
+                    if "error" in received.message:
+                        raise error_of(received.message)
+                    return received
+                self.close()
+            raise EnvironmentFailedError(f"the data engine of this pod died {CONNECTIONS_MAX} times during one request")
+
+    def _exchange(self, request: Mapping[str, Any]) -> Received | None:
+        if self._connection is None:
+            self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._connection.settimeout(self._open_wait_s)
+            self._connection.connect(self._path)
+            opened = self._ask(self._hello)
+            if opened is None or "error" in opened.message or request is self._hello:
+                return opened
+            self._connection.settimeout(REPLY_WAIT_S)
+            if self._state is not None:
+                checked = self._ask({"call": "check_state", "state": dict(self._state)})
+                if checked is None or "error" in checked.message:
+                    return checked
+        return self._ask(request)
+
+    def _ask(self, request: Mapping[str, Any]) -> Received | None:
+        assert self._connection is not None
+        send(self._connection, request)
+        return receive(self._connection)
+
+
+def _arrays(received: Received) -> int:
+    if received.descriptor is None:
+        raise EnvironmentFailedError("the data engine sent no memory: this process has too many open files")
+    return received.descriptor

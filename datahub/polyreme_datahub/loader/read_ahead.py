@@ -1,0 +1,199 @@
+"""Packs that threads of the data engine prepare before ranks ask for them.
+
+A request for packs of a step has the same packs of the next steps prepared. Ranks that train on the same packs ask for
+the same ones and get the same memory. The order of samples is the source's: a slow sample delays its own packs, while
+other threads prepare later ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from typing import Self
+
+from polyreme_api.batch import BatchSource
+from polyreme_datahub.loader.engine_wire import SharedArrays, share_batch
+
+STEPS_AHEAD = 3
+"""Steps that are prepared after the newest one that was asked for."""
+STEPS_BEHIND = 2
+"""Steps that are kept before it, for ranks that ask later; an older one is read again."""
+BYTES_MAX = 256 * 2**20
+"""Most bytes of prepared packs; packs that a rank waits for are read even if they alone are larger."""
+ENTRIES_MAX = 1024
+"""Most packs that are prepared or wait to be."""
+READ_THREADS_MAX = 4
+
+Key = tuple[int, int, int]
+"""Step, first pack, count of packs."""
+
+
+@dataclasses.dataclass(slots=True)
+class _Entry:
+    waiting: int = 0
+    """Requests that wait for it."""
+    reading: bool = False
+    packs: SharedArrays | None = None
+    error: Exception | None = None
+
+    @property
+    def is_done(self) -> bool:
+        return self.packs is not None or self.error is not None
+
+
+class ReadAhead:
+    """Prepared packs of one source.
+
+    Args:
+        source: The packs; called from several threads at once.
+        last_step: Nothing is prepared after it.
+        threads: Threads that read.
+        bytes_max: Most bytes of prepared packs.
+        steps_ahead: Steps that are prepared after the newest one that was asked for.
+    """
+
+    def __init__(
+        self,
+        source: BatchSource,
+        *,
+        last_step: int,
+        threads: int,
+        bytes_max: int = BYTES_MAX,
+        steps_ahead: int = STEPS_AHEAD,
+    ) -> None:
+        self._source, self._last_step = source, last_step
+        self._bytes_max, self._steps_ahead = bytes_max, steps_ahead
+        self._entries: dict[Key, _Entry] = {}
+        self._held_bytes = 0
+        self._largest = 0
+        self._changed = threading.Condition()
+        self._closed = False
+        self._threads = [
+            threading.Thread(target=self._work, name=f"packs-{number}", daemon=True) for number in range(threads)
+        ]
+
+    def __enter__(self) -> Self:
+        """Start the threads."""
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the threads after what they read now; prepared packs are dropped."""
+        with self._changed:
+            self._closed = True
+            self._entries.clear()
+            self._held_bytes = 0
+            self._changed.notify_all()
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of prepared packs."""
+        return self._held_bytes
+
+    def get(self, step: int, *, first: int, count: int) -> SharedArrays:
+        """Return packs of a step as soon as they are prepared, and have those of the next steps prepared.
+
+        Raises:
+            PolyremeError: What reading them raised.
+        """
+        key = (step, first, count)
+        ahead = self._steps_like(step)
+        with self._changed:
+            self._forget_before(step - STEPS_BEHIND)
+            entry = self._entries.setdefault(key, _Entry())
+            entry.waiting += 1
+            self._plan(ahead, first, count)
+            self._changed.notify_all()
+            try:
+                self._changed.wait_for(lambda: entry.is_done or self._closed)
+            finally:
+                entry.waiting -= 1
+            self._plan(ahead, first, count)
+            self._changed.notify_all()
+            if entry.error is not None:
+                raise entry.error
+            if entry.packs is None:
+                raise ConnectionResetError("the source was closed")
+            return entry.packs
+
+    def _steps_like(self, step: int) -> list[int]:
+        """Return the next steps that have as many packs, each as long."""
+        source, until = self._source, min(step + self._steps_ahead, self._last_step)
+        like = (source.packs_in(step), source.pack_tokens_in(step))
+        steps = range(step + 1, until + 1)
+        return [after for after in steps if (source.packs_in(after), source.pack_tokens_in(after)) == like]
+
+    def _plan(self, steps: list[int], first: int, count: int) -> None:
+        """Have packs prepared, nearest step first, as far as memory allows."""
+        for step in steps:
+            planned = sum(not entry.is_done for entry in self._entries.values())
+            room = self._held_bytes + (planned + 1) * self._largest <= self._bytes_max
+            if not self._largest or not room or len(self._entries) >= ENTRIES_MAX:
+                return
+            self._entries.setdefault((step, first, count), _Entry())
+
+    def _forget_before(self, step: int) -> None:
+        for key in [key for key, entry in self._entries.items() if key[0] < step and not entry.waiting]:
+            self._drop(key)
+
+    def _drop(self, key: Key) -> None:
+        entry = self._entries.pop(key)
+        self._held_bytes -= entry.packs.size if entry.packs is not None else 0
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._next() is not None)
+                key = self._next()
+                if self._closed or key is None:
+                    return
+                entry = self._entries[key]
+                entry.reading = True
+            self._read(key, entry)
+
+    def _next(self) -> Key | None:
+        """Return what to read next: what is waited for, then the nearest step."""
+        waits = [key for key, entry in self._entries.items() if not entry.reading and not entry.is_done]
+        return min(waits, key=lambda key: (not self._entries[key].waiting, key), default=None)
+
+    def _read(self, key: Key, entry: _Entry) -> None:
+        step, first, count = key
+        packs, error = None, None
+        try:
+            packs = share_batch(self._source.packs(step, first=first, count=count))
+        except Exception as raised:  # noqa: BLE001 - every error belongs to the rank that asks, and none may end the thread
+            error = raised
+        with self._changed:
+            entry.reading = False
+            if self._entries.get(key) is entry:
+                self._keep(key, entry, packs, error)
+            else:
+                # Passed or closed meanwhile.
+                entry.packs, entry.error = packs, error
+            self._changed.notify_all()
+
+    def _keep(self, key: Key, entry: _Entry, packs: SharedArrays | None, error: Exception | None) -> None:
+        if packs is None:
+            if entry.waiting:
+                entry.error = error
+            # The next request reads it again: a store that was away may be back.
+            del self._entries[key]
+            return
+        self._largest = max(self._largest, packs.size)
+        self._make_room(packs.size, step=key[0], passed_only=not entry.waiting)
+        if self._held_bytes + packs.size > self._bytes_max and not entry.waiting:
+            del self._entries[key]
+            return
+        entry.packs = packs
+        self._held_bytes += packs.size
+
+    def _make_room(self, size: int, *, step: int, passed_only: bool) -> None:
+        """Drop packs of earlier steps, oldest first, then of later ones, furthest first, until ``size`` bytes fit."""
+        held = [key for key, entry in self._entries.items() if entry.packs is not None and not entry.waiting]
+        passed = sorted(key for key in held if key[0] < step)
+        later = [] if passed_only else sorted((key for key in held if key[0] >= step), reverse=True)
+        for key in [*passed, *later]:
+            if self._held_bytes + size <= self._bytes_max:
+                return
+            self._drop(key)

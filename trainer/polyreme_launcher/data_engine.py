@@ -61,7 +61,7 @@ class Observation:
 
 @dataclasses.dataclass(slots=True)
 class Watchdog:
-    """Decides when an engine is stuck: someone waits for it, it answers nobody and uses no CPU time."""
+    """Decides when an engine is stuck: a request waits, none is answered, and it uses no CPU time."""
 
     stuck_s: float
     idle_s: float = 0.0

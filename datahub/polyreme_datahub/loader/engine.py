@@ -25,6 +25,7 @@ import numpy as np
 from polyreme_api import environment as names
 from polyreme_api.batch import BatchSource
 from polyreme_api.errors import InvalidConfigError, PolyremeError, RefusedError
+from polyreme_api.exit_codes import ExitCode
 from polyreme_api.job import parse_job
 from polyreme_datahub.loader.engine_wire import SharedArrays, describe_error, receive, send
 from polyreme_datahub.loader.open import open_packs, sleep_really
@@ -221,7 +222,7 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s data engine: %(message)s")
     Engine(open_job(os.environ), bytes_max=bytes_limit(os.environ)).serve(socket.socket(fileno=int(arguments[0])))
-    return 0
+    return int(ExitCode.OK)
 
 
 if __name__ == "__main__":

@@ -140,7 +140,8 @@ class EngineSource:
                 except ConnectionRefusedError as error:
                     self.close()
                     raise EnvironmentFailedError(
-                        "the data engine of this pod died or was stuck too often in this attempt; the pod's log has its errors"
+                        "the data engine of this pod died or was stuck too often in this attempt; "
+                        "the pod's log has its errors"
                     ) from error
                 except (BrokenPipeError, ConnectionResetError):
                     received = None

@@ -1,7 +1,7 @@
 """Messages between the data engine of a pod and its clients: JSON in datagrams, arrays in sealed memory files.
 
 A reply with arrays carries the descriptor of a memory file (memfd), which the client maps privately: nothing is copied,
-and what a client writes into its arrays changes nobody else's. Memory files count to the memory of the pod, need no
+and what a client writes into its arrays stays its own. Memory files count to the memory of the pod, need no
 mounted folder, and are freed by the kernel when the last process that maps them is gone.
 """
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from polyreme_api.batch import PackedBatch, TokenIds
 from polyreme_api.errors import RefusedError
+from polyreme_api.exit_codes import ExitCode
 from polyreme_datahub.loader.engine import Engine, OpenedData, bytes_limit
 from polyreme_datahub.loader.shards import SampleDamagedError
 from polyreme_system.parent_death import end_with_parent
@@ -50,8 +51,8 @@ class NumberedPacks:
         if step == DAMAGED_STEP:
             raise SampleDamagedError(f"stored data is damaged: step {step}")
         if step == HANGING_STEP:
-            time.sleep(3600)  # noqa: TID251 - a store that hangs
-        time.sleep(self._delay_s)  # noqa: TID251 - a slow store
+            time.sleep(3600)
+        time.sleep(self._delay_s)
         with self._lock:
             self.reads[step, first, count] = self.reads.get((step, first, count), 0) + 1
         total = count * TOKENS
@@ -91,7 +92,7 @@ def main(arguments: list[str]) -> int:
         bytes_max=bytes_limit({}),
     )
     engine.serve(socket.socket(fileno=int(arguments[0])))
-    return 0
+    return int(ExitCode.OK)
 
 
 if __name__ == "__main__":

@@ -140,7 +140,7 @@ def test_ranks_that_wait_go_on_with_the_next_engine(pod: Pod) -> None:
     sources = [pod.rank() for _ in range(4)]
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         waiting = [pool.submit(source.packs, 2, first=at, count=1) for at, source in enumerate(sources)]
-        time.sleep(0.2)  # noqa: TID251 - all of them wait inside the engine
+        time.sleep(0.2)
         killed = pod.signal(signal.SIGKILL)
         batches = [one.result(timeout=20) for one in waiting]
     assert pod.engine.pid not in (None, killed)
@@ -172,7 +172,7 @@ def test_engines_that_keep_dying_end_the_rank_and_the_next_attempt_has_a_new_one
     for _ in range(DEATHS_MAX):
         pid = pod.signal(signal.SIGKILL)
         while pod.engine.pid == pid:
-            time.sleep(TICK_S)  # noqa: TID251
+            time.sleep(TICK_S)
     with pytest.raises(EnvironmentFailedError, match="died or was stuck too often in this attempt"):
         source.packs(1, first=0, count=1)
     pod.engine.begin_attempt()
@@ -216,9 +216,9 @@ def test_packs_of_the_next_steps_are_prepared_before_they_are_asked_for() -> Non
     with ReadAhead(packs, last_step=4, threads=1, steps_ahead=3) as ahead:
         ahead.get(1, first=2, count=2)
         ahead.get(2, first=2, count=2)
-        deadline_s = time.monotonic() + 10  # noqa: TID251
-        while len(packs.reads) < 4 and time.monotonic() < deadline_s:  # noqa: TID251
-            time.sleep(0.01)  # noqa: TID251
+        deadline_s = time.monotonic() + 10
+        while len(packs.reads) < 4 and time.monotonic() < deadline_s:
+            time.sleep(0.01)
     assert sorted(packs.reads) == [(step, 2, 2) for step in (1, 2, 3, 4)]
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from polyreme_api.errors import InvalidConfigError
-from polyreme_api.job import TrainingJob, parse_job
+from polyreme_api.job import TrainingJob
+from polyreme_api.job.load import parse_new_job
 from polyreme_api.kinds import KINDS, AnyObject
 from polyreme_api.labels import KIND_JOB
 from polyreme_api.load import parse_object
@@ -18,7 +19,7 @@ def load_job(document: object) -> TrainingJob:
     Raises:
         InvalidConfigError: Naming the field, the value seen and the rule.
     """
-    job = parse_job(document)
+    job = parse_new_job(document)
     plan_for(job.spec)
     return job
 

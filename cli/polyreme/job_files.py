@@ -10,7 +10,8 @@ from typing import Any
 import yaml
 
 from polyreme_api.errors import InvalidConfigError, NotFoundError
-from polyreme_api.job import TrainingJob, parse_job
+from polyreme_api.job import TrainingJob
+from polyreme_api.job.load import parse_new_job
 from polyreme_api.kinds import KINDS, AnyObject
 from polyreme_api.labels import KIND_JOB
 from polyreme_planner.loading import load_job, load_object
@@ -36,7 +37,7 @@ def read_job_unplanned(path: Path) -> TrainingJob:
     Raises:
         InvalidConfigError: As ``read_job``, but for what only a plan shows.
     """
-    return parse_job(the_document(read_documents(path), path))
+    return parse_new_job(the_document(read_documents(path), path))
 
 
 def the_document(documents: Sequence[Any], path: Path) -> Any:

@@ -16,6 +16,19 @@ WEIGHTS = [{"source": "one", "weight": 1}]
 Case = tuple[str, dict[str, Any], tuple[str, ...]]
 
 RULED: list[Case] = [
+    (
+        "TrainingJob",
+        {"spec.workers": {"template": {"spec": {"tolerations": [{"key": "polyreme.dev/health"}]}}}},
+        ("a job may not tolerate taints of polyreme.dev, this toleration has key polyreme.dev/health; name the key",),
+    ),
+    (
+        "TrainingJob",
+        {"spec.workers": {"template": {"spec": {"tolerations": [{"key": "team"}, {"operator": "Exists"}]}}}},
+        (
+            "spec.workers.template.spec.tolerations",
+            "this toleration has no key; name the key of another taint",
+        ),
+    ),
     ("TrainingJob", {"metadata.name": "a" * 41}, ("metadata.name " + "a" * 41, "DNS label of at most 40 characters")),
     ("TrainingJob", {"metadata.name": "a.b"}, ("metadata.name a.b must be a DNS label", "choose another name")),
     ("TrainingJob", {"spec.model": DROP}, ("spec:", "model is required with workers.runtime.mode Launcher; set it")),

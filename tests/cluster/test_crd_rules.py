@@ -10,7 +10,7 @@ from kubernetes import client
 from kubernetes.client import ApiException
 
 from polyreme_api.crd.definitions import DEFINITIONS
-from polyreme_api.crd.rules import OBJECT_RULES, RULES
+from polyreme_api.crd.rules import OBJECT_RULES, RULES, TEMPLATE_RULES
 from tests.cluster.crd_cases import BOUNDED, GPU, ONE, RULED, case_id, thing
 from tests.cluster.kube import api_client, new_namespace
 from tests.unit.api.jobs import job_with
@@ -87,7 +87,9 @@ def test_a_bound_refuses(objects: Any, kind: str, changes: dict[str, Any], words
 
 def test_every_rule_has_a_case(objects: Any) -> None:
     said = "\n".join(refusal(create, objects, thing(kind, changes)) for kind, changes, _ in RULED)
-    for rule in (rule for rules in (*RULES.values(), *OBJECT_RULES.values()) for rule in rules):
+    for rule in (
+        rule for rules in (*RULES.values(), *OBJECT_RULES.values(), *TEMPLATE_RULES.values()) for rule in rules
+    ):
         spoken = ".*".join(re.escape(piece) for piece in re.split(r"\{[^{}]*\}", rule.words))
         assert re.search(spoken, said), rule.words
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from polyreme_api.crd.rules import TEMPLATE_RULES
 from polyreme_api.pod_template import QUANTITY_PATTERN, ROOT, TYPES, FieldType
 
 KEEPS_UNKNOWN = "x-kubernetes-preserve-unknown-fields"
@@ -20,6 +21,11 @@ _SCALARS: dict[str, dict[str, Any]] = {
     "quantity": {**_INT_OR_STRING, "pattern": QUANTITY_PATTERN},
     "object": {"type": "object", KEEPS_UNKNOWN: True},
 }
+_BOUNDS: dict[tuple[str, str], dict[str, Any]] = {
+    ("PodSpec", "tolerations"): {"maxItems": 128},
+    ("Toleration", "key"): {"maxLength": 317},
+}
+"""Bounds of what rules read, by type and field: without them the server refuses the rules as too costly."""
 
 
 def pod_template_schema() -> dict[str, Any]:
@@ -42,5 +48,11 @@ def _schema(kind: FieldType) -> dict[str, Any]:
 
 def _object(name: str) -> dict[str, Any]:
     # A field that is null is absent to Kubernetes.
-    fields = {field: {**_schema(inner), "nullable": True} for field, inner in TYPES[name].items()}
-    return {"type": "object", "properties": fields, KEEPS_UNKNOWN: True}
+    fields = {
+        field: {**_schema(inner), "nullable": True, **_BOUNDS.get((name, field), {})}
+        for field, inner in TYPES[name].items()
+    }
+    schema = {"type": "object", "properties": fields, KEEPS_UNKNOWN: True}
+    if rules := TEMPLATE_RULES.get(name):
+        schema["x-kubernetes-validations"] = [rule.to_object() for rule in rules]
+    return schema

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from polyreme_api.job.model import CAPACITY_FACTOR_MAX
 from polyreme_api.job.spec import LAUNCHER_PARTS
+from polyreme_api.labels import GROUP
 from polyreme_api.metadata import CLUSTER_NAME_CHARACTERS_MAX, DNS_LABEL, JOB_NAME_CHARACTERS_MAX
 from polyreme_api.topology import HOST_LABEL, HOST_NAME
 
@@ -352,6 +353,21 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
 }
 """Rules by the pydantic type whose validators say the same. That changes of the mixture and stages weigh known sources
 is what no rule says: over 1,024 changes, the server's budget does not allow it, and the operator refuses the job."""
+
+
+TEMPLATE_RULES: Mapping[str, tuple[Rule, ...]] = {
+    "Toleration": (
+        Rule(
+            rule=f"has(self.key) && self.key != '' && !self.key.startsWith('{GROUP}/')",
+            words=f"a job may not tolerate taints of {GROUP}, this toleration has "
+            "{has(self.key) ? 'key %s'.format([self.key]) : 'no key'}; "
+            "name the key of another taint, or drop the toleration",
+            plain=f"a job may not tolerate taints of {GROUP}, and a toleration without a key tolerates all; "
+            "name the key of another taint, or drop the toleration",
+        ),
+    ),
+}
+"""Rules by Kubernetes' type in a pod template. They hold for new jobs: the server ignores them for unchanged values."""
 
 
 def _name_rule(characters_max: int, why: str) -> Rule:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from polyreme_api.errors import InvalidConfigError
+from polyreme_api.job.load import parse_new_job
 from polyreme_api.kinds import KINDS
+from polyreme_api.labels import KIND_JOB
 from polyreme_api.load import parse_object
 from polyreme_operator.port import InvalidObjectError, Manifest, ObjectRef
 
@@ -21,7 +23,10 @@ def check(manifest: Manifest) -> None:
     """
     document = {"spec": {}} | {name: manifest[name] for name in _CHECKED if name in manifest}
     try:
-        parse_object(document, KINDS[manifest["kind"]])
+        if manifest["kind"] == KIND_JOB:
+            parse_new_job(document)
+        else:
+            parse_object(document, KINDS[manifest["kind"]])
     except InvalidConfigError as error:
         raise InvalidObjectError(f"{ObjectRef.of(manifest)} is invalid: {error.message}", field=error.field) from error
 

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from polyreme_operator.health.record import HEALTH, PROBATION
+from polyreme_api.labels import GROUP
+from polyreme_operator.health.record import HEALTH
 from polyreme_operator.types.inventory import (
     HOST_LEVEL,
     BoolArray,
@@ -32,6 +33,7 @@ REMEMBERED_MAX = 512
 SLOTS_MAX = np.int64(1_000_000)
 """Bound of workers per node if no resource limits them."""
 REPELLING = frozenset({"NoSchedule", "NoExecute"})
+_OURS = f"{GROUP}/"
 NAME_FIELD = "metadata.name"
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 
@@ -132,12 +134,12 @@ def tolerates(tolerations: Sequence[Mapping[str, Any]], taint: Taint) -> bool:
     """Tell whether a taint is tolerated, by the rules of ``core/v1``; no job tolerates that its node is faulty.
 
     A toleration without a key would otherwise bring a gang back to the node that it has just left, and would accept
-    nodes in probation.
+    nodes in probation: it does not tolerate taints of polyreme.dev.
     """
     if taint.key == HEALTH and taint.effect in REPELLING:
         return False
-    if taint.key == PROBATION:
-        tolerations = [each for each in tolerations if each.get("key") == PROBATION]
+    if taint.key.startswith(_OURS):
+        tolerations = [each for each in tolerations if each.get("key") == taint.key]
     return taint.effect not in REPELLING or any(_matches_taint(toleration, taint) for toleration in tolerations)
 
 

@@ -45,6 +45,7 @@ __all__ = [
     "tolerations_of",
 ]
 _SPECS_KEPT = 1024
+_OWN_KEYS = f"{labels.GROUP}/"
 STAYING = frozenset({"DaemonSet", "Node"})
 """Owners of pods that stay on a node that is emptied."""
 MIRROR = "kubernetes.io/config.mirror"
@@ -415,10 +416,12 @@ def _asked(spec: TrainingJobSpec, text: str) -> _SpecView:
 
 
 def tolerations_of(body: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return a pod template's tolerations plus the one for the operator's own nodes."""
-    given = list(body.get("tolerations") or [])
-    own = {"key": OWNED_TAINT, "operator": "Exists"}
-    return given if own in given else [*given, own]
+    """Return a pod template's tolerations plus the one for the operator's own nodes.
+
+    Tolerations of other taints of polyreme.dev, which older jobs may have, are left out.
+    """
+    given = [each for each in body.get("tolerations") or [] if not (each.get("key") or "").startswith(_OWN_KEYS)]
+    return [*given, {"key": OWNED_TAINT, "operator": "Exists"}]
 
 
 def _worker_requests(spec: TrainingJobSpec, body: Mapping[str, Any]) -> Requests:

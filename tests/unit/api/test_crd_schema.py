@@ -15,7 +15,7 @@ from polyreme_api import queue as queue_types
 from polyreme_api import topology as topology_types
 from polyreme_api.crd.definitions import DEFINITIONS, JOB, MUTABLE, Definition, crd, object_schema
 from polyreme_api.crd.pod_template import KEEPS_UNKNOWN
-from polyreme_api.crd.rules import LIST_KEYS, OBJECT_RULES, RULES, UNFILLED, Rule
+from polyreme_api.crd.rules import LIST_KEYS, OBJECT_RULES, RULES, TEMPLATE_RULES, UNFILLED, Rule
 from polyreme_api.job import TrainingJobSpec, TrainingJobStatus, parse_job
 from polyreme_api.job import data as data_types
 from polyreme_api.job import model as model_types
@@ -227,7 +227,7 @@ def test_every_rule_names_its_fix() -> None:
 
 
 def test_every_rule_across_fields_says_the_value_that_it_saw() -> None:
-    for rules in (*RULES.values(), *OBJECT_RULES.values()):
+    for rules in (*RULES.values(), *OBJECT_RULES.values(), *TEMPLATE_RULES.values()):
         for rule in rules:
             assert ".format([" in rule.to_object()["messageExpression"], rule
 

@@ -146,6 +146,12 @@ def test_the_operators_own_taint_is_tolerated_beside_the_templates() -> None:
         assert created(binding, {"tolerations": [given]}, nodes=OWNED)[0]["tolerations"] == [given, own]
 
 
+def test_other_taints_of_polyreme_are_not_tolerated_for_a_job_that_was_stored_with_such_a_toleration() -> None:
+    given = [{"key": f"polyreme.dev/{name}", "operator": "Exists"} for name in ("health", "probation", "owned")]
+    for binding in ("NodeName", "NodeAffinity", "GangBinder"):
+        assert created(binding, {"tolerations": given}, nodes=OWNED)[0]["tolerations"] == [given[2]]
+
+
 def test_a_pod_is_restricted_where_its_template_says_nothing() -> None:
     spec = created("NodeName", {"containers": [{"name": "a"}, {"name": "b"}], "initContainers": [{"name": "c"}]})[0]
     assert spec["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}

@@ -138,6 +138,13 @@ def test_what_is_kept_for_one_version_is_bounded() -> None:
 
 @pytest.mark.parametrize("toleration", [{"operator": "Exists"}, {"key": "polyreme.dev/health", "operator": "Exists"}])
 def test_no_job_tolerates_that_its_node_is_faulty(toleration: dict[str, str]) -> None:
-    faulty, other = Taint(key="polyreme.dev/health", value="gpu-lost"), Taint(key="polyreme.dev/health-of-others")
+    faulty, other = Taint(key="polyreme.dev/health", value="gpu-lost"), Taint(key="team.example/health")
     assert not tolerated(json.dumps([toleration]), [faulty])
     assert tolerated(json.dumps([toleration]), [other]) == ("key" not in toleration)
+
+
+def test_a_toleration_without_a_key_does_not_cover_taints_of_polyreme() -> None:
+    """Tolerations with such a key are left out where a job is read, but for those that the operator adds."""
+    owned = Taint(key="polyreme.dev/owned")
+    assert not tolerated(json.dumps([{"operator": "Exists"}]), [owned])
+    assert tolerated(json.dumps([{"key": "polyreme.dev/owned", "operator": "Exists"}]), [owned])

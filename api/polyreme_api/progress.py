@@ -90,6 +90,8 @@ class StepRecord(_Record):
     tokens: int = 0
     """Tokens of the step, all ranks, padding included."""
     step_s: float = 0.0
+    data_wait_s: float = 0.0
+    """Part of it in which rank 0 could have begun and waited for its packs."""
     ended_at_s: float = 0.0
     """Wall time of the end [s since the epoch]."""
     ended_steady_s: float = 0.0

@@ -13,7 +13,8 @@ STARTING, TRAINING, LOST, HUNG, STOPPED, FINISHING = "starting", "training", "lo
 KINDS = (STARTING, TRAINING, LOST, HUNG, STOPPED, FINISHING)
 CAUSE_HUNG = "Hung"
 STEPS_NAME = "Retained steps"
-PAUSES_NAME = "Between steps: data, checkpoints, held-out loss"
+DATA_WAIT_NAME = "Steps waiting for data"
+PAUSES_NAME = "Between steps: checkpoints, held-out loss"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +87,9 @@ def time_shares(
         for span in spans:
             if span.kind == TRAINING:
                 steps_s = min(sum(record.step_s for record in kept), span.seconds)
-                sums[STEPS_NAME] += steps_s
+                waits_s = min(sum(record.data_wait_s for record in kept), steps_s)
+                sums[STEPS_NAME] += steps_s - waits_s
+                sums[DATA_WAIT_NAME] += waits_s
                 sums[PAUSES_NAME] += span.seconds - steps_s
             else:
                 sums[_name(span, attempt, is_first=attempt is attempts[0])] += span.seconds

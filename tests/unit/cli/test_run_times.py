@@ -113,6 +113,15 @@ def test_the_parts_add_up_to_the_wall_time_and_their_first_is_the_goodput(clock:
     }
 
 
+def test_time_that_retained_steps_waited_for_data_is_a_part_of_its_own_and_no_goodput() -> None:
+    clock = SteppedClock()
+    waited = [clock.record(1, step, 5 + step).model_copy(update={"data_wait_s": 0.25}) for step in (1, 2)]
+    times = _times_of(waited, clock)
+    shares = {share.name: share.seconds for share in times.shares}
+    assert (shares["Retained steps"], shares["Steps waiting for data"]) == pytest.approx((1.5, 0.5))
+    assert times.goodput == pytest.approx(1.5 / times.wall_s)
+
+
 def test_a_hang_is_called_one_and_not_a_start() -> None:
     times, _ = disturbed(SteppedClock(), "Hung")
     shares = {share.name: share.seconds for share in times.shares}

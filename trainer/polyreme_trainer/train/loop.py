@@ -77,7 +77,10 @@ class Loop:
         begun_s = self.clock.steady_s()
         settings, number = self.settings, self.state.step + 1
         enter(self.state, settings.stage_at(number))
-        microbatches = to_microbatches(self.state, self.reader.take(number), settings)
+        waits_s = self.clock.steady_s()
+        packs = self.reader.take(number)
+        data_wait_s = self.clock.steady_s() - waits_s
+        microbatches = to_microbatches(self.state, packs, settings)
         stop, save = self.requests.stop, self.requests.save
         local = backward(self.state, *microbatches, stop=stop, save=save)
         total = reduce(self.state, local, self.meshes)
@@ -90,7 +93,7 @@ class Loop:
         step_s = self.clock.steady_s() - begun_s
         held_out = self._held_out()
         if routing is not None:
-            self._record(total, rate, routing, step_s=step_s, held_out=held_out)
+            self._record(total, rate, routing, step_s=step_s, data_wait_s=data_wait_s, held_out=held_out)
         return total
 
     def _held_out(self) -> dict[str, float]:
@@ -116,7 +119,14 @@ class Loop:
         return Routing.from_numbers(total.routing_MX).summary(experts_per_token=chosen)
 
     def _record(
-        self, total: GlobalStep, rate: float, routing: Summary, *, step_s: float, held_out: dict[str, float]
+        self,
+        total: GlobalStep,
+        rate: float,
+        routing: Summary,
+        *,
+        step_s: float,
+        data_wait_s: float,
+        held_out: dict[str, float],
     ) -> None:
         record = StepRecord(
             attempt=self.settings.rank.attempt,
@@ -127,6 +137,7 @@ class Loop:
             stage=self.settings.stage_at(self.state.step).name,
             tokens=self.source.packs_in(self.state.step) * self.source.pack_tokens_in(self.state.step),
             step_s=step_s,
+            data_wait_s=data_wait_s,
             held_out=held_out,
             ended_at_s=self.clock.now_s(),
             ended_steady_s=self.clock.steady_s(),

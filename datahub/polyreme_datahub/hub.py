@@ -321,14 +321,16 @@ def read_images(registry_url: str, objects_url: str, references: list[str]) -> d
         ObjectNotFoundError: If one of them was never made.
     """
     from polyreme_api.store import ObjectNotFoundError
-    from polyreme_datahub.index.pictures import digest_of, draw_png
     from polyreme_datahub.lakehouse import Lakehouse
+    from polyreme_datahub.loader.pictures import digest_of, draw_png, place_of
     from polyreme_datahub.objects import open_store
     from polyreme_datahub.registry.results import places_of
 
     digests = {digest_of(reference) for reference in references}
-    with _database(registry_url) as database:
-        places = places_of(database, digests)
+    places = {place.digest: place for reference in references if (place := place_of(reference)) is not None}
+    if older := digests - places.keys():
+        with _database(registry_url) as database:
+            places |= places_of(database, older)
     if missing := sorted(digests - set(places)):
         raise ObjectNotFoundError(f"no artifact {missing[0]} in the registry")
     parts = Lakehouse(open_store(objects_url)).get_parts(places)

@@ -12,6 +12,7 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.store import ObjectExistsError, ObjectNotFoundError
@@ -20,6 +21,7 @@ from polyreme_datahub.errors import IndexDamagedError
 from polyreme_datahub.index.check import can_open, is_whole
 from polyreme_datahub.index.damage import drop_notes, is_noted
 from polyreme_datahub.index.format import parse_plan, plan_key, seal_plan
+from polyreme_datahub.index.succession import IDENTITIES, identities_after
 from polyreme_datahub.job_data import longest_pack, plan_data
 from polyreme_datahub.operations.declare import find_operation
 from polyreme_datahub.operations.encode_text import TokenizeParameters
@@ -162,11 +164,7 @@ class Processing:
         }
 
     def _pinned(self, key: str) -> dict[str, str]:
-        try:
-            plan = parse_plan(self._store.get(key), key)
-        except (ObjectNotFoundError, IndexDamagedError):
-            return {}
-        return dict(plan["references"])
+        return dict(self._plan_before(key).get("references", {}))
 
     def _run(self, recipe: Recipe, shared: Mapping[str, Value]) -> Flow:
         flow = Flow(recipe=recipe, versions=self._versions)
@@ -342,22 +340,31 @@ class Processing:
     def _put_plan(
         self, key: str, job: str, versions: Mapping[str, DatasetVersion], manifests: Mapping[str, str], tokenizer: str
     ) -> None:
-        plan = {
+        before = self._plan_before(key)
+        plan: dict[str, object] = {
             "references": {reference: version.reference for reference, version in versions.items()},
             "manifests": dict(manifests),
             "tokenizer": tokenizer,
         }
+        if identities := identities_after(self._lakehouse, before, manifests):
+            plan[IDENTITIES] = identities
         data = canonical_json(seal_plan(plan))
-        if not job:
+        if not job or before.get("manifests", manifests) != manifests:
+            # Another run over the same job writes the same bytes.
             self._store.put(key, data)
             return
         try:
             self._store.put_if_absent(key, data)
         except ObjectExistsError:
-            try:
-                parse_plan(self._store.get(key), key)
-            except IndexDamagedError:
+            if not self._plan_before(key):
                 self._store.put(key, data)
+
+    def _plan_before(self, key: str) -> Mapping[str, Any]:
+        """Return the job's plan, or nothing where there is none yet, or a damaged one."""
+        try:
+            return parse_plan(self._store.get(key), key)
+        except (ObjectNotFoundError, IndexDamagedError):
+            return {}
 
 
 def resolve(database: Database, reference: str, *, now_s: float) -> DatasetVersion:

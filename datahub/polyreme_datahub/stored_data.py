@@ -73,7 +73,8 @@ def _missing(store: ObjectStore, digest: str, *, shards: bool) -> list[str]:
         manifest = Manifest.from_bytes(read_blob(store, digest))
     except IndexDamagedError:
         return [blob_key(digest)]
-    sizes = {blob_key(shard.digest): shard.size_bytes for shard in manifest.shards if shards}
+    stored = {shard.digest: shard.size_bytes for shard in manifest.shards} | manifest.sample_shards
+    sizes = {blob_key(digest): size_bytes for digest, size_bytes in stored.items() if shards}
     with ThreadPoolExecutor(LOOKS_MAX) as threads:
         seen = dict(zip(sizes, threads.map(lambda key: _size(store, key), sizes), strict=True))
     return [key for key, size in sizes.items() if seen[key] != size]

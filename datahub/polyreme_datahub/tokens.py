@@ -25,6 +25,8 @@ PHRASES_VOCABULARY_MAX = 4096
 """Up to this vocabulary merges cross spaces, so that a recurring question is one token; above, words are the bound."""
 WORDS = r"[^\s\p{N}]+|\p{N}|\s+"
 TOKEN_CHARACTERS_MAX = 64
+REMEMBERED_MAX, REMEMBERED_CHARACTERS_MAX = 16_384, 256
+"""Texts whose tokens one process remembers, such as a question that recurs, and the longest of them."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,12 +92,14 @@ class TextTokenizer:
         return int(self._tokenizer.get_vocab_size())
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Encode text; the newest texts are remembered."""
+        """Encode text; the newest short texts are remembered."""
         found = self._known.get(text)
         if found is None:
-            if len(self._known) >= 65_536:
-                self._known.clear()
-            found = self._known[text] = tuple(self._tokenizer.encode(text).ids)
+            found = tuple(self._tokenizer.encode(text).ids)
+            if len(text) <= REMEMBERED_CHARACTERS_MAX:
+                if len(self._known) >= REMEMBERED_MAX:
+                    self._known.clear()
+                self._known[text] = found
         return found
 
     def decode(self, tokens: Sequence[int]) -> str:

@@ -19,17 +19,19 @@ pytestmark = [pytest.mark.slow, pytest.mark.parallel]
 DATA_DAMAGED = 8
 
 
-def shards(home: PolyremeHome) -> list[Path]:
-    """Shards of the only index."""
+def shards(home: PolyremeHome) -> tuple[Path, Path]:
+    """The only shard of the only index, and its sample shard."""
     objects = Home(path=home.path).path / "data" / "objects"
     plan = json.loads(next((objects / "plans").iterdir()).read_bytes())
     (digest,) = set(plan["manifests"].values())
     manifest = json.loads((objects / blob_key(digest)).read_bytes())
-    return [objects / blob_key(shard["digest"]) for shard in manifest["shards"]]
+    (shard,) = manifest["shards"]
+    (samples,) = shard["samples"]
+    return objects / blob_key(shard["digest"]), objects / blob_key(samples["digest"])
 
 
 def garble(path: Path) -> None:
-    """Flip every byte, in the file as it lies: who has mapped it sees it."""
+    """Flip every byte, in the file as it lies: who has it open sees it."""
     with path.open("r+b") as file:
         data = file.read()
         file.seek(0)
@@ -43,8 +45,8 @@ def test_damage_stops_the_run_before_it_is_trained_on_and_the_same_command_mends
     job = home.write_job("damaged")
     serving = home.start(job)
     serving.trained(attempt=1, steps=draw.randrange(CHECKPOINT_EVERY + 1, STEPS // 2))
-    (shard,) = shards(home)
-    garble(shard)
+    _, samples = shards(home)
+    garble(samples)
     ended = serving.end()
     assert ended.code == DATA_DAMAGED, ended.said
     assert ended.item["attempts"] == 1
@@ -73,11 +75,12 @@ def test_a_killed_data_worker_is_started_again_and_data_that_is_gone_is_made_aga
     for worker in data_workers(serving):
         unless_gone(lambda: worker.send_signal(signal.SIGKILL))  # noqa: B023
     with serving.held(attempt=1, steps=CHECKPOINT_EVERY + 1):
-        (shard,) = shards(home)
-        shard.unlink()
+        stored = shards(home)
+        for path in stored:
+            path.unlink()
         for plan in (tmp_path / "data" / "objects" / "plans").iterdir():
             plan.unlink()
-        serving.until(shard.exists, "the shard is created again")
+        serving.until(lambda: all(path.exists() for path in stored), "the shards are created again")
         serving.kill_rank(1)
     ended = serving.end()
     home.close()

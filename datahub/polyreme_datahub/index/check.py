@@ -7,7 +7,7 @@ import numpy as np
 from polyreme_api.store import ObjectNotFoundError, ObjectStore
 from polyreme_datahub.digests import blob_key
 from polyreme_datahub.errors import IndexDamagedError
-from polyreme_datahub.index.format import ARRAYS, CONTENT, Manifest, Shard, structure_of
+from polyreme_datahub.index.format import ARRAYS, Manifest, Shard, structure_of
 from polyreme_datahub.lakehouse import Lakehouse
 
 
@@ -19,21 +19,25 @@ def can_open(store: ObjectStore, digest: str) -> bool:
     """
     try:
         manifest = Manifest.from_bytes(Lakehouse(store).get_blob(digest))
-        return all(_is_sound(store, shard) for shard in manifest.shards)
+        samples = manifest.sample_shards.items()
+        return all(_is_sound(store, shard) for shard in manifest.shards) and all(
+            _has_size(store, digest, size_bytes) for digest, size_bytes in samples
+        )
     except (ObjectNotFoundError, IndexDamagedError):
         return False
 
 
 def is_whole(store: ObjectStore, digest: str) -> bool:
-    """Tell whether manifest and shards have the digests that name them; reads all of it.
+    """Tell whether manifest, shards and sample shards have the digests that name them; reads all of it.
 
     Raises:
         StoreFailedError: If the store stays away.
     """
     lakehouse = Lakehouse(store)
     try:
-        for shard in Manifest.from_bytes(lakehouse.get_blob(digest)).shards:
-            lakehouse.get_blob(shard.digest)
+        manifest = Manifest.from_bytes(lakehouse.get_blob(digest))
+        for stored in (*(shard.digest for shard in manifest.shards), *manifest.sample_shards):
+            lakehouse.get_blob(stored)
     except (ObjectNotFoundError, IndexDamagedError):
         return False
     return True
@@ -41,13 +45,15 @@ def is_whole(store: ObjectStore, digest: str) -> bool:
 
 def _is_sound(store: ObjectStore, shard: Shard) -> bool:
     key = blob_key(shard.digest)
-    if len(store.get_range(key, start=shard.size_bytes - 1, length=2)) != 1:
+    if not _has_size(store, shard.digest, shard.size_bytes):
         return False
     arrays = {}
     for place in shard.arrays:
-        if place.name in CONTENT:
-            continue
         kind = np.dtype(ARRAYS[place.name])
         length = int(np.prod(place.shape, dtype=np.int64)) * kind.itemsize
         arrays[place.name] = np.frombuffer(store.get_range(key, start=place.start, length=length), dtype=kind)
     return structure_of(arrays) == shard.structure
+
+
+def _has_size(store: ObjectStore, digest: str, size_bytes: int) -> bool:
+    return len(store.get_range(blob_key(digest), start=size_bytes - 1, length=2)) == 1

@@ -1,7 +1,8 @@
-"""The form of an index: a manifest (JSON) and shards (arrays end to end, each aligned), all content-addressed.
+"""The form of a plan index: a manifest (JSON) and shards (arrays end to end, each aligned), all content-addressed.
 
-Only NumPy and the standard library: ranks read it. Shape suffixes: S = samples of a shard, T = tokens, P = patches, I
-= images.
+It holds what packing, the order and reports need: lengths in tokens, grids of images, names, details, and where the
+encoded bytes of each sample lie. These lie in sample shards (plain tar files), and become a document when a rank needs
+it. Only NumPy and the standard library: ranks read it. Shape suffixes: S = samples of a shard, I = images.
 """
 
 from __future__ import annotations
@@ -18,26 +19,26 @@ import numpy.typing as npt
 from polyreme_datahub.digests import digest_value
 from polyreme_datahub.errors import IndexDamagedError
 
-FORMAT = 2
+FORMAT = 3
 ALIGN_BYTES = 64
+DIGEST_BYTES = 32
 ARRAYS: Mapping[str, str] = {
-    "tokens_T": "<u4",
-    "learned_T": "|u1",
-    "token_offsets": "<i8",
+    "token_counts": "<i4",
     "prompt_tokens": "<i4",
-    "patches_P": "|u1",
-    "patch_offsets": "<i8",
+    "token_checks": "<u4",
     "grids_I2": "<i4",
     "image_offsets": "<i8",
-    "checksums": "<u4",
+    "places": "<i4",
+    "starts": "<i8",
+    "sizes": "<i8",
+    "digests": "|u1",
     "ids": "|u1",
     "id_offsets": "<i8",
     "details": "|u1",
     "detail_offsets": "<i8",
 }
-"""Name and type of each array of a shard. Offsets have one entry more than there are samples."""
-CONTENT = frozenset({"tokens_T", "learned_T", "patches_P"})
-"""Held by a checksum a sample, so that damage costs one sample; the other arrays by one checksum a shard."""
+"""Name and type of each array of a shard. Offsets have one entry more than there are samples. ``places`` counts the
+shard's sample shards, ``starts`` and ``sizes`` are bytes in them, ``digests`` is [S, DIGEST_BYTES]: sha256."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,14 @@ class ArrayPlace:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SampleShard:
+    """A tar file with the encoded bytes of samples."""
+
+    digest: str
+    size_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
     """Some samples in a row."""
 
@@ -57,8 +66,10 @@ class Shard:
     count: int
     size_bytes: int
     structure: int
-    """Checksum of all that is not content: where samples begin, what they are called, the grids of their images."""
+    """Checksum of all arrays."""
     arrays: tuple[ArrayPlace, ...]
+    samples: tuple[SampleShard, ...]
+    """Where the encoded bytes of its samples lie."""
 
     @classmethod
     def from_value(cls, value: Mapping[str, Any]) -> Shard:
@@ -67,7 +78,8 @@ class Shard:
             ArrayPlace(name=place["name"], start=place["start"], shape=tuple(place["shape"]))
             for place in value["arrays"]
         )
-        return cls(**{**value, "arrays": arrays})
+        samples = tuple(SampleShard(**shard) for shard in value["samples"])
+        return cls(**{**value, "arrays": arrays, "samples": samples})
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,12 +96,15 @@ class Manifest:
     """``media``, ``end`` and ``pad``."""
     patch_px: int
     merge: int
-    channels: int
-    """1 when every page is gray: the loader repeats it."""
     sequence_tokens: int
     samples: int
     tokens: int
     shards: tuple[Shard, ...]
+
+    @property
+    def sample_shards(self) -> dict[str, int]:
+        """Digests and sizes of the tar files with its samples, in order."""
+        return {of.digest: of.size_bytes for shard in self.shards for of in shard.samples}
 
     def to_bytes(self) -> bytes:
         """Write the manifest in its one canonical form."""
@@ -104,10 +119,18 @@ class Manifest:
             IndexDamagedError: If it is of another format.
         """
         value: dict[str, Any] = json.loads(data)
-        if value.pop("format", None) != FORMAT:
-            raise IndexDamagedError(f"index has another format version, expected {FORMAT}")
+        if (found := value.pop("format", None)) != FORMAT:
+            raise IndexDamagedError(
+                f"index has format {found}, this version reads {FORMAT}: process the job's data again with the command "
+                "that started it"
+            )
         shards = tuple(Shard.from_value(shard) for shard in value.pop("shards"))
         return cls(**value, shards=shards)
+
+
+def special_tokens(data: bytes) -> dict[str, int]:
+    """Return the special tokens that a manifest names; every format has them in the same place."""
+    return dict(json.loads(data)["token_ids"])
 
 
 def lay_out(arrays: Mapping[str, npt.NDArray[Any]]) -> tuple[bytes, tuple[ArrayPlace, ...]]:
@@ -122,14 +145,14 @@ def lay_out(arrays: Mapping[str, npt.NDArray[Any]]) -> tuple[bytes, tuple[ArrayP
     return b"".join(parts), tuple(places)
 
 
-def checksum(tokens: npt.NDArray[Any], learned: npt.NDArray[Any], patches: npt.NDArray[Any]) -> int:
-    """Checksum of all that a sample trains on."""
-    return _crc32([tokens, learned, patches])
+def check_of(tokens_T: npt.NDArray[Any], learned_T: npt.NDArray[Any]) -> int:
+    """Checksum of a sample's tokens (uint32) and which of them are learned (uint8)."""
+    return _crc32([tokens_T, learned_T])
 
 
 def structure_of(arrays: Mapping[str, npt.NDArray[Any]]) -> int:
-    """Checksum of a shard's arrays that are not content."""
-    return _crc32([np.ascontiguousarray(arrays[name], dtype=ARRAYS[name]) for name in ARRAYS if name not in CONTENT])
+    """Checksum of a shard's arrays."""
+    return _crc32([np.ascontiguousarray(arrays[name], dtype=ARRAYS[name]) for name in ARRAYS])
 
 
 def _crc32(parts: Iterable[npt.NDArray[Any]]) -> int:

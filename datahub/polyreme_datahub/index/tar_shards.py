@@ -87,16 +87,16 @@ def write_samples(
         StoreFailedError: If the store stays away.
     """
     rows = _Rows(columns)
-    shard = _Shard()
+    shard = ShardBuilder()
     previous = b""
     for sample in samples:
         key = _checked_key(sample.key, previous)
         previous = key
-        members = _members(sample)
-        size_bytes = sum(len(header) + _padded(len(data)) for _, header, data in members)
+        members = members_of(sample)
+        size_bytes = size_of(members)
         if shard.keys and shard.size_bytes + size_bytes > shard_bytes_max:
             rows.close(shard.store(lakehouse))
-            shard = _Shard()
+            shard = ShardBuilder()
         rows.add(sample, shard.add(sample.key, members))
     if shard.keys:
         rows.close(shard.store(lakehouse))
@@ -108,7 +108,7 @@ def member_name(key: str, extension: str) -> str:
     return f"{quote(key, safe='').replace('.', '%2E')}.{extension}"
 
 
-class _Shard:
+class ShardBuilder:
     """One shard as it is filled."""
 
     def __init__(self) -> None:
@@ -132,13 +132,16 @@ class _Shard:
         self.keys += 1
         return begin, self.size_bytes - begin, seen.hexdigest()
 
+    def store_plain(self, lakehouse: Lakehouse) -> tuple[str, int]:
+        """Store the shard alone; return its digest and size."""
+        self._archive.write(_END)
+        return lakehouse.put_blob(self._archive.getvalue()), self.size_bytes + len(_END)
+
     def store(self, lakehouse: Lakehouse) -> TarShard:
         """Store the shard, then its side index."""
         import pyarrow
 
-        self._archive.write(_END)
-        digest = lakehouse.put_blob(self._archive.getvalue())
-        size_bytes = self.size_bytes + len(_END)
+        digest, size_bytes = self.store_plain(lakehouse)
         texts, numbers = pyarrow.string(), pyarrow.int64()
         types = {"key": texts, "member": texts, "offset": numbers, "length": numbers, "sha256": texts}
         sink = io.BytesIO()
@@ -219,7 +222,12 @@ def parquet_writer(sink: io.BytesIO, schema: pyarrow.Schema) -> Any:
     )
 
 
-def _members(sample: SampleFiles) -> list[tuple[str, bytes, bytes]]:
+def size_of(members: Iterable[tuple[str, bytes, bytes]]) -> int:
+    """Bytes that a sample takes in a shard."""
+    return sum(len(header) + _padded(len(data)) for _, header, data in members)
+
+
+def members_of(sample: SampleFiles) -> list[tuple[str, bytes, bytes]]:
     """Return name, tar header and bytes of a sample's files, by extension."""
     if not sample.files:
         raise InvalidConfigError(f"sample {sample.key!r} has no files", field="files")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,10 +13,12 @@ from polyreme_api.batch import EvaluationSample, PackedBatch
 from polyreme_api.store import ObjectStore
 from polyreme_datahub.index.damage import note_damage
 from polyreme_datahub.loader.packing import pack
-from polyreme_datahub.loader.shards import MappedIndex, SampleDamagedError, StoredSample
-from polyreme_datahub.loader.source import CHANNELS, assemble, colored, cut
+from polyreme_datahub.loader.sample_reader import StoredSample
+from polyreme_datahub.loader.shards import MappedIndex, SampleDamagedError
+from polyreme_datahub.loader.source import CHANNELS, assemble, cut
 from polyreme_datahub.loader.text import TokenText
 
+_Read = TypeVar("_Read")
 _log = logging.getLogger(__name__)
 
 
@@ -72,13 +75,11 @@ class HeldOutSource:
             sample_id=source.sample_id(sample),
             set_name=self._names[at],
             prompt_tokens=prompt_T.tolist(),
-            patches_PC=colored(
-                stored.patches_P[: int(grids[:images].prod(axis=1).sum())], channels=source.manifest.channels
-            ),
+            patches_PC=stored.patches_P[: int(grids[:images].prod(axis=1).sum())],
             grids_I2=grids[:images],
             question=details["question"],
             expected=details["expected"],
-            image_digest=details["pages"][0] if details["pages"] else "",
+            image_digest=source.image_reference(sample),
         )
 
     @property
@@ -105,7 +106,7 @@ class HeldOutSource:
 
     def _is_whole(self, index: MappedIndex, sample: int, *, placeholders: bool) -> bool:
         try:
-            self._read(index, sample)
+            self._noting(index, sample, index.encoded)
         except SampleDamagedError as error:
             if not placeholders:
                 raise
@@ -114,8 +115,11 @@ class HeldOutSource:
         return True
 
     def _read(self, index: MappedIndex, sample: int) -> StoredSample:
+        return self._noting(index, sample, index.read)
+
+    def _noting(self, index: MappedIndex, sample: int, read: Callable[[int], _Read]) -> _Read:
         try:
-            return index.read(sample)
+            return read(sample)
         except SampleDamagedError as error:
             note_damage(self._store, index.digest, error.message, ordinal=sample, sample_id=index.sample_id(sample))
             raise

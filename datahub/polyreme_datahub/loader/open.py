@@ -17,7 +17,8 @@ from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.store import ObjectNotFoundError, ObjectStore
 from polyreme_datahub.errors import IndexDamagedError
 from polyreme_datahub.index.damage import note_damage
-from polyreme_datahub.index.format import Manifest, parse_plan, plan_key
+from polyreme_datahub.index.format import parse_plan, plan_key, special_tokens
+from polyreme_datahub.index.succession import identity_of
 from polyreme_datahub.job_data import longest_pack, plan_data
 from polyreme_datahub.loader.blob_files import BlobFiles, blob_files, read_blob
 from polyreme_datahub.loader.evaluation import HeldOutSource
@@ -25,6 +26,7 @@ from polyreme_datahub.loader.order import ORDER_VERSION, WINDOW_PACKS, OrderPlan
 from polyreme_datahub.loader.shards import MappedIndex
 from polyreme_datahub.loader.source import PackedSource
 from polyreme_datahub.objects import open_store
+from polyreme_datahub.operations.values import Blob
 from polyreme_planner.curriculum import mixture_changes, packs_of_stages
 
 POLL_S = 0.2
@@ -38,7 +40,8 @@ def open_packs(objects_url: str, spec: TrainingJobSpec, *, job: str, wait_s: flo
     plan = _plan(store, spec, job, wait_s=wait_s, sleep=sleep)
     names = tuple(source.name for source in spec.data.sources)
     digests = [plan["manifests"][source.dataset] for source in spec.data.sources]
-    indexes = [_mapped(store, blobs, digest) for digest in digests]
+    tokenizer = Blob(_tokenizer(store, blobs, plan["tokenizer"]), digest=plan["tokenizer"])
+    indexes = [_mapped(store, blobs, digest, tokenizer) for digest in digests]
     order = OrderPlan(
         seed=spec.data.seed,
         names=names,
@@ -47,7 +50,8 @@ def open_packs(objects_url: str, spec: TrainingJobSpec, *, job: str, wait_s: flo
         packs_per_step=spec.training.packs_per_step,
         pack_tokens=spec.data.sequence_tokens,
     )
-    facts = [names, digests, spec.data.seed, [[s.first_step, s.weights] for s in order.segments]]
+    identities = [identity_of(plan, source.dataset) for source in spec.data.sources]
+    facts = [names, identities, spec.data.seed, [[s.first_step, s.weights] for s in order.segments]]
     facts += [order.packs_per_step, order.pack_tokens, ORDER_VERSION, WINDOW_PACKS]
     packed = [[order.packs_in(segment), order.tokens_in(segment)] for segment in order.segments]
     if packed != [[order.packs_per_step, order.pack_tokens]] * len(packed):
@@ -66,12 +70,13 @@ def open_held_out(
     store, blobs = open_store(objects_url), blob_files(objects_url)
     plan = _plan(store, spec, job, wait_s=wait_s, sleep=sleep)
     sets = spec.evaluation.sets
+    tokenizer = Blob(_tokenizer(store, blobs, plan["tokenizer"]), digest=plan["tokenizer"])
     return HeldOutSource(
         [part.name for part in sets],
-        [_mapped(store, blobs, plan["manifests"][part.dataset]) for part in sets],
+        [_mapped(store, blobs, plan["manifests"][part.dataset], tokenizer) for part in sets],
         samples_max=spec.evaluation.samples_max,
         pack_tokens=longest_pack(spec),
-        tokenizer=_tokenizer(store, blobs, plan["tokenizer"]),
+        tokenizer=tokenizer.data,
         store=store,
         placeholders=spec.data.on_damage == "Placeholder",
     )
@@ -89,7 +94,7 @@ def open_token_ids(objects_url: str, spec: TrainingJobSpec, *, job: str) -> Toke
     store = open_store(objects_url)
     plan = _plan(store, spec, job, wait_s=0.0, sleep=sleep_really)
     manifest = read_blob(store, plan["manifests"][spec.data.sources[0].dataset])
-    return TokenIds(**Manifest.from_bytes(manifest).token_ids)
+    return TokenIds(**special_tokens(manifest))
 
 
 def segments_of(spec: TrainingJobSpec) -> tuple[Segment, ...]:
@@ -115,10 +120,10 @@ def segments_of(spec: TrainingJobSpec) -> tuple[Segment, ...]:
     return tuple(segments)
 
 
-def _mapped(store: ObjectStore, blobs: BlobFiles, digest: str) -> MappedIndex:
+def _mapped(store: ObjectStore, blobs: BlobFiles, digest: str, tokenizer: Blob) -> MappedIndex:
     """Map an index; a damaged one is noted, so that the next processing makes it again."""
     try:
-        return MappedIndex(blobs, digest)
+        return MappedIndex(blobs, digest, tokenizer=tokenizer)
     except IndexDamagedError as error:
         note_damage(store, digest, error.message)
         raise

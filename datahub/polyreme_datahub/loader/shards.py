@@ -1,13 +1,14 @@
-"""Reads an index by memory map: one open file per shard, arrays as views of it.
+"""Reads a plan index by memory map, and samples by ranges of their shards.
 
-Nothing that a rank trains on is used unchecked. Offsets, grids, names and checksums are copied out of the map when it
-is opened, then checked; a sample's tokens and patches are copied at each read, then checked. So bytes that change on
-disk while a run trains are found where they are read. A local copy that changed is fetched again, and read once more.
+Nothing that a rank trains on is used unchecked. The arrays of the index are copied out of the map when it is opened,
+then checked; a sample's encoded bytes are checked against their digest at each read. So bytes that change on disk while
+a run trains are found where they are read. A local copy that changed is fetched again, and read once more. Whether a
+sample is damaged is decided by bytes that were read: a failure to read them is an error of the environment.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import hashlib
 import json
 import mmap
 from collections.abc import Mapping
@@ -17,46 +18,51 @@ import numpy as np
 import numpy.typing as npt
 
 from polyreme_datahub.digests import blob_key
-from polyreme_datahub.errors import IndexDamagedError
-from polyreme_datahub.index.format import ARRAYS, CONTENT, Manifest, Shard, checksum, structure_of
+from polyreme_datahub.errors import BadRecordError, IndexDamagedError
+from polyreme_datahub.index.format import ARRAYS, Manifest, Shard, check_of, structure_of
 from polyreme_datahub.loader.blob_files import BlobFiles
+from polyreme_datahub.loader.pictures import sample_reference
+from polyreme_datahub.loader.sample_reader import SampleReader, StoredSample
+from polyreme_datahub.loader.shard_files import ShardFiles
+from polyreme_datahub.operations.values import Blob
 
 Arrays = Mapping[str, npt.NDArray[Any]]
-_MAPPED = CONTENT | {"details"}
-"""Arrays that stay in the map: too large to copy. Details are read once, right after the shard was checked."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class StoredSample:
-    """The bytes of one sample, checked."""
-
-    tokens_T: npt.NDArray[np.uint32]
-    learned_T: npt.NDArray[np.uint8]
-    patches_P: npt.NDArray[np.uint8]
-    """[P, channels * side * side]."""
-    grids_I2: npt.NDArray[np.int32]
+_MAPPED = frozenset({"details"})
+"""Stays in the map: too large to copy. Details are read once, right after the shard was checked."""
 
 
 class SampleDamagedError(IndexDamagedError):
-    """The stored bytes of one sample do not fit their checksum."""
+    """The stored bytes of one sample do not fit their digest, or can't be decoded."""
 
 
 class MappedIndex:
-    """The samples of one index, by their place in it."""
+    """The samples of one index, by their place in it.
 
-    def __init__(self, blobs: BlobFiles, digest: str) -> None:
+    Args:
+        blobs: Gives the files of the index and of its sample shards.
+        digest: Of its manifest.
+        tokenizer: Of the plan.
+
+    Raises:
+        IndexDamagedError: If bytes are missing or damaged, or the index was made with another tokenizer.
+    """
+
+    def __init__(self, blobs: BlobFiles, digest: str, *, tokenizer: Blob) -> None:
         self.digest = digest
         self._blobs = blobs
         self.manifest = Manifest.from_bytes(blobs.read(digest))
+        if tokenizer.digest != self.manifest.tokenizer:
+            raise IndexDamagedError(
+                f"index {digest} was made with tokenizer {self.manifest.tokenizer}, its plan names {tokenizer.digest}"
+            )
         blobs.prepare({shard.digest: shard.size_bytes for shard in self.manifest.shards})
         self._shards = [_mapped(blobs, shard) for shard in self.manifest.shards]
         counts = [shard.count for shard in self.manifest.shards]
         self._firsts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
-        self.lengths: npt.NDArray[np.int64] = (
-            np.concatenate([np.diff(arrays["token_offsets"]) for arrays in self._shards])
-            if self._shards
-            else np.zeros(0, dtype=np.int64)
-        )
+        counted = [np.zeros(0, dtype=np.int64), *(arrays["token_counts"] for arrays in self._shards)]
+        self.lengths: npt.NDArray[np.int64] = np.concatenate(counted).astype(np.int64)
+        self._files = ShardFiles(blobs, self.manifest.sample_shards)
+        self._reader = SampleReader(patch_px=self.manifest.patch_px, merge=self.manifest.merge, tokenizer=tokenizer)
 
     def __len__(self) -> int:
         """Count of samples."""
@@ -68,47 +74,70 @@ class MappedIndex:
         return bytes(_cut(arrays, "ids", "id_offsets", at)).decode()
 
     def details(self, sample: int) -> dict[str, Any]:
-        """Return question, expected answer, pages and boxes."""
+        """Return question, expected answer and boxes."""
         arrays, at = self._place(sample)
         value: dict[str, Any] = json.loads(bytes(_cut(arrays, "details", "detail_offsets", at)))
         return value
 
     def read(self, sample: int) -> StoredSample:
-        """Copy a sample out of the map.
+        """Make a sample of its encoded bytes; several threads may.
 
         Raises:
-            SampleDamagedError: If its bytes do not fit their checksum.
+            SampleDamagedError: If its bytes do not fit their digest, or can't be decoded.
+            IndexDamagedError: If its shard is missing, or its text is encoded to other tokens than in processing.
+            EnvironmentFailedError: If its bytes can't be read.
         """
-        stored, seen = self._copy(sample)
-        if seen is not None and self._fetch_again(sample):
-            stored, seen = self._copy(sample)
-        if seen is not None:
-            arrays, at = self._place(sample)
-            shard = self.manifest.shards[self._shard_of(sample)]
-            raise SampleDamagedError(
-                f"stored data is damaged: sample {self.sample_id(sample)} of {self.manifest.name}@"
-                f"{self.manifest.number} in {blob_key(shard.digest)} has checksum {seen:08x}, "
-                f"its index expects {int(arrays['checksums'][at]):08x}"
+        data = self.encoded(sample)
+        try:
+            stored = self._reader.read(data, self.grids(sample))
+        except BadRecordError as error:
+            raise SampleDamagedError(f"stored data can't be decoded: {self._name(sample)}: {error.message}") from error
+        arrays, at = self._place(sample)
+        if check_of(stored.tokens_T, stored.learned_T) != int(arrays["token_checks"][at]):
+            raise IndexDamagedError(
+                f"{self._name(sample)} is encoded to other tokens than when it was processed: this release's tokenizer "
+                "differs; process the job's data again"
             )
         return stored
 
-    def _copy(self, sample: int) -> tuple[StoredSample, int | None]:
-        """Copy a sample out of the map; give its checksum too, where it is another than the index has."""
-        arrays, at = self._place(sample)
-        tokens = _cut(arrays, "tokens_T", "token_offsets", at).copy()
-        learned = _cut(arrays, "learned_T", "token_offsets", at).copy()
-        patches = _cut(arrays, "patches_P", "patch_offsets", at).copy()
-        seen = checksum(tokens, learned, patches)
-        stored = StoredSample(tokens_T=tokens, learned_T=learned, patches_P=patches, grids_I2=self.grids(sample))
-        return stored, None if seen == int(arrays["checksums"][at]) else seen
+    def encoded(self, sample: int) -> bytes:
+        """Return a sample's encoded bytes, checked.
 
-    def _fetch_again(self, sample: int) -> bool:
-        """Map a fresh copy of the shard that holds a sample; return False where the file is no copy."""
-        shard = self._shard_of(sample)
-        if not self._blobs.fetch_again(self.manifest.shards[shard].digest):
-            return False
-        self._shards[shard] = _mapped(self._blobs, self.manifest.shards[shard])
-        return True
+        Raises:
+            SampleDamagedError: If they do not fit their digest.
+            IndexDamagedError: If its shard is missing.
+            EnvironmentFailedError: If they can't be read.
+        """
+        shard, start, size, wanted = self._range(sample)
+        data = self._files.read(shard, start=start, size=size)
+        seen = hashlib.sha256(data).hexdigest()
+        if seen != wanted and self._files.fetch_again(shard):
+            data = self._files.read(shard, start=start, size=size)
+            seen = hashlib.sha256(data).hexdigest()
+        if seen != wanted:
+            raise SampleDamagedError(
+                f"stored data is damaged: {self._name(sample)} has digest {seen[:16]}, its index expects {wanted[:16]}"
+            )
+        return data
+
+    def image_reference(self, sample: int) -> str:
+        """Name the first image of a sample, as it is trained on; empty where there is none."""
+        grids_I2 = self.grids(sample)
+        if not len(grids_I2):
+            return ""
+        height, width = (int(side) * self.manifest.patch_px for side in grids_I2[0])
+        return sample_reference(*self._range(sample), image=0, height=height, width=width)
+
+    def _range(self, sample: int) -> tuple[str, int, int, str]:
+        """Return the sample shard, the start, the size and the digest of a sample's bytes."""
+        arrays, at = self._place(sample)
+        shard = self.manifest.shards[self._shard_of(sample)].samples[int(arrays["places"][at])]
+        return shard.digest, int(arrays["starts"][at]), int(arrays["sizes"][at]), arrays["digests"][at].tobytes().hex()
+
+    def _name(self, sample: int) -> str:
+        shard = self._range(sample)[0]
+        manifest = self.manifest
+        return f"sample {self.sample_id(sample)} of {manifest.name}@{manifest.number} in {blob_key(shard)}"
 
     def prompt_tokens(self, sample: int) -> int:
         """Count the tokens before the last answer."""

@@ -1,6 +1,6 @@
-"""Packs for the trainer: cuts samples out of mapped indexes, shifts targets within each document.
+"""Packs for the trainer: makes documents of encoded samples, shifts targets within each document.
 
-A sample whose bytes no longer fit their checksum stops the rank, or, with ``data.onDamage: Placeholder``, is replaced
+A sample whose bytes no longer fit their digest stops the rank, or, with ``data.onDamage: Placeholder``, is replaced
 by a placeholder of the same length: pad tokens, no target, no patches. Every rank then keeps the same order. Shape
 suffixes as in ``polyreme_api.batch``.
 """
@@ -23,7 +23,8 @@ from polyreme_api.errors import RefusedError
 from polyreme_api.store import ObjectStore
 from polyreme_datahub.index.damage import note_damage
 from polyreme_datahub.loader.order import Order, OrderPlan, Slot
-from polyreme_datahub.loader.shards import MappedIndex, SampleDamagedError, StoredSample
+from polyreme_datahub.loader.sample_reader import StoredSample
+from polyreme_datahub.loader.shards import MappedIndex, SampleDamagedError
 
 CHANNELS = 3
 PATCH_CACHE_BYTES_MAX = 64 * 2**20
@@ -98,7 +99,7 @@ class PackedSource:
         """Return packs ``first .. first + count`` of ``step`` (steps count from 1).
 
         Raises:
-            SampleDamagedError: If stored bytes do not fit their checksum, unless placeholders are wanted.
+            SampleDamagedError: If stored bytes do not fit their digest, unless placeholders are wanted.
         """
         if count < 1 or first < 0 or first + count > self.packs_in(step):
             raise RefusedError(f"no packs {first}..{first + count}: step {step} has {self.packs_in(step)}")
@@ -223,7 +224,7 @@ def cut(index: MappedIndex, sample: int, stored: StoredSample) -> Document:
     return Document(
         tokens_T,
         targets_T,
-        colored(stored.patches_P, channels=index.manifest.channels),
+        stored.patches_P,
         stored.grids_I2,
         index.sample_id(sample),
         int(np.count_nonzero(following)),
@@ -277,8 +278,3 @@ def _lost(documents: Sequence[Document]) -> list[int]:
         for document, first in zip(documents, firsts, strict=False)
         for number in range(first, first + document.lost_images)
     ]
-
-
-def colored(patches: npt.NDArray[np.uint8], *, channels: int) -> npt.NDArray[np.uint8]:
-    """Return patches [P, C] in colour: gray ones are repeated over the channels."""
-    return np.tile(patches, (1, CHANNELS)) if channels == 1 else patches

@@ -10,7 +10,11 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from polyreme_datahub.errors import BadRecordError
+from polyreme_datahub.index.format import check_of
 from polyreme_datahub.operations.declare import RECORD, operation
 from polyreme_datahub.operations.values import Blob, Value
 from polyreme_datahub.sources.types import IMAGE_MARK
@@ -27,16 +31,26 @@ class TokenizeParameters:
     """Side of the square that becomes one token [pixels]."""
 
 
-@operation("tokenize", 3, inputs=(RECORD, "compose", "tokenizer"), blobs=("tokenizer",), parameters=TokenizeParameters)
+@operation("tokenize", 4, inputs=(RECORD, "compose", "tokenizer"), blobs=("tokenizer",), parameters=TokenizeParameters)
 def tokenize(record: Value, composed: Value, tokenizer: Value, parameters: TokenizeParameters) -> Value:
-    """Encode a sample's conversation around its images.
+    """Encode a sample's conversation around its images, and note how many tokens it has, and their checksum.
+
+    The tokens are not kept: a rank encodes them again when it needs the sample.
 
     The value of ``tokenizer`` is the same for all samples: ``{"tokenizer": digest of its file}``, with that blob.
     """
     side = parameters.token_px
     cells = [(page["height"] // side) * (page["width"] // side) for page in composed.data["pages"]]
     opened = open_tokenizer(tokenizer.blobs[tokenizer.data["tokenizer"]])
-    return Value.of(encode_conversation(opened, record.data["conversations"], cells))
+    encoded = encode_conversation(opened, record.data["conversations"], cells)
+    tokens_T, learned_T = token_arrays(encoded)
+    return Value.of(
+        {
+            "tokens": len(tokens_T),
+            "check": check_of(tokens_T, learned_T),
+            **{name: encoded[name] for name in ("prompt", "question", "expected")},
+        }
+    )
 
 
 _OPEN: dict[str, TextTokenizer] = {}
@@ -44,11 +58,12 @@ _OPEN: dict[str, TextTokenizer] = {}
 
 def open_tokenizer(blob: Blob) -> TextTokenizer:
     """Open a tokenizer's file; the newest one is kept."""
-    if blob.digest not in _OPEN:
+    opened = _OPEN.get(blob.digest)
+    if opened is None:
         opened = TextTokenizer(blob.data)
         _OPEN.clear()
         _OPEN[blob.digest] = opened
-    return _OPEN[blob.digest]
+    return opened
 
 
 def encode_conversation(
@@ -91,6 +106,15 @@ def encode_conversation(
     if len(tokens) > TOKENS_MAX:
         raise BadRecordError(f"sample has {len(tokens)} tokens, expected at most {TOKENS_MAX}", rule="tokens")
     return {"tokens": tokens, "learned": learned, "prompt": prompt, "question": question, "expected": expected}
+
+
+def token_arrays(encoded: Mapping[str, Any]) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint8]]:
+    """Return the tokens, and a one for each that is learned."""
+    tokens_T = np.array(encoded["tokens"], dtype=np.uint32)
+    learned_T = np.zeros(tokens_T.size, dtype=np.uint8)
+    for start, stop in encoded["learned"]:
+        learned_T[start:stop] = 1
+    return tokens_T, learned_T
 
 
 def _without(tokens: Sequence[int], start: int, media: int) -> list[list[int]]:

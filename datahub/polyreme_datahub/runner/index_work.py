@@ -1,6 +1,6 @@
 """Sealing the training index: one item writes the shards of some thousand ordinals, and the manifest joins them.
 
-Too long samples are dead letters here. Where stored patches or tokens are lost, they are made again from the source.
+Too long samples are dead letters here. Where stored records or images are lost, they are read again from the source.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from polyreme_api.store import ObjectNotFoundError
 from polyreme_datahub.digests import action_key, canonical_json, digest_value
@@ -28,8 +28,11 @@ from polyreme_datahub.runner.walk import PAGE, Walk, Walked
 from polyreme_datahub.tokens import TextTokenizer
 
 INDEX = "index"
-VERSION = 3
+VERSION = 4
 COMPOSE, TOKENIZE = "compose", "tokenize"
+IMAGES_PAGE = 32
+"""Samples whose encoded images are in memory at once."""
+_Read = TypeVar("_Read")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +91,6 @@ class IndexWork:
         self._owner, self._now_s, self._on_counts = owner, now_s, on_counts
         self._walk = Walk(database, lakehouse, constants=flow.recipe.constants)
         self._inputs = Inputs(database, lakehouse, constants=flow.recipe.constants)
-        self._channels: dict[int, int] = {}
         self._groups: dict[str, str] = {}
         """Digests of the groups that this object wrote, by item."""
 
@@ -104,20 +106,18 @@ class IndexWork:
             IndexDamagedError: If stored data is lost that the source no longer gives.
         """
         version = self._flow.versions[item.version_id]
-        channels = self._channels_of(version)
         seen = _Seen()
         shards, tokens = write_shards(
             self._lakehouse,
             self._samples(version, item, seen),
             patch_px=self._parameters.images.patch_px,
-            channels=channels,
         )
         samples = sum(shard.count for shard in shards)
         group = canonical_json(
             {"shards": [dataclasses.asdict(shard) for shard in shards], "samples": samples, "tokens": tokens}
         )
         digest = self._lakehouse.put_blob(group)
-        key = self._group_key(version, item.first, channels, seen.inputs)
+        key = self._group_key(version, item.first, seen.inputs)
         counts = [StageCount(stage=INDEX, misses=samples, dead=len(seen.letters))]
         results.commit(
             self._database,
@@ -125,7 +125,11 @@ class IndexWork:
                 version_id=version.id,
                 actions=[Action(key=key, operation=INDEX, inputs=(version.digest,), output=digest)],
                 letters=seen.letters,
-                blobs={digest: len(group), **{shard.digest: shard.size_bytes for shard in shards}},
+                blobs={
+                    digest: len(group),
+                    **{shard.digest: shard.size_bytes for shard in shards},
+                    **{stored.digest: stored.size_bytes for shard in shards for stored in shard.samples},
+                },
                 counts=counts,
             ),
             finished=item,
@@ -144,11 +148,10 @@ class IndexWork:
         Raises:
             IndexDamagedError: If a group is missing.
         """
-        channels = self._channels_of(version)
         shards: list[Shard] = []
         samples = tokens = 0
         for item in self.items(version):
-            group = self._group(version, item, channels)
+            group = self._group(version, item)
             shards += [Shard.from_value(value) for value in group["shards"]]
             samples, tokens = samples + group["samples"], tokens + group["tokens"]
         ids, parameters = self._tokenizer.ids, self._parameters
@@ -161,7 +164,6 @@ class IndexWork:
             token_ids={"media": ids.media, "end": ids.end, "pad": ids.pad},
             patch_px=parameters.images.patch_px,
             merge=parameters.images.merge,
-            channels=channels,
             sequence_tokens=parameters.sequence_tokens,
             samples=samples,
             tokens=tokens,
@@ -171,57 +173,57 @@ class IndexWork:
         key = parameters.key(version)
         return IndexRow(key=key, version_id=version.id, manifest=digest, samples=samples, tokens=tokens)
 
-    def _group(self, version: DatasetVersion, item: WorkItem, channels: int) -> Mapping[str, Any]:
+    def _group(self, version: DatasetVersion, item: WorkItem) -> Mapping[str, Any]:
         if item.key in self._groups:
             return dict(json.loads(self._lakehouse.get_blob(self._groups[item.key])))
         walked = self._walk.samples(version, self._flow.recipe.steps, values_of=(), first=item.first, count=item.count)
-        key = self._group_key(version, item.first, channels, [_inputs_of(one) for one in walked])
+        key = self._group_key(version, item.first, [_inputs_of(one) for one in walked])
         found = results.outputs_of(self._database, [key])
         if key not in found:
             raise IndexDamagedError(f"no shards of {version.reference} for ordinals from {item.first} on")
         return dict(json.loads(self._lakehouse.get_blob(found[key].digest)))
 
-    def _group_key(self, version: DatasetVersion, first: int, channels: int, inputs: Sequence[Sequence[str]]) -> str:
-        return action_key(self._parameters.key(version), digest_value([first, channels, list(map(list, inputs))]))
+    def _group_key(self, version: DatasetVersion, first: int, inputs: Sequence[Sequence[str]]) -> str:
+        return action_key(self._parameters.key(version), digest_value([first, list(map(list, inputs))]))
 
     def _samples(self, version: DatasetVersion, item: WorkItem, seen: _Seen) -> Iterator[IndexedSample]:
         stop = item.first + item.count
         for start in range(item.first, stop, PAGE):
-            page, blobs = self._page(version, start, min(PAGE, stop - start))
-            for walked in page:
-                seen.inputs.append(_inputs_of(walked))
-                encoded, composed = walked.values[TOKENIZE].data, walked.values[COMPOSE].data
-                if (letter := self._too_long(walked, len(encoded["tokens"]))) is not None:
-                    seen.letters.append(letter)
-                    continue
-                yield IndexedSample(
-                    sample_id=walked.sample_id,
-                    encoded=encoded,
-                    pages=composed["pages"],
-                    patches=[blobs[page["patches"]] for page in composed["pages"]],
-                    boxes=composed["boxes"],
-                )
+            ordinals = (version, start, min(PAGE, stop - start))
+            page = self._whole(ordinals, lambda ordinals=ordinals: self._page(*ordinals))  # type: ignore[misc]
+            for at in range(0, len(page), IMAGES_PAGE):
+                some = page[at : at + IMAGES_PAGE]
+                parts = self._whole(ordinals, lambda some=some: self._inputs.parts(_wanted(some)))  # type: ignore[misc]
+                yield from self._indexed(some, parts, seen)
 
-    def _page(self, version: DatasetVersion, first: int, count: int) -> tuple[list[Walked], dict[str, bytes]]:
+    def _indexed(self, page: Sequence[Walked], parts: Mapping[str, bytes], seen: _Seen) -> Iterator[IndexedSample]:
+        for walked in page:
+            seen.inputs.append(_inputs_of(walked))
+            encoded, composed = walked.values[TOKENIZE].data, walked.values[COMPOSE].data
+            if (letter := self._too_long(walked, encoded["tokens"])) is not None:
+                seen.letters.append(letter)
+                continue
+            yield IndexedSample(
+                ordinal=walked.ordinal,
+                sample_id=walked.sample_id,
+                record=json.loads(parts[walked.record]),
+                encoded=encoded,
+                pages=composed["pages"],
+                images=parts,
+                boxes=composed["boxes"],
+            )
+
+    def _whole(self, ordinals: tuple[DatasetVersion, int, int], read: Callable[[], _Read]) -> _Read:
+        """Read what is stored of some ordinals; where it is lost, have it made again and read it once more."""
         try:
-            return self._read_page(version, first, count)
+            return read()
         except (IndexDamagedError, ObjectNotFoundError):
-            self._remake(version, first, count)
-            return self._read_page(version, first, count)
+            self._remake(*ordinals)
+            return read()
 
-    def _read_page(self, version: DatasetVersion, first: int, count: int) -> tuple[list[Walked], dict[str, bytes]]:
+    def _page(self, version: DatasetVersion, first: int, count: int) -> list[Walked]:
         steps = self._flow.recipe.steps
-        page = list(self._walk.samples(version, steps, values_of=(COMPOSE, TOKENIZE), first=first, count=count))
-        wanted = {one["patches"] for walked in page for one in walked.values[COMPOSE].data["pages"]}
-        return page, self._inputs.parts(wanted)
-
-    def _channels_of(self, version: DatasetVersion) -> int:
-        """Return 1 when every page of the version is gray."""
-        if version.id not in self._channels:
-            walked = self._walk.samples(version, self._flow.recipe.steps, values_of=(COMPOSE,))
-            pages = (page for one in walked for page in one.values[COMPOSE].data["pages"])
-            self._channels[version.id] = 1 if all(page["channels"] == 1 for page in pages) else 3
-        return self._channels[version.id]
+        return list(self._walk.samples(version, steps, values_of=(COMPOSE, TOKENIZE), first=first, count=count))
 
     def _too_long(self, walked: Walked, tokens: int) -> Letter | None:
         most = self._parameters.sequence_tokens
@@ -237,5 +239,13 @@ class IndexWork:
         )
 
 
+def _wanted(page: Sequence[Walked]) -> set[str]:
+    """Digests of the records and images of some samples."""
+    images = {
+        one["image"] for walked in page for one in walked.values[COMPOSE].data["pages"] if one.get("image") is not None
+    }
+    return images | {walked.record for walked in page}
+
+
 def _inputs_of(walked: Walked) -> list[str]:
-    return [walked.sample_id, walked.outputs[COMPOSE].digest, walked.outputs[TOKENIZE].digest]
+    return [walked.sample_id, walked.record, walked.outputs[COMPOSE].digest, walked.outputs[TOKENIZE].digest]

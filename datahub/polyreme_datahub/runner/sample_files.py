@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from polyreme_datahub.digests import canonical_json
+from polyreme_datahub.index.sample_bytes import RECORD_FILE, extension_of
 from polyreme_datahub.index.tar_shards import SampleFiles, Scalar
 from polyreme_datahub.recipes.recipe import Step
 from polyreme_datahub.runner.walk import Walked
-from polyreme_datahub.sources.samples import RECORD_FILE
 
 DEPTH_MAX = 4
 FIELDS_MAX = 32
@@ -32,14 +32,6 @@ BASE: Mapping[str, type] = {
     "width": int,
 }
 """Columns of every manifest: the first image's size, the ordinal in the version that the recipe ran on."""
-_MAGIC: Sequence[tuple[bytes, str]] = (
-    (b"\xff\xd8\xff", "jpg"),
-    (b"\x89PNG", "png"),
-    (b"GIF8", "gif"),
-    (b"BM", "bmp"),
-    (b"II*\0", "tif"),
-    (b"MM\0*", "tif"),
-)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,9 +82,9 @@ def sample_files(
     one = len(pages.images) == 1
     for at, (image, mask) in enumerate(zip(pages.images, pages.masks, strict=True)):
         place = "" if one else f"{at}."
-        files[f"{place}{_extension(blobs[image])}"] = blobs[image]
+        files[f"{place}{extension_of(blobs[image])}"] = blobs[image]
         if mask is not None:
-            files[f"{place}{MASK}.{_extension(blobs[mask])}"] = blobs[mask]
+            files[f"{place}{MASK}.{extension_of(blobs[mask])}"] = blobs[mask]
     size_px = pages.size_px or (record.get("width"), record.get("height"))
     return SampleFiles(
         key=f"{walked.ordinal:012d}",
@@ -166,9 +158,3 @@ def _scalars(value: Any, name: str, depth: int) -> Iterator[tuple[str, Scalar]]:
         yield name, str(value)
     elif isinstance(value, (int, float, bool)):
         yield name, value
-
-
-def _extension(data: bytes) -> str:
-    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        return "webp"
-    return next((extension for magic, extension in _MAGIC if data.startswith(magic)), "bin")

@@ -9,6 +9,7 @@ from typing import Any
 
 from polyreme_datahub.errors import DatasetNotFoundError
 from polyreme_datahub.index.join_manifests import read_manifest
+from polyreme_datahub.index.sample_bytes import RECORD_FILE
 from polyreme_datahub.index.tar_shards import TarShard
 from polyreme_datahub.lakehouse import Artifact, Lakehouse
 from polyreme_datahub.recipes.recipe import Recipe, parse_recipe
@@ -17,7 +18,7 @@ from polyreme_datahub.registry.datasets import DatasetVersion
 from polyreme_datahub.registry.engine import Database
 from polyreme_datahub.registry.rows import SampleRow
 from polyreme_datahub.registry.sealed_rows import ShardRows, put_sealed_rows
-from polyreme_datahub.sources.samples import KIND, RECORD_FILE
+from polyreme_datahub.sources.samples import KIND
 
 
 def recipe_of(version: DatasetVersion) -> Recipe | None:

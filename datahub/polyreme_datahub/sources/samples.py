@@ -9,12 +9,11 @@ from typing import Any
 from polyreme_api.store import ObjectStore
 from polyreme_datahub.digests import digest_bytes
 from polyreme_datahub.errors import BadRecordError
+from polyreme_datahub.index.sample_bytes import RECORD_FILE
 from polyreme_datahub.index.sample_shards import SampleShards
 from polyreme_datahub.sources.types import RawRecord
 
 KIND = "samples"
-RECORD_FILE = "json"
-"""Extension of the file that holds a sample's record."""
 
 
 class SamplesSource:

@@ -75,12 +75,16 @@ def spoil(home: Home, index: MappedIndex, array: str, at: int) -> None:
     flip(local_root(home.objects) / blob_key(shard.digest), place.start + at)
 
 
-@pytest.mark.parametrize("array", ["tokens_T", "learned_T", "patches_P"])
-def test_a_sample_that_is_damaged_while_a_rank_trains_stops_it_and_is_made_again(home: Home, array: str) -> None:
+def spoil_sample(home: Home, index: MappedIndex, at: int) -> None:
+    flip(local_root(home.objects) / blob_key(next(iter(index.manifest.sample_shards))), at)
+
+
+@pytest.mark.parametrize("at", [3, 600], ids=["name", "record"])
+def test_a_sample_that_is_damaged_while_a_rank_trains_stops_it_and_is_made_again(home: Home, at: int) -> None:
     before = packs(home)
     source = hub.open_source(home.objects, spec(), job=JOB)
-    spoil(home, source._indexes[0], array, 9)
-    told = r"sample digits-1t-\S+ of one@1 in blobs/sha256/\S+ has checksum"
+    spoil_sample(home, source._indexes[0], at)
+    told = r"sample digits-1t-\S+ of one@1 in blobs/sha256/\S+ has digest"
     with pytest.raises(SampleDamagedError, match=told) as raised:
         read_all(source)
     assert raised.value.exit_code is ExitCode.DATA_DAMAGED
@@ -95,7 +99,7 @@ def test_a_sample_that_is_damaged_while_a_rank_trains_stops_it_and_is_made_again
     assert same(packs(home), before)
 
 
-@pytest.mark.parametrize("array", ["token_offsets", "grids_I2", "patch_offsets", "checksums", "ids"])
+@pytest.mark.parametrize("array", ["token_counts", "grids_I2", "starts", "digests", "ids"])
 def test_what_was_checked_when_an_index_was_opened_can_not_change_under_a_rank(home: Home, array: str) -> None:
     before = packs(home)
     source = hub.open_source(home.objects, spec(), job=JOB)
@@ -109,7 +113,7 @@ def test_held_out_data_that_is_damaged_later_stops_the_rank_and_details_stay(hom
     answers = [held.sample(at).expected for at in range(len(held))]
     spoil(home, held._indexes[0], "details", 40)
     assert [held.sample(at).expected for at in range(len(held))] == answers
-    spoil(home, held._indexes[0], "patches_P", 9)
+    spoil_sample(home, held._indexes[0], 600)
     with pytest.raises(SampleDamagedError):
         held.sample(0)
     with pytest.raises(SampleDamagedError):
@@ -120,7 +124,7 @@ def test_held_out_data_that_is_damaged_later_stops_the_rank_and_details_stay(hom
     assert [again.sample(at).expected for at in range(len(again))] == answers
 
 
-@pytest.mark.parametrize("what", ["plan", "manifest", "shard", "tokenizer"])
+@pytest.mark.parametrize("what", ["plan", "manifest", "shard", "samples", "tokenizer"])
 @pytest.mark.parametrize("how", ["flipped", "gone", "short"])
 def test_whatever_is_damaged_is_seen_before_a_run_starts_or_where_it_is_read_and_made_again(
     home: Home, what: str, how: str
@@ -135,6 +139,7 @@ def test_whatever_is_damaged_is_seen_before_a_run_starts_or_where_it_is_read_and
         "plan": plan,
         "manifest": root / blob_key(index.digest),
         "shard": root / blob_key(index.manifest.shards[0].digest),
+        "samples": root / blob_key(next(iter(index.manifest.sample_shards))),
         "tokenizer": root / blob_key(tokenizer),
     }[what]
     match how:

@@ -12,10 +12,10 @@ from PIL import Image
 from polyreme_datahub import hub
 from polyreme_datahub.digests import digest_bytes
 from polyreme_datahub.errors import BadRecordError
-from polyreme_datahub.index.pictures import draw_png, page_reference
 from polyreme_datahub.operations.decode_images import DecodeParameters, decode
 from polyreme_datahub.operations.fit_pages import ComposeParameters, compose, fitting_size
 from polyreme_datahub.operations.images import open_upright
+from polyreme_datahub.operations.page_patches import fitted_page
 from polyreme_datahub.operations.values import Blob, Value
 from tests.unit.datahub.jobs import Home, make_spec, picture, record, write_jsonl
 
@@ -87,8 +87,9 @@ def test_a_box_lies_around_its_marker_after_turn_and_resize(size: tuple[int, int
     box = {"image": 0, "box": [left, top, left + side, top + side], "label": "marker"}
     _, made = make(painted(*size, (left, top), side, orientation), [box])
     shown = made.data["pages"][0]
-    png = draw_png(page_reference(shown, patch_px=PARAMETERS.patch_px), made.blobs[shown["patches"]].data)
-    page = np.asarray(Image.open(io.BytesIO(png)).convert("L"))
+    image = painted(*size, (left, top), side, orientation)
+    pixels = fitted_page(image, shown["open"], height=shown["height"], width=shown["width"])
+    page = np.asarray(Image.fromarray(pixels).convert("L"))
     assert page.shape == (shown["height"], shown["width"])
     rows, columns = np.nonzero(page > 135)
     seen = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]

@@ -237,12 +237,7 @@ def test_a_placeholder_of_the_same_length_takes_the_place_of_a_damaged_sample(tm
     manifest = home.process(job).datasets[0].manifest
     whole = hub.open_source(home.objects, job)
     before = [whole.packs(step, first=0, count=4) for step in (1, 2)]
-    shard = whole._indexes[0].manifest.shards[0]
-    place = next(place for place in shard.arrays if place.name == "patches_P")
-    path = local_root(home.objects) / blob_key(shard.digest)
-    data = bytearray(path.read_bytes())
-    data[place.start + 5] ^= 255
-    path.write_bytes(bytes(data))
+    spoil_sample(home, whole, 600)
     damaged = hub.open_source(home.objects, job)
     after = [damaged.packs(step, first=0, count=4) for step in (1, 2)]
     holes = 0
@@ -262,7 +257,7 @@ def test_images_of_any_pack_are_looked_up_and_read_one_by_one(tmp_path: Path) ->
     job = make_spec(["one"], on_damage="Placeholder")
     home.process(job)
     whole = hub.open_source(home.objects, job)
-    spoil(home, whole, "patches_P", 9)
+    spoil_sample(home, whole, 600)
     damaged = hub.open_source(home.objects, job)
     lost_in_all = 0
     for step in (1, 2):
@@ -300,13 +295,21 @@ def spoil(home: Home, source: PackedSource | HeldOutSource, array: str, at: int)
     path.write_bytes(bytes(data))
 
 
-@pytest.mark.parametrize("array", ["tokens_T", "learned_T", "patches_P"])
-def test_ranks_agree_on_a_hole_whoever_reads_it_and_when(tmp_path: Path, array: str) -> None:
+def spoil_sample(home: Home, source: PackedSource | HeldOutSource, at: int) -> None:
+    """Flip a byte of the first sample of a sample shard."""
+    path = local_root(home.objects) / blob_key(next(iter(source._indexes[0].manifest.sample_shards)))
+    data = bytearray(path.read_bytes())
+    data[at] ^= 255
+    path.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize("at", [3, 600], ids=["name", "record"])
+def test_ranks_agree_on_a_hole_whoever_reads_it_and_when(tmp_path: Path, at: int) -> None:
     home = Home(tmp_path)
     home.register("one", digits(1, pages=40))
     job = make_spec(["one"], on_damage="Placeholder")
     home.process(job)
-    spoil(home, hub.open_source(home.objects, job), array, 9)
+    spoil_sample(home, hub.open_source(home.objects, job), at)
     one, two, four = (hub.open_source(home.objects, job) for _ in range(3))
     four.packs(5, first=0, count=4)
     holes = 0
@@ -326,7 +329,7 @@ def test_ranks_agree_on_a_hole_whoever_reads_it_and_when(tmp_path: Path, array: 
     assert holes >= 1
 
 
-@pytest.mark.parametrize("array", ["token_offsets", "grids_I2", "ids", "checksums", "details", "patch_offsets"])
+@pytest.mark.parametrize("array", ["token_counts", "grids_I2", "ids", "token_checks", "details", "digests", "starts"])
 def test_an_index_whose_structure_is_damaged_is_refused(tmp_path: Path, array: str) -> None:
     home = Home(tmp_path)
     home.register("one", digits(1, pages=20))
@@ -339,7 +342,7 @@ def test_an_index_whose_structure_is_damaged_is_refused(tmp_path: Path, array: s
     assert hub.open_source(home.objects, job).packs(1, first=0, count=4).unmasked_tokens > 0
 
 
-@pytest.mark.parametrize("spoiled", ["manifest", "shard", "short shard"])
+@pytest.mark.parametrize("spoiled", ["manifest", "shard", "short shard", "samples", "short samples"])
 def test_an_index_that_is_gone_is_made_again(tmp_path: Path, spoiled: str) -> None:
     home = Home(tmp_path)
     home.register("one", digits(1, pages=20))
@@ -347,9 +350,12 @@ def test_an_index_that_is_gone_is_made_again(tmp_path: Path, spoiled: str) -> No
     manifest = home.process(job).datasets[0].manifest
     source = hub.open_source(home.objects, job)
     before = source.packs(1, first=0, count=4)
-    digest = manifest if spoiled == "manifest" else source._indexes[0].manifest.shards[0].digest
+    index = source._indexes[0].manifest
+    digest = manifest if spoiled == "manifest" else index.shards[0].digest
+    if spoiled.endswith("samples"):
+        digest = next(iter(index.sample_shards))
     path = local_root(home.objects) / blob_key(digest)
-    if spoiled == "short shard":
+    if spoiled.startswith("short"):
         path.write_bytes(path.read_bytes()[:-1])
     else:
         path.unlink()
@@ -368,7 +374,7 @@ def test_a_damaged_held_out_sample_is_left_out(tmp_path: Path) -> None:
     before = hub.open_evaluation(home.objects, job)
     assert before is not None
     names = [before.sample(at).sample_id for at in range(len(before))]
-    spoil(home, before, "patches_P", 9)
+    spoil_sample(home, before, 600)
     after = hub.open_evaluation(home.objects, job)
     assert after is not None
     assert [after.sample(at).sample_id for at in range(len(after))] == names[1:]

@@ -5,14 +5,20 @@ from __future__ import annotations
 import io
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from polyreme_datahub.digests import digest_bytes
 from polyreme_datahub.errors import BadRecordError
+from polyreme_datahub.index.format import check_of
+from polyreme_datahub.index.sample_bytes import sample_bytes
+from polyreme_datahub.index.tar_shards import SampleFiles, members_of
+from polyreme_datahub.loader.sample_reader import SampleReader, StoredSample
 from polyreme_datahub.operations.decode_images import DecodeParameters, decode
 from polyreme_datahub.operations.encode_text import TokenizeParameters, tokenize
 from polyreme_datahub.operations.fit_pages import ComposeParameters, compose
+from polyreme_datahub.operations.page_patches import cut_patches
 from polyreme_datahub.operations.values import Blob, Value
 from polyreme_datahub.sources.digits import DigitsSource, describe
 from polyreme_datahub.tokens import train_tokenizer
@@ -70,16 +76,57 @@ RECORDS = {
 
 @pytest.mark.parametrize("name", RECORDS)
 def test_facts_patches_and_tokens_are_those_on_record(name: str) -> None:
+    """As values of the releases that kept patches and tokens: what a sample's encoded bytes give has not changed."""
     record = RECORDS[name]()
     decoded = decode(record, DecodeParameters())
     assert set(decoded.blobs) == set(record.blobs)
     assert not decoded.new
     composed = compose(decoded, NEW)
-    assert composed.new == set(composed.blobs)
+    assert not composed.new
     file = train_tokenizer({"What is it? A picture. 0123456789": 9}, vocabulary=300)
     shared = Value.of({"tokenizer": digest_bytes(file)}, kept=[Blob(file)])
-    made = tokenize(record, composed, shared, TokenizeParameters(token_px=28))
-    assert [value.digest[:16] for value in (decoded, composed, made)] == ON_RECORD[name]
+    planned = tokenize(record, composed, shared, TokenizeParameters(token_px=28)).data
+    images = {digest: blob.data for digest, blob in record.blobs.items()}
+    members = members_of(SampleFiles(key="0", files=sample_bytes(record.data, composed.data["pages"], images)))
+    data = b"".join(header + body + bytes(-len(body) % 512) for _, header, body in members)
+    grids = np.array([[page["height"] // 14, page["width"] // 14] for page in composed.data["pages"]], np.int32)
+    sample = SampleReader(patch_px=14, merge=2, tokenizer=Blob(file)).read(data, grids)
+    assert (len(sample.tokens_T), check_of(sample.tokens_T, sample.learned_T)) == (planned["tokens"], planned["check"])
+    made = Value.of(kept_before(record, composed, sample))
+    encoded = Value.of(
+        {
+            "tokens": sample.tokens_T.tolist(),
+            "learned": ranges(sample.learned_T),
+            **{name: planned[name] for name in ("prompt", "question", "expected")},
+        }
+    )
+    assert [value.digest[:16] for value in (decoded, made, encoded)] == ON_RECORD[name]
+
+
+def kept_before(record: Value, composed: Value, sample: StoredSample) -> dict[str, Any]:
+    """What compose made when it kept patches: gray pages with one channel, masks cut as their images."""
+    pages = []
+    (page,) = composed.data["pages"]
+    height, width = page["height"], page["width"]
+    channels = 1
+    if "image" in page:
+        channels = len(Blob(record.blobs[page["image"]].data).pixels().getbands())
+    pages.append(cut_of(sample.patches_P[:, : channels * 196].tobytes(), channels, height, width) | {"mask": None})
+    for mask in filter(None, record.data.get("masks", ())):
+        nearest = record.blobs[mask].pixels().resize((width, height), Image.Resampling.NEAREST)
+        patches = cut_patches(np.asarray(nearest), patch_px=14).tobytes()
+        pages[0]["mask"] = cut_of(patches, 1, height, width)
+    return {"pages": pages, "boxes": composed.data["boxes"]}
+
+
+def cut_of(patches: bytes, channels: int, height: int, width: int) -> dict[str, Any]:
+    return {"patches": digest_bytes(patches), "channels": channels, "height": height, "width": width}
+
+
+def ranges(learned_T: Any) -> list[list[int]]:
+    """Half-open ranges of ones."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], learned_T.astype(np.int8), [0]])))
+    return [list(map(int, pair)) for pair in edges.reshape(-1, 2)]
 
 
 def test_one_chain_decodes_an_image_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,11 +17,13 @@ from polyreme.paths import Home
 from polyreme_api.job import parse_job
 from polyreme_api.labels import KIND_JOB
 from polyreme_datahub import hub
+from polyreme_datahub.errors import IndexDamagedError
 from polyreme_local.api_server.journal import open_store
 from polyreme_local.api_server.journal_file import read_journal
 from polyreme_local.api_server.store import Store
 from polyreme_operator.port import ObjectRef
 from polyreme_planner.plan import plan_for
+from polyreme_system.files import read_json
 from polyreme_trainer.export.names import to_checkpoint
 from polyreme_trainer.model.initialise import build_model
 from polyreme_trainer.weights.catalogue import read_catalogue
@@ -90,6 +92,13 @@ def test_every_checkpoint_is_sound(version: Path, call: Call) -> None:
 
 @pytest.mark.parametrize("run", [STOPPED, FINISHED])
 def test_records_tensors_and_packs_have_the_values_of_then(version: Path, home: Path, run: str) -> None:
+    """Packs once the data was processed again, as the command of the run does by itself."""
+    place = Home(path=home)
+    spec = read_job(place.run("default", run).job_file).spec
+    uid = str((read_json(place.run("default", run).data_report) or {})["job"])
+    with pytest.raises(IndexDamagedError, match="index has format 2, this version reads 3: process the job's data"):
+        hub.open_source(place.objects_url, spec, job=uid, wait_s=0.0)
+    hub.process(spec, registry_url=place.registry_url, objects_url=place.objects_url, job=uid)
     assert run_values(home, run) == read_values(version)["runs"][run]
 
 

@@ -1,0 +1,76 @@
+"""The encoded form of a sample: a record (JSON) and its images as they came, neighbouring members of a tar file.
+
+So one range of bytes is one sample. The record holds the turns of the conversation, and for each page either a scan's
+description (``digits``) or the file of its image and the rules by which it is opened. Light to import: ranks read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from polyreme_datahub.digests import canonical_json
+
+RECORD_FILE = "json"
+BLOCK = 512
+_NAME, _SIZE, _KIND = slice(0, 100), slice(124, 136), slice(156, 157)
+_REGULAR = (b"0", b"\0")
+_MAGIC: Sequence[tuple[bytes, str]] = (
+    (b"\xff\xd8\xff", "jpg"),
+    (b"\x89PNG", "png"),
+    (b"GIF8", "gif"),
+    (b"BM", "bmp"),
+    (b"II*\0", "tif"),
+    (b"MM\0*", "tif"),
+)
+
+
+def sample_bytes(
+    record: Mapping[str, Any], pages: Sequence[Mapping[str, Any]], images: Mapping[str, bytes]
+) -> dict[str, bytes]:
+    """Return the files of a sample by extension.
+
+    Args:
+        record: As its source gave it.
+        pages: Pages of ``compose``.
+        images: Bytes of the pages' images, by digest.
+    """
+    files: dict[str, bytes] = {}
+    described: list[dict[str, Any]] = []
+    for at, page in enumerate(pages):
+        if "image" not in page:
+            described.append({name: record[name] for name in ("height", "width", "digits")})
+            continue
+        data = images[page["image"]]
+        name = f"{at}.{extension_of(data)}"
+        files[name] = data
+        described.append({"file": name, "open": page["open"]})
+    files[RECORD_FILE] = canonical_json({"conversations": record["conversations"], "pages": described})
+    return files
+
+
+def member_files(data: bytes | memoryview) -> dict[str, memoryview]:
+    """Cut a sample's files out of its range, by extension.
+
+    Raises:
+        ValueError: If the range is no run of regular members; its digest then belongs to other bytes than a sample's.
+    """
+    view, at = memoryview(data), 0
+    files: dict[str, memoryview] = {}
+    while at + BLOCK <= len(view):
+        header = bytes(view[at : at + BLOCK])
+        if header[_KIND] not in _REGULAR:
+            raise ValueError(f"member of kind {header[_KIND]!r}, expected a regular file")
+        size = int(header[_SIZE].rstrip(b"\0 "), 8)
+        name = header[_NAME].rstrip(b"\0").decode()
+        at += BLOCK
+        files[name.partition(".")[2]] = view[at : at + size]
+        at += -(-size // BLOCK) * BLOCK
+    return files
+
+
+def extension_of(data: bytes) -> str:
+    """Return the usual extension of an image's format."""
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "webp"
+    return next((extension for magic, extension in _MAGIC if data.startswith(magic)), "bin")

@@ -1,0 +1,95 @@
+"""Ranges of sample shards: open files, read by place, so no page of them is mapped and threads share them.
+
+At most ``OPEN_MAX`` files are open, the least recently used is closed first. An open file keeps its local copy, and a
+file that was deleted while it is open can still be read.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import BinaryIO
+
+from polyreme_api.errors import EnvironmentFailedError
+from polyreme_datahub.digests import blob_key
+from polyreme_datahub.errors import IndexDamagedError
+from polyreme_datahub.loader.blob_files import BlobFiles
+
+OPEN_MAX = 64
+
+
+class _OpenFile:
+    """A descriptor, closed when its last reader is done."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        # A duplicate shares the lock that keeps a local copy.
+        self.descriptor = os.dup(file.fileno())
+
+    def __del__(self) -> None:
+        os.close(self.descriptor)
+
+
+class ShardFiles:
+    """The sample shards of one index.
+
+    Args:
+        blobs: Gives files.
+        sizes: Digests and sizes of the shards.
+
+    Raises:
+        IndexDamagedError: If one of the first ``OPEN_MAX`` is missing or cut.
+    """
+
+    def __init__(self, blobs: BlobFiles, sizes: Mapping[str, int]) -> None:
+        self._blobs, self._sizes = blobs, sizes
+        self._open: OrderedDict[str, _OpenFile] = OrderedDict()
+        self._lock = threading.Lock()
+        first = dict(list(sizes.items())[:OPEN_MAX])
+        blobs.prepare(first)
+        for digest in first:
+            self._file(digest)
+
+    def read(self, digest: str, *, start: int, size: int) -> bytes:
+        """Return a range of a shard, unchecked.
+
+        Raises:
+            IndexDamagedError: If the shard is missing or cut.
+            EnvironmentFailedError: If its file can't be read.
+        """
+        file = self._file(digest)
+        try:
+            return os.pread(file.descriptor, size, start)
+        except OSError as error:
+            raise EnvironmentFailedError(
+                f"stored data can't be read: {blob_key(digest)}, {error.strerror}", field="the disk that holds it"
+            ) from error
+
+    def fetch_again(self, digest: str) -> bool:
+        """Drop a local copy that turned out to be damaged; return False where the file is no copy."""
+        if not self._blobs.fetch_again(digest):
+            return False
+        with self._lock:
+            self._open.pop(digest, None)
+        return True
+
+    def _file(self, digest: str) -> _OpenFile:
+        with self._lock:
+            file = self._open.get(digest)
+            if file is None:
+                file = self._open[digest] = self._opened(digest)
+            self._open.move_to_end(digest)
+            while len(self._open) > OPEN_MAX:
+                # A thread that still reads it holds it; it is closed after that.
+                self._open.popitem(last=False)
+            return file
+
+    def _opened(self, digest: str) -> _OpenFile:
+        size_bytes = self._sizes[digest]
+        with self._blobs.open(digest, size_bytes) as file:
+            if (found := os.fstat(file.fileno()).st_size) != size_bytes:
+                raise IndexDamagedError(
+                    f"stored data is damaged: {blob_key(digest)} has {found} bytes, its index expects {size_bytes}"
+                )
+            return _OpenFile(file)

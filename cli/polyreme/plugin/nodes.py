@@ -56,6 +56,16 @@ def rows_of(nodes: Iterable[HealthNode], *, everything: bool) -> list[NodeRow]:
     return [row for row in rows if everything or row.state != NodeState.HEALTHY]
 
 
+def check_reason(reason: str, what: str) -> None:
+    """Refuse a change without a reason.
+
+    Raises:
+        InvalidConfigError: If it is empty.
+    """
+    if not reason.strip():
+        raise InvalidConfigError(f"a {what} needs a reason; give one by --reason")
+
+
 async def quarantine(
     cluster: ClusterPort, name: str, *, who: str, reason: str, for_s: float, evict: bool, now_s: float
 ) -> None:
@@ -65,8 +75,7 @@ async def quarantine(
         InvalidConfigError: Without a reason.
         RefusedError: If the node is out of service already.
     """
-    if not reason.strip():
-        raise InvalidConfigError("a quarantine needs a reason; give one by --reason")
+    check_reason(reason, "quarantine")
 
     def change(node: HealthNode, record: Record) -> Record:
         if node.tainted:
@@ -85,8 +94,7 @@ async def release(cluster: ClusterPort, name: str, *, who: str, reason: str, now
         InvalidConfigError: Without a reason.
         RefusedError: If the node is not out of service.
     """
-    if not reason.strip():
-        raise InvalidConfigError("a release needs a reason; give one by --reason")
+    check_reason(reason, "release")
 
     def change(node: HealthNode, record: Record) -> Record:
         if not node.tainted:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
-from polyreme.plugin import nodes
+from polyreme.plugin import domain_change, nodes
 from polyreme_api.errors import InvalidConfigError, NotFoundError, RefusedError
 from polyreme_local.api_server.cluster import EmbeddedCluster
 from polyreme_local.api_server.store import Store
@@ -76,5 +77,41 @@ def test_wrong_changes_are_refused_in_one_sentence() -> None:
             await nodes.release(cluster, "a", who="", reason="r", now_s=NOW_S)
         with pytest.raises(InvalidConfigError, match="needs a reason"):
             await nodes.quarantine(cluster, "a", who="", reason=" ", for_s=0.0, evict=False, now_s=NOW_S)
+
+    asyncio.run(story())
+
+
+def test_a_whole_domain_is_taken_out_and_returned_but_for_what_a_policy_took_out() -> None:
+    async def story() -> None:
+        cluster, said = _cluster(), list[str]()
+        for kind, name, spec in (
+            ("ClusterTopology", "default", {"levels": [{"name": "rack", "nodeLabel": "example.com/rack"}]}),
+            ("NodeFaultPolicy", "gpus", {"mode": "Enforce", "nodeSelector": {"example.com/rack": "r1"}}),
+        ):
+            api = {"apiVersion": "polyreme.dev/v1alpha1", "kind": kind}
+            await cluster.create({**api, "metadata": {"name": name}, "spec": spec})
+        for at in range(12):
+            labels = {"example.com/rack": "r1" if at < 11 else "r2"}
+            await cluster.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": f"n{at}", "labels": labels}})
+        faulty = Record(state=NodeState.QUARANTINED, owner="policy/gpus", since_s=NOW_S)
+        taint = {"key": HEALTH, "value": "gpu-hang", "effect": "NoSchedule"}
+        body = {"metadata": {"annotations": {HEALTH: render(faulty)}}, "spec": {"taints": [taint]}}
+        await cluster.patch(ObjectRef(kind="Node", name="n3"), body)
+        change: dict[str, Any] = {"who": "ada", "reason": "switch", "now_s": NOW_S, "tell": said.append}
+        for text, words in (
+            ("rack", "a domain is LEVEL=NAME"),
+            ("rak=r1", "no level 'rak'.*rack"),
+            ("rack=r3", "no node has the label example.com/rack=r3"),
+        ):
+            with pytest.raises((InvalidConfigError, NotFoundError), match=words):
+                await domain_change.release_domain(cluster, text, **change)
+        for count in (10, 0):
+            taken = await domain_change.quarantine_domain(cluster, "rack=r1", for_s=0.0, evict=False, **change)
+            assert taken == count
+        assert said[0] == "1 of its nodes were out of service already"
+        assert said[1] == "policy gpus takes no further node out: 11 of its nodes are, its breaker allows 1"
+        assert await domain_change.release_domain(cluster, "example.com/rack=r1", **change) == 10
+        assert said[-1] == "1 of its nodes stay out, since no person took them out; release them by name"
+        assert [node.name for node in await nodes.read_nodes(cluster) if node.tainted] == ["n3"]
 
     asyncio.run(story())

@@ -59,6 +59,15 @@ def test_the_list_holds_400_mutants_each_once() -> None:
     assert len(entries) == len(named) == 400
 
 
+def test_every_mutant_of_the_list_is_in_a_function_that_exists() -> None:
+    entries = json.loads((ROOT / "tests" / "soak" / "mutation_list.json").read_text("utf-8"))
+    known = {
+        file: {site.mutant.function for site in sites_of(ast.parse((ROOT / file).read_text("utf-8")), file)}
+        for file in {entry["file"] for entry in entries}
+    }
+    assert [entry for entry in entries if entry["function"] not in known[entry["file"]]] == []
+
+
 def test_the_folders_that_are_mutated_and_tested_exist() -> None:
     tree = ast.parse((ROOT / "tests/soak/mutation.py").read_text("utf-8"))
     lists = {

@@ -11,8 +11,18 @@ import typer
 from polyreme.output import note
 from polyreme.plugin.options import Context, Form, Kubeconfig, target
 from polyreme.plugin.printing import Output, columns, emit_data, envelope, is_data, show
+from polyreme_api.errors import InvalidConfigError
 
 Node = Annotated[str, typer.Argument(metavar="NODE", help="Name of the node.", show_default=False)]
+Domain = Annotated[
+    str,
+    typer.Option(
+        "--domain",
+        metavar="LEVEL=NAME",
+        help="Instead of a node: all nodes of a domain, by a level of the ClusterTopology.",
+        show_default=False,
+    ),
+]
 Reason = Annotated[str, typer.Option("--reason", help="Why; it is recorded on the node.", show_default=False)]
 FOR_MAX_S = 31_536_000.0
 
@@ -45,8 +55,9 @@ def nodes(
 
 
 def quarantine(
-    node: Node,
     reason: Reason,
+    node: Node = "",
+    domain: Domain = "",
     for_s: Annotated[
         float,
         typer.Option("--for", metavar="SECONDS", min=0.0, max=FOR_MAX_S, help="Examine it then; 0: until released."),
@@ -55,32 +66,62 @@ def quarantine(
     kubeconfig: Kubeconfig = None,
     context: Context = None,
 ) -> None:
-    """Take a node out of service: it gets no new pods, and workers leave it as their job's policy says.
+    """Take a node, or a whole domain, out of service: no new pods, and workers leave as their job's policy says.
 
     Example: kubectl polyreme quarantine node-17 --reason "new cable"
     """
     from polyreme.plugin import nodes as views
+    from polyreme.plugin.domain_change import quarantine_domain
     from polyreme_operator.port import ClusterPort
 
+    _one_of(node, domain)
+    who, now_s = getpass.getuser(), time.time()
+
     async def story(cluster: ClusterPort) -> None:
-        await views.quarantine(
-            cluster, node, who=getpass.getuser(), reason=reason, for_s=for_s, evict=evict, now_s=time.time()
+        if not domain:
+            await views.quarantine(cluster, node, who=who, reason=reason, for_s=for_s, evict=evict, now_s=now_s)
+            note(f"node {node} is out of service; `kubectl polyreme release {node}` returns it")
+            return
+        count = await quarantine_domain(
+            cluster, domain, who=who, reason=reason, for_s=for_s, evict=evict, now_s=now_s, tell=note
         )
-        note(f"node {node} is out of service; `kubectl polyreme release {node}` returns it")
+        note(
+            f"took {count} nodes of {domain} out of service; `kubectl polyreme release --domain {domain}` returns them"
+        )
 
     target(kubeconfig, context, None).run(story)
 
 
-def release(node: Node, reason: Reason, kubeconfig: Kubeconfig = None, context: Context = None) -> None:
-    """Return a node to service; what it shows now does not take it out again, a new fault does.
+def release(
+    reason: Reason,
+    node: Node = "",
+    domain: Domain = "",
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+) -> None:
+    """Return a node to service, or what people took out of a domain; what it shows now does not take it out again.
 
     Example: kubectl polyreme release node-17 --reason "cable replaced"
     """
     from polyreme.plugin import nodes as views
+    from polyreme.plugin.domain_change import release_domain
     from polyreme_operator.port import ClusterPort
 
+    _one_of(node, domain)
+    who, now_s = getpass.getuser(), time.time()
+
     async def story(cluster: ClusterPort) -> None:
-        await views.release(cluster, node, who=getpass.getuser(), reason=reason, now_s=time.time())
-        note(f"node {node} is back in service")
+        if not domain:
+            await views.release(cluster, node, who=who, reason=reason, now_s=now_s)
+            note(f"node {node} is back in service")
+            return
+        count = await release_domain(cluster, domain, who=who, reason=reason, now_s=now_s, tell=note)
+        note(f"returned {count} nodes of {domain} to service")
 
     target(kubeconfig, context, None).run(story)
+
+
+def _one_of(node: str, domain: str) -> None:
+    if bool(node) == bool(domain):
+        seen = f"{node} and --domain {domain}" if node else "neither"
+        raise InvalidConfigError(f"name a NODE or a --domain, seen {seen}", field="NODE")

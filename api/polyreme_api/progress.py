@@ -165,6 +165,8 @@ class ProgressRecord(_Record):
     """Of that step; None for a model without experts, or with more layers than are told."""
     tokens_per_second: float | None = None
     step_seconds: float | None = None
+    data_wait_seconds: float = Field(default=0.0, ge=0)
+    """Time of this attempt's steps in which rank 0 waited for its packs."""
     checkpoint: CheckpointRef | None = None
     """Newest durable checkpoint that this attempt knows of."""
     resumed_from_step: int | None = None

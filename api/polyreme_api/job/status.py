@@ -181,7 +181,9 @@ class SettledTime(StatusPart):
     at: Time
     """When it was settled last."""
     effective_milliseconds: Annotated[int, Field(ge=0)] = 0
-    """Time of its steps that a durable checkpoint holds."""
+    """Time of its steps that a durable checkpoint holds, without what they waited for data."""
+    data_wait_milliseconds: Annotated[int, Field(ge=0)] = 0
+    """Time in which those steps waited for data."""
     cause: Annotated[str, Field(max_length=63)]
     """Why the attempt started; its time without steps counts as lost to this cause."""
     lost_milliseconds: Annotated[int, Field(ge=0)] = 0
@@ -192,7 +194,7 @@ class Accounting(StatusPart):
     """Where the job's time went, since its first admission."""
 
     effective_milliseconds: Annotated[int, Field(ge=0)] = 0
-    """Time spent on steps that are part of the history."""
+    """Time spent on steps that are part of the history, without what they waited for data."""
     lost: Annotated[list[LostTime], Field(max_length=CAUSES_MAX)] = Field(default_factory=list)
     """Time lost, by cause."""
     settled: SettledTime | None = None

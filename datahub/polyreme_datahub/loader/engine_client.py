@@ -51,7 +51,11 @@ class EngineSource:
         """Newest state that the engine has confirmed; the next engine begins its order there."""
         self._known: OrderedDict[int, tuple[int, int]] = OrderedDict()
         """Packs and tokens of a pack, by step: asked for by other threads than the one that reads."""
-        self._token_ids = TokenIds(**self._call(self._hello).message["token_ids"])
+        try:
+            self._token_ids = TokenIds(**self._call(self._hello).message["token_ids"])
+        except BaseException:
+            self.close()
+            raise
 
     def packs_in(self, step: int) -> int:
         """Packs that all ranks together train on in a step."""

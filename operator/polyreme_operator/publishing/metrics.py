@@ -67,7 +67,8 @@ class Metrics(MetricRegistry):
         )
         self.job_goodput_ratio = self._gauge(
             "job_goodput_ratio",
-            f"Time of retained steps divided by the time of all attempts; the newest {GOODPUT_JOBS_MAX} jobs.",
+            "Time of retained steps without waits for data, divided by the time of all attempts; "
+            f"the newest {GOODPUT_JOBS_MAX} jobs.",
             "namespace",
             "job",
         )

@@ -2,7 +2,8 @@
 
 An attempt's time, from its record to its end, is split when it closes; the certain part of it is counted every
 ``SETTLE_EVERY_S`` before that. *Effective* is the time of retained steps: all of them if the attempt succeeded, those
-up to the newest durable checkpoint if it failed. Steps after that checkpoint will be repeated; they are charged to the
+up to the newest durable checkpoint if it failed, less the time in which they waited for data, which is charged to the
+cause ``DataWait``. Steps after that checkpoint will be repeated; they are charged to the
 cause that ended the attempt, as is the time of a hang. The remaining time, which is startup and everything that is not
 a step, is charged to the cause that began the attempt. Step times are the ranks' own (ByteRobust's effective training
 time ratio, arXiv:2509.16293, counts the same way).
@@ -49,6 +50,7 @@ def close_attempt(
     if ended_by is not None:
         lost[ended_by.value] += time.again_ms
     lost[time.cause] += time.lost_ms
+    lost[Cause.DATA_WAIT.value] += time.waited_ms
     update: dict[str, object] = {"accounting": _accounting(effective_ms + time.kept_ms, lost)}
     if record is not None:
         update["step"] = max(status.step, record.step)
@@ -76,10 +78,12 @@ def settle(
     time = _attempt_time(status, record, all_kept=False, idle_s=idle_s, now_s=now_s)
     effective_ms, lost = _without_settled(status)
     lost[time.cause] += time.lost_ms
+    lost[Cause.DATA_WAIT.value] += time.waited_ms
     settled = SettledTime(
         attempt=status.attempt.number,
         at=rfc3339(now_s),
         effective_milliseconds=time.kept_ms,
+        data_wait_milliseconds=time.waited_ms,
         cause=time.cause,
         lost_milliseconds=time.lost_ms,
     )
@@ -114,6 +118,8 @@ class _AttemptTime:
     cause: str
     """The cause that began the attempt."""
     kept_ms: int
+    waited_ms: int
+    """Time in which retained steps waited for data."""
     again_ms: int
     """Time of steps that will be repeated, and idle time at the end."""
     lost_ms: int
@@ -130,15 +136,23 @@ def _attempt_time(
     assert status.attempt is not None, "only an attempt takes time"
     wall_s = max(0.0, now_s - parse_time_or(status.attempt.started_at, now_s))
     kept_s, again_s = _split_steps(record, wall_s, all_kept=all_kept)
+    waited_s = _waited(record, kept_s, again_s)
     settled, wall_ms = _settled(status), _milliseconds(wall_s)
     if settled is None:
-        cause, kept_least_ms, lost_least_ms = _began_by(status).value, 0, 0
+        cause, kept_least_ms, waited_least_ms, lost_least_ms = _began_by(status).value, 0, 0, 0
     else:
-        cause = settled.cause
-        kept_least_ms, lost_least_ms = settled.effective_milliseconds, settled.lost_milliseconds
-    kept_ms = min(wall_ms, max(kept_least_ms, _milliseconds(kept_s)))
-    again_ms = min(_milliseconds(again_s + max(0.0, idle_s)), max(0, wall_ms - kept_ms - lost_least_ms))
-    return _AttemptTime(cause=cause, kept_ms=kept_ms, again_ms=again_ms, lost_ms=wall_ms - kept_ms - again_ms)
+        cause, kept_least_ms = settled.cause, settled.effective_milliseconds
+        waited_least_ms, lost_least_ms = settled.data_wait_milliseconds, settled.lost_milliseconds
+    kept_ms = min(wall_ms, max(kept_least_ms, _milliseconds(kept_s - waited_s)))
+    waited_ms = min(max(waited_least_ms, _milliseconds(waited_s)), wall_ms - kept_ms)
+    again_ms = min(_milliseconds(again_s + max(0.0, idle_s)), max(0, wall_ms - kept_ms - waited_ms - lost_least_ms))
+    return _AttemptTime(
+        cause=cause,
+        kept_ms=kept_ms,
+        waited_ms=waited_ms,
+        again_ms=again_ms,
+        lost_ms=wall_ms - kept_ms - waited_ms - again_ms,
+    )
 
 
 def _settled(status: TrainingJobStatus) -> SettledTime | None:
@@ -153,6 +167,8 @@ def _without_settled(status: TrainingJobStatus) -> tuple[int, Counter[str]]:
     if settled is not None:
         effective_ms = max(0, effective_ms - settled.effective_milliseconds)
         lost[settled.cause] = max(0, lost[settled.cause] - settled.lost_milliseconds)
+        waited = Cause.DATA_WAIT.value
+        lost[waited] = max(0, lost[waited] - settled.data_wait_milliseconds)
     return effective_ms, lost
 
 
@@ -177,6 +193,13 @@ def _split_steps(record: ProgressRecord | None, wall_s: float, *, all_kept: bool
         kept = min(trained, max(0, durable - began))
     kept_s = min(wall_s, kept * record.step_seconds)
     return kept_s, min(wall_s - kept_s, (trained - kept) * record.step_seconds)
+
+
+def _waited(record: ProgressRecord | None, kept_s: float, again_s: float) -> float:
+    """Return the retained steps' share of the time in which steps waited for data; at most the time of these steps."""
+    if record is None or not kept_s:
+        return 0.0
+    return min(kept_s, record.data_wait_seconds * kept_s / (kept_s + again_s))
 
 
 _BY_MOVES = frozenset({Scope.PROCESS.value, Scope.POD.value, Scope.GANG.value})

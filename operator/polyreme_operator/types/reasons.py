@@ -117,6 +117,8 @@ class Cause(StrEnum):
 
     STARTING = "Starting"
     """Lost time only: an attempt that no failure called for gets ready."""
+    DATA_WAIT = "DataWait"
+    """Lost time only: retained steps waited for their packs."""
     RANK_EXITED = "RankExited"
     RANK_KILLED = "RankKilled"
     ENVIRONMENT_FAILED = "EnvironmentFailed"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -283,6 +284,15 @@ def test_images_of_any_pack_are_looked_up_and_read_one_by_one(tmp_path: Path) ->
         assert len(batch.lost_images) == sum(sizes)
         assert np.array_equal(np.delete(np.concatenate(grids), list(batch.lost_images), axis=0), batch.grids_I2)
     assert lost_in_all > 0
+
+
+def test_threads_may_share_a_source(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_module, "PATCH_CACHE_BYTES_MAX", 20_000)
+    shared, alone = (hub.open_source(home.objects, spec()) for _ in range(2))
+    with ThreadPoolExecutor(4) as pool:
+        read = list(pool.map(lambda step: shared.packs(step, first=0, count=4), [*range(1, 40), *range(30, 0, -1)]))
+    for step, batch in zip([*range(1, 40), *range(30, 0, -1)], read, strict=True):
+        assert same(batch, alone.packs(step, first=0, count=4))
 
 
 def spoil(home: Home, source: PackedSource | HeldOutSource, array: str, at: int) -> None:

@@ -52,6 +52,30 @@ def test_steps_never_take_longer_than_their_attempt() -> None:
     assert (accounts.effective_milliseconds, lost) == (6_000, {"RankKilled": 1_000})
 
 
+@pytest.mark.parametrize(
+    ("checkpoint", "waited_s", "expected"),
+    [(30, 4.0, (6, 4)), (25, 4.0, (3, 2)), (30, 400.0, (0, 10))],
+    ids=["all retained", "half of them", "more than there was"],
+)
+def test_time_that_retained_steps_waited_for_data_is_lost_to_a_cause_of_its_own(
+    checkpoint: int, waited_s: float, expected: tuple[int, int]
+) -> None:
+    accounts = closed(checkpoint={"attempt": 2, "step": checkpoint}, dataWaitSeconds=waited_s)
+    lost = {entry.cause: entry.milliseconds for entry in accounts.lost}
+    assert (accounts.effective_milliseconds, lost["DataWait"]) == (1000 * expected[0], 1000 * expected[1])
+    assert accounts.effective_milliseconds + sum(lost.values()) == 100_000
+
+
+def test_a_settled_wait_for_data_is_not_counted_again_when_the_attempt_ends() -> None:
+    def waits(step: int, waited_s: float) -> ProgressRecord:
+        return trains(step, saved=step).model_copy(update={"data_wait_seconds": waited_s})
+
+    settled = settle(admitted(job(), at_s=NOW_S).status, waits(700, 70.0), now_s=NOW_S + 900)
+    assert sums(settled) == (630, {"DataWait": 70, "Starting": 200})
+    ended = close_attempt(settled, waits(1400, 100.0), ended_by=None, now_s=NOW_S + 1600)
+    assert sums(ended) == (1300, {"DataWait": 100, "Starting": 200})
+
+
 def trains(step: int, *, saved: int = 0, step_s: float = 1.0) -> ProgressRecord:
     given = {"attempt": 1, "step": step, "stepSeconds": step_s, "checkpoint": {"attempt": 1, "step": saved}}
     return ProgressRecord.model_validate(given)

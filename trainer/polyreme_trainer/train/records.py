@@ -58,6 +58,7 @@ class Reporter:
                 "stage": step.stage,
                 **({"held_out_loss": step.held_out[ALL_SETS], "held_out_step": step.step} if step.held_out else {}),
                 "step_seconds": step.step_s,
+                "data_wait_seconds": self._record.data_wait_seconds + step.data_wait_s,
                 "tokens_per_second": step.tokens / step.step_s if step.step_s else None,
             }
         )

@@ -58,7 +58,7 @@ def test_a_bucket_gives_the_manifests_and_packs_of_a_folder_through_local_copies
     page = held.sample(0).image_digest
     assert hub.read_image(registry, bucket, page) == hub.read_image(home.registry, home.objects, page)
     assert open_token_ids(bucket, SPEC, job=JOB) == open_token_ids(home.objects, SPEC, job=JOB)
-    assert len([path for path in copies.iterdir() if path.stat().st_size]) == 5
+    assert len([path for path in copies.iterdir() if path.stat().st_size]) == 7
 
 
 def test_a_copy_that_changes_under_a_rank_is_fetched_again_and_no_damage_is_noted(

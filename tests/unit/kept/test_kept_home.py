@@ -15,9 +15,13 @@ from polyreme.job_files import read_job
 from polyreme.main import invoke
 from polyreme.paths import Home
 from polyreme_api.job import parse_job
+from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.labels import KIND_JOB
 from polyreme_datahub import hub
 from polyreme_datahub.errors import IndexDamagedError
+from polyreme_datahub.index.format import plan_key
+from polyreme_datahub.job_data import plan_data
+from polyreme_datahub.objects import open_store as open_objects
 from polyreme_local.api_server.journal import open_store
 from polyreme_local.api_server.journal_file import read_journal
 from polyreme_local.api_server.store import Store
@@ -98,8 +102,16 @@ def test_records_tensors_and_packs_have_the_values_of_then(version: Path, home: 
     uid = str((read_json(place.run("default", run).data_report) or {})["job"])
     with pytest.raises(IndexDamagedError, match="index has format 2, this version reads 3: process the job's data"):
         hub.open_source(place.objects_url, spec, job=uid, wait_s=0.0)
+    before = stored_plan(place, uid, spec)
     hub.process(spec, registry_url=place.registry_url, objects_url=place.objects_url, job=uid)
+    after = stored_plan(place, uid, spec)
+    assert after["identities"] == before["manifests"] != after["manifests"], "loader states name the indexes of then"
     assert run_values(home, run) == read_values(version)["runs"][run]
+
+
+def stored_plan(place: Home, job: str, spec: TrainingJobSpec) -> dict[str, Any]:
+    plan: dict[str, Any] = json.loads(open_objects(place.objects_url).get(plan_key(job, plan_data(spec))))
+    return plan
 
 
 def test_the_registry_lists_the_datasets(version: Path, home: Path, call: Call) -> None:

@@ -11,6 +11,10 @@ from polyreme_api.metadata import ClusterMeta, Object
 LEVELS_MAX = 8
 UNLABELLED_MAX = 10
 """Nodes without labels that the status names."""
+SPARES_MAX = 1_000
+"""Spares of one domain."""
+SPARES_SHOWN_MAX = 100
+"""Spares that the status names."""
 HOST_NAME = "host"
 HOST_LABEL = "kubernetes.io/hostname"
 DEFAULT_TOPOLOGY = "default"
@@ -29,11 +33,23 @@ class TopologyLevel(Part):
     default it doubles from level to level upwards, and once more where even the top level differs."""
 
 
+class Spares(Part):
+    """Nodes in service that are kept for repairs: new gangs leave them free."""
+
+    level: Name
+    """Level, such as ``rack``: each of its domains keeps spares of its own."""
+    nodes: Annotated[int, Field(ge=1, le=SPARES_MAX)]
+    """Nodes that each domain keeps. Workers that leave a lost or faulty node are placed there; a gang that must be
+    placed as a whole is not."""
+
+
 class ClusterTopologySpec(Part):
     """The network from its widest domains to its narrowest; the host is always below the last level."""
 
     levels: Annotated[list[TopologyLevel], Field(min_length=1, max_length=LEVELS_MAX)]
     """Levels, top to bottom: zone, block, rack, NVLink domain."""
+    spares: Spares | None = None
+    """Nodes that each domain keeps for repairs; none: every free node is for any gang."""
 
     @model_validator(mode="after")
     def _levels_fit(self) -> "ClusterTopologySpec":
@@ -49,6 +65,11 @@ class ClusterTopologySpec(Part):
                     f"levels: level {level.name!r} with nodeLabel {level.node_label!r} is the host, which is always "
                     "below the last level; drop it"
                 )
+        names = [level.name for level in self.levels]
+        if self.spares is not None and self.spares.level not in names:
+            raise ValueError(
+                f"spares.level {self.spares.level} is no level, the levels are {', '.join(names)}; name one of them"
+            )
         given = [level for level in self.levels if level.distance is not None]
         for upper, lower in pairwise(given):
             if (upper.distance or 0) < (lower.distance or 0):
@@ -82,6 +103,12 @@ class ClusterTopologyStatus(StatusPart):
     unlabelled: Annotated[int, Field(ge=0)] = 0
     """Nodes that lack a label; no gang is placed there."""
     unlabelled_nodes: Annotated[list[Annotated[str, Field(max_length=253)]], Field(max_length=UNLABELLED_MAX)] = Field(
+        default_factory=list
+    )
+    """The first of them."""
+    spares: Annotated[int, Field(ge=0)] = 0
+    """Nodes that are kept as spares now."""
+    spare_nodes: Annotated[list[Annotated[str, Field(max_length=253)]], Field(max_length=SPARES_SHOWN_MAX)] = Field(
         default_factory=list
     )
     """The first of them."""

@@ -275,6 +275,7 @@ class ClusterCache:
             intents=self._intents,
             settled=self._settled,
             leases_read=leases_read,
+            spares=None if self.topology is None else self.topology.spares,
         )
 
     def refresh(self, *, now_s: float) -> set[str]:
@@ -285,7 +286,8 @@ class ClusterCache:
         """Return the status writes of queues and topology that have changed."""
         found = queue_statuses(self.queues, self._tree, self.jobs, self.ledger.used, self.pending_reasons, now_s=now_s)
         if self.topology is not None:
-            found += topology_status(self.topology, self.nodes.arrangement(), now_s=now_s)
+            spares = self.nodes.spares(self.topology.spares)
+            found += topology_status(self.topology, self.nodes.arrangement(), spares=spares, now_s=now_s)
         return found
 
     def seen(self, *, cycle_s: float, placement_s: tuple[float, ...]) -> CycleReport:
@@ -437,7 +439,8 @@ class ClusterCache:
         before, self.topology = self.topology, topology
         levels = () if topology is None else topology.levels
         self.nodes.set_levels(levels)
-        return Changes(capacity=(() if before is None else before.levels) != levels)
+        known = None if before is None else (before.levels, before.spares)
+        return Changes(capacity=topology is None or known != (levels, topology.spares))
 
     def _put_priority(self, name: str, value: int | None) -> Changes:
         if value is None:

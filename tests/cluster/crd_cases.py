@@ -218,6 +218,11 @@ RULED: list[Case] = [
     ),
     (
         "ClusterTopology",
+        {"spec": {"levels": [RACK, ZONE], "spares": {"level": "block", "nodes": 1}}},
+        ("spec:", "spares.level block is no level, the levels are", "name one of them"),
+    ),
+    (
+        "ClusterTopology",
         {"spec.levels": [{**RACK, "nodeLabel": "kubernetes.io/hostname"}]},
         ("level rack with nodeLabel kubernetes.io/hostname is the host",),
     ),

@@ -327,6 +327,12 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
             "distances fall from top to bottom, change one",
             plain="distances fall from top to bottom; change the one that rises",
         ),
+        Rule(
+            rule="!has(self.spares) || self.levels.exists(l, l.name == self.spares.level)",
+            words="spares.level {self.spares.level} is no level, the levels are {self.levels.map(l, l.name)}; "
+            "name one of them",
+            plain="spares.level is none of the levels; name one of them",
+        ),
     ),
     "FaultRule": (
         Rule(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from polyreme.plugin.snapshot import list_all
 from polyreme_api.errors import InvalidConfigError, NotFoundError, RefusedError
+from polyreme_api.labels import KIND_TOPOLOGY
 from polyreme_api.times import rfc3339
 from polyreme_operator.health.incidents import escaped
 from polyreme_operator.health.node import HealthNode, patch_of
@@ -18,6 +19,7 @@ from polyreme_operator.health.table import decode, is_agents, lookup, polarity
 from polyreme_operator.port import ClusterPort, ConflictError, ObjectRef
 from polyreme_operator.port import NotFoundError as PortNotFoundError
 from polyreme_operator.types.parse_node import parse_health_node
+from polyreme_operator.types.parse_settings import parse_topology
 
 TRIES_MAX = 8
 """A patch that meets another version is worked out again this often."""
@@ -50,9 +52,21 @@ async def read_nodes(cluster: ClusterPort) -> list[HealthNode]:
     return [parse_health_node(item) for item in await list_all(cluster, "Node")]
 
 
-def rows_of(nodes: Iterable[HealthNode], *, everything: bool) -> list[NodeRow]:
-    """Return the nodes that are out or at risk, or all of them."""
+async def read_spares(cluster: ClusterPort) -> frozenset[str]:
+    """Read which nodes are kept as spares: the first hundred, as the ClusterTopology names them."""
+    parsed = (parse_topology(item) for item in await list_all(cluster, KIND_TOPOLOGY))
+    return frozenset(name for view in parsed if view is not None for name in view.status.get("spareNodes") or ())
+
+
+def rows_of(nodes: Iterable[HealthNode], *, everything: bool, spares: Collection[str] = ()) -> list[NodeRow]:
+    """Return the nodes that are out, at risk or kept as spares, or all of them."""
     rows = [_row(node) for node in sorted(nodes, key=lambda node: node.name)]
+    rows = [
+        dataclasses.replace(row, state="spare", back="it is in service for repairs of running jobs only")
+        if row.name in spares and row.state == NodeState.HEALTHY
+        else row
+        for row in rows
+    ]
     return [row for row in rows if everything or row.state != NodeState.HEALTHY]
 
 

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from polyreme_operator.placement.spares import spares_N
 from polyreme_operator.placement.topology import Arrangement, arrange
-from polyreme_operator.types.inventory import HOST_LEVEL, Inventory, LevelView, NodeClass, Requests
+from polyreme_operator.types.inventory import HOST_LEVEL, Inventory, LevelView, NodeClass, Requests, SparesView
 from polyreme_operator.types.views import NodeView
 
 _SLOTS_AT_FIRST = 64
@@ -111,6 +112,13 @@ class NodeTable:
         fixed = self._fixed
         used_NR = self._used_SR[self._row_slots_N][:, self._shown_columns]
         return _copy(fixed, used_NR=used_NR, busy_N=self._busy_S[self._row_slots_N])
+
+    def spares(self, spares: SparesView | None) -> list[str]:
+        """Return the names of the nodes that are kept as spares."""
+        if spares is None:
+            return []
+        inventory = self.snapshot()
+        return [inventory.names[row] for row in np.flatnonzero(spares_N(inventory, spares)).tolist()]
 
     def _build(self) -> Inventory:
         arrangement = self.arrangement()

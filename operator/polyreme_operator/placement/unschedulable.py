@@ -89,11 +89,15 @@ def _lacking_capacity(inventory: Inventory, request: GangRequest, rooms: Rooms, 
     message = f"needs {needs}; room for {have * per_worker} on {counted(holding, 'node')}"
     accepted = accepted_N(inventory, request.constraints)
     out = int(np.count_nonzero(_out_of_service_N(inventory, request)))
-    held = int(np.count_nonzero(accepted & inventory.usable_N & barred_N & (room_N(inventory, request.requests) > 0)))
+    held_N = accepted & inventory.usable_N & barred_N & (room_N(inventory, request.requests) > 0)
+    kept_N = np.zeros_like(held_N) if inventory.spare_N is None else held_N & inventory.spare_N
+    kept, held = int(np.count_nonzero(kept_N)), int(np.count_nonzero(held_N & ~kept_N))
     if out:
         message += f"; {_are(out, 'node')} out of service"
     if held:
         message += f"; {_are(held, 'free node')} held for others"
+    if kept:
+        message += f"; {_are(kept, 'free node')} kept as {'a spare' if kept == 1 else 'spares'}"
     return Unschedulable(reason=Reason.WAITING_FOR_CAPACITY, message=message, lacking=request.workers - have)
 
 
@@ -123,6 +127,8 @@ def _lacking_nearness(
     )
     if out:
         message += f"; {out} of its nodes quarantined, cordoned or not ready"
+    if inventory.spare_N is not None and (kept := int(np.count_nonzero(inventory.spare_N[rows]))):
+        message += f"; {kept} of its nodes {'is kept as a spare' if kept == 1 else 'are kept as spares'}"
     return Unschedulable(reason=Reason.WAITING_FOR_TOPOLOGY, message=message, lacking=request.workers - have)
 
 

@@ -16,7 +16,7 @@ from polyreme_api.queue import (
     TrainingQueueStatus,
 )
 from polyreme_api.times import rfc3339
-from polyreme_api.topology import UNLABELLED_MAX, ClusterTopologyStatus, LevelCount
+from polyreme_api.topology import SPARES_SHOWN_MAX, UNLABELLED_MAX, ClusterTopologyStatus, LevelCount
 from polyreme_operator.cache.jobs import JobIndex
 from polyreme_operator.placement.topology import Arrangement
 from polyreme_operator.port import ObjectRef
@@ -94,7 +94,9 @@ def queue_statuses(
     return writes
 
 
-def topology_status(view: TopologyView, arrangement: Arrangement, *, now_s: float) -> list[WriteQueueStatus]:
+def topology_status(
+    view: TopologyView, arrangement: Arrangement, *, now_s: float, spares: Sequence[str] = ()
+) -> list[WriteQueueStatus]:
     """Return the status write of the topology if it has changed."""
     problem = arrangement.problems[0] if arrangement.problems else None
     condition = _condition(
@@ -115,6 +117,8 @@ def topology_status(view: TopologyView, arrangement: Arrangement, *, now_s: floa
         nodes=len(arrangement.names) - len(arrangement.unlabelled),
         unlabelled=len(arrangement.unlabelled),
         unlabelled_nodes=list(arrangement.unlabelled[:UNLABELLED_MAX]),
+        spares=len(spares),
+        spare_nodes=list(spares[:SPARES_SHOWN_MAX]),
     )
     patch = _difference(view.status, status.model_dump(mode="json", by_alias=True, exclude_none=True))
     ref = ObjectRef(kind="ClusterTopology", name=view.name)

@@ -10,6 +10,7 @@ import numpy as np
 from polyreme_api.job import TrainingJobStatus
 from polyreme_api.progress import Outcome
 from polyreme_operator.placement.place import charge, place
+from polyreme_operator.placement.spares import spares_N
 from polyreme_operator.queueing.fair_share import Shares
 from polyreme_operator.queueing.quota import QuotaLedger
 from polyreme_operator.reconcile import pre_checks, transition
@@ -21,7 +22,7 @@ from polyreme_operator.scheduler.reservations import Reservation
 from polyreme_operator.scheduler.snapshot import ClusterSnapshot
 from polyreme_operator.types.actions import WriteIntents, WriteStatus
 from polyreme_operator.types.intents import Intent, next_attempt
-from polyreme_operator.types.inventory import BoolArray, GangRequest, RowArray, Unschedulable
+from polyreme_operator.types.inventory import BoolArray, GangRequest, RowArray, SparesView, Unschedulable
 from polyreme_operator.types.snapshot import JobSnapshot, Pending
 from polyreme_operator.types.views import JobView, PodView
 from polyreme_planner.plan import Plan
@@ -228,9 +229,16 @@ class SchedulingCycle:
         self.intend(job)
         self.write(job, transition.admit(job, self.names(rows_W), self.now_s, plan=plan))
 
-    def blocked_for(self, job: JobView) -> BoolArray:
-        """Return the nodes that a job may not use: other jobs' exclusive domains, and nodes reserved for others."""
+    def blocked_for(self, job: JobView, *, spares: bool = False) -> BoolArray:
+        """Return the nodes that a job may not use: other jobs' exclusive domains, nodes reserved for others, spares.
+
+        Args:
+            job: The job.
+            spares: Whether it may use spares: only repairs may.
+        """
         blocked_N = np.zeros(len(self.inventory.names), dtype=np.bool_)
+        if self.cluster.spares is not None and not spares:
+            blocked_N |= self._spares_N(self.cluster.spares)
         for uid, own_N in self.exclusive.items():
             if uid != job.uid:
                 blocked_N |= own_N
@@ -238,6 +246,15 @@ class SchedulingCycle:
             if reservation.by.uid != job.uid and job.priority <= reservation.by.priority:
                 blocked_N[reservation.rows] = True
         return blocked_N
+
+    def _spares_N(self, spares: SparesView) -> BoolArray:
+        """Return the spares of this cycle: chosen once, after its repairs."""
+        if self.inventory.spare_N is None:
+            reserved_N = np.zeros(len(self.inventory.names), dtype=np.bool_)
+            for reservation in self.reservations.values():
+                reserved_N[reservation.rows] = True
+            self.inventory.spare_N = spares_N(self.inventory, spares, reserved_N=reserved_N)
+        return self.inventory.spare_N
 
     def reservation_of(self, by: JobView, victims: Collection[str]) -> Reservation:
         """Return the reservation for a job of what its victims hold."""

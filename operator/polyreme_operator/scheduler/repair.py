@@ -117,7 +117,9 @@ def _nodes_for(
         return None
     found: dict[int, int] = {}
     for group, near_N, near_W, topology in _groups(cycle, job, rows_W, moved):
-        blocked_N = cycle.blocked_for(job) if near_N is None else cycle.blocked_for(job) | ~near_N
+        blocked_N = cycle.blocked_for(job, spares=True)
+        if near_N is not None:
+            blocked_N |= ~near_N
         # A node that could not hold a pod looks free in our accounts, so it must be excluded.
         blocked_N[left_W[left_W >= 0]] = True
         blocked_N[_failed_rows(cycle, job.spec)] = True

@@ -12,7 +12,7 @@ from polyreme_operator.port import ObjectRef
 from polyreme_operator.queueing.tree import QueueTree
 from polyreme_operator.queueing.waiting import WaitingIndex
 from polyreme_operator.types.intents import Intents
-from polyreme_operator.types.inventory import Inventory, LevelView
+from polyreme_operator.types.inventory import Inventory, LevelView, SparesView
 from polyreme_operator.types.queues import QueueView
 from polyreme_operator.types.snapshot import Pending
 from polyreme_operator.types.views import ForeignPod, JobView, LeaseView, NodeView, PodView
@@ -47,6 +47,7 @@ class ClusterSnapshot:
     intents: Intents = dataclasses.field(default_factory=Intents)
     settled: Collection[str] = frozenset()
     """UIDs of jobs of the intents whose intended write can't be applied any more, whatever their status says."""
+    spares: SparesView | None = None
     leases_read: frozenset[str] = frozenset()
     """UIDs of jobs whose Lease was read after everything else here was seen."""
 
@@ -59,6 +60,7 @@ def cluster_of(
     leases: Iterable[LeaseView] = (),
     queues: Sequence[QueueView] = (),
     levels: Sequence[LevelView] = (),
+    spares: SparesView | None = None,
     foreign: Iterable[ForeignPod] = (),
     intents: Intents | None = None,
     leases_read: frozenset[str] = frozenset(),
@@ -81,6 +83,7 @@ def cluster_of(
         table.add(other.node, other.requests, 1, busy=False)
     return ClusterSnapshot(
         inventory=table.snapshot(),
+        spares=spares,
         jobs=index.views,
         waiting=index.waiting,
         running=index.running,

@@ -47,6 +47,14 @@ class LevelView:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SparesView:
+    """Nodes that each domain of a level keeps for repairs."""
+
+    level: str
+    nodes: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Taint:
     """A taint of a node."""
 
@@ -108,6 +116,8 @@ class Inventory:
     """Node labels of the levels, which name a level as well as its name does."""
     distance_L: IntArray | None = None
     """Distance of two nodes that part at a level, never rising downwards; None: 1 for hosts, times four a level."""
+    spare_N: BoolArray | None = None
+    """Nodes that are kept as spares in this scheduling cycle; None: they have not been chosen, or there are none."""
     memo: dict[Any, Any] = dataclasses.field(default_factory=dict)
     """Cached results that are valid, and shared by snapshots, until nodes, labels, taints or levels change."""
 

@@ -13,7 +13,7 @@ from polyreme_api.queue import TrainingQueueSpec, TrainingQueueStatus
 from polyreme_api.topology import DEFAULT_TOPOLOGY, ClusterTopologySpec, ClusterTopologyStatus
 from polyreme_operator.health.policy import Answer, Hook, PolicyView, Rule
 from polyreme_operator.port import Manifest
-from polyreme_operator.types.inventory import LevelView
+from polyreme_operator.types.inventory import LevelView, SparesView
 from polyreme_operator.types.queues import QueueView, Quota, Reclaim, StopPolicy
 from polyreme_operator.types.timestamps import parse_time_or
 from polyreme_operator.types.views import TopologyView
@@ -82,8 +82,13 @@ def parse_topology(manifest: Manifest) -> TopologyView | None:
             LevelView(name=level["name"], node_label=level["nodeLabel"], distance=_count(level.get("distance")))
             for level in (manifest.get("spec") or {}).get("levels") or ()
         ),
+        spares=_spares((manifest.get("spec") or {}).get("spares")),
         status=_own_word(manifest, ClusterTopologyStatus),
     )
+
+
+def _spares(given: Mapping[str, Any] | None) -> SparesView | None:
+    return None if given is None else SparesView(level=given["level"], nodes=_count(given["nodes"]) or 0)
 
 
 def parse_fault_policy(manifest: Manifest) -> PolicyView:

@@ -13,7 +13,7 @@ from polyreme_api.job.status import AttemptStatus
 from polyreme_api.progress import ProgressRecord
 from polyreme_operator.health.record import HEALTH, Leave
 from polyreme_operator.port import ObjectRef
-from polyreme_operator.types.inventory import Constraints, LevelView, Requests, Taint
+from polyreme_operator.types.inventory import Constraints, LevelView, Requests, SparesView, Taint
 from polyreme_operator.types.plans import PlanRequest
 from polyreme_operator.types.pod_waiting import Waiting
 from polyreme_operator.types.reasons import Reason
@@ -186,6 +186,7 @@ class TopologyView:
     generation: int = 0
     levels: tuple[LevelView, ...] = ()
     """Top to bottom, without the host's."""
+    spares: SparesView | None = None
     status: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False)
     """Its last written status."""
 

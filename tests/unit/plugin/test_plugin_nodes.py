@@ -115,3 +115,18 @@ def test_a_whole_domain_is_taken_out_and_returned_but_for_what_a_policy_took_out
         assert [node.name for node in await nodes.read_nodes(cluster) if node.tainted] == ["n3"]
 
     asyncio.run(story())
+
+
+def test_spares_are_shown_as_the_topology_names_them() -> None:
+    async def story() -> None:
+        cluster = _cluster()
+        api = {"apiVersion": "polyreme.dev/v1alpha1", "kind": "ClusterTopology", "metadata": {"name": "default"}}
+        spec = {"levels": [{"name": "rack", "nodeLabel": "example.com/rack"}]}
+        await cluster.create({**api, "spec": spec})
+        status = {"status": {"spares": 1, "spareNodes": ["a"]}}
+        await cluster.patch(ObjectRef(kind="ClusterTopology", name="default"), status, subresource="status")
+        spares = await nodes.read_spares(cluster)
+        (row,) = nodes.rows_of(await nodes.read_nodes(cluster), everything=False, spares=spares)
+        assert (row.name, row.state) == ("a", "spare")
+
+    asyncio.run(story())

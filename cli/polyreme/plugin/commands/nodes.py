@@ -33,7 +33,7 @@ def nodes(
     kubeconfig: Kubeconfig = None,
     context: Context = None,
 ) -> None:
-    """Show which nodes are out of service or at risk, why, since when, and what would bring them back.
+    """Show which nodes are out of service, at risk or spares, why, since when, and what would bring them back.
 
     Example: kubectl polyreme nodes
     """
@@ -43,7 +43,8 @@ def nodes(
     found: list[views.NodeRow] = []
 
     async def story(cluster: ClusterPort) -> None:
-        found.extend(views.rows_of(await views.read_nodes(cluster), everything=everything))
+        nodes, spares = await views.read_nodes(cluster), await views.read_spares(cluster)
+        found.extend(views.rows_of(nodes, everything=everything, spares=spares))
 
     target(kubeconfig, context, None).run(story)
     if is_data(output):

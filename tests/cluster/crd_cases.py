@@ -218,7 +218,7 @@ RULED: list[Case] = [
     ),
     (
         "ClusterTopology",
-        {"spec": {"levels": [RACK, ZONE], "spares": {"level": "block", "nodes": 1}}},
+        {"spec.spares": {"level": "block", "nodes": 1}},
         ("spec:", "spares.level block is no level, the levels are", "name one of them"),
     ),
     (

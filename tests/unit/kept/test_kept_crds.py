@@ -28,6 +28,13 @@ TYPES: dict[str, type | tuple[type, ...]] = {
     "number": (int, float),
     "boolean": bool,
 }
+NARROWED = {
+    # Kubernetes itself allows no longer key.
+    "TrainingJob.spec.workers.template.spec.tolerations[].key: maxLength is 317",
+    # A job that has more keeps running: the server checks only what changes, and a template never does.
+    "TrainingJob.spec.workers.template.spec.tolerations: maxItems is 128",
+}
+"""Bounds that came later: rules in CEL need them, and they take nothing from a job that exists."""
 TODAY = {definition.kind: crd(definition) for definition in DEFINITIONS}
 
 pytestmark = pytest.mark.parametrize("version", VERSIONS, ids=lambda version: version.name)
@@ -125,9 +132,8 @@ def test_names_scope_and_versions_are_those_of_then(version: Path) -> None:
 def test_no_field_and_no_value_of_then_is_lost(version: Path) -> None:
     kept = kept_crds(version)
     assert len(kept) >= 4
-    assert [
-        f"{kind}{loss}" for kind, old in kept.items() for loss in losses(schema_of(old), schema_of(TODAY[kind]))
-    ] == []
+    found = {f"{kind}{loss}" for kind, old in kept.items() for loss in losses(schema_of(old), schema_of(TODAY[kind]))}
+    assert found - NARROWED == set()
 
 
 def test_every_stored_object_is_accepted_whole(version: Path) -> None:

@@ -27,6 +27,7 @@ from tests.unit.launcher.numbered_packs import DAMAGED_STEP, HANGING_STEP, PACKS
 
 TICK_S = 0.05
 COMMAND = (sys.executable, "-m", "tests.unit.launcher.numbered_packs")
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
 
 
 @dataclasses.dataclass
@@ -65,7 +66,7 @@ def pod(tmp_path: Path) -> Iterator[Pod]:
     folder = tmp_path / ("long" * 40)
     folder.mkdir()
     (folder / "job.json").write_text("0.0")
-    engine = DataEngine(directory=folder, environment=dict(os.environ), stuck_s=0.5, command=COMMAND)
+    engine = DataEngine(directory=folder, environment=ENVIRONMENT, stuck_s=0.5, command=COMMAND)
     engine.begin_attempt()
     pod = Pod(engine, folder)
     ticks = threading.Thread(target=pod.tick)

@@ -136,7 +136,9 @@ def _out(facts: NodeFacts, record: Record, judged: tuple[Judged, ...], now_s: fl
         lifted = _examined(facts, after, judged, now_s)
         if lifted is not None:
             return lifted
-        after = _renewed(after, EXAMINE_S if facts.policy is None else facts.policy.examine_s, now_s)
+        # After a repair every report is looked at; only an examination that was due counts and moves the next one.
+        if now_s >= after.examine_at_s:
+            after = _renewed(after, EXAMINE_S if facts.policy is None else facts.policy.examine_s, now_s)
     after = repair.settled(after, facts.policy, now_s)
     after = _emptied(facts, after)
     if may_begin(facts, after) and facts.policy is not None:

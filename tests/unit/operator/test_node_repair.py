@@ -83,6 +83,7 @@ def test_a_reboot_ends_only_what_the_next_boot_does_not_show() -> None:
     saw(node, JobState.SUCCEEDED, 200.0)
     node.step(210.0)
     assert phase(node) == ("Reboot", 1, RepairPhase.SETTLE)
+    assert not node.step(210.1).changed, "each change is a write, and each write another look"
 
 
 def test_failures_are_retried_then_the_next_action_then_the_node_is_retired() -> None:

@@ -2,8 +2,9 @@
 
 As in client-go, no replica trusts another's clock: a contender counts from its last observed change of the Lease, the
 holder from before it sent its last confirmed renewal. The holder stops after two thirds of the lease duration, so two
-replicas lead at once only if one clock runs 1.5 times as fast as the other. A replica that is suspended in the middle
-of a write can't do harm, because every write has a precondition.
+replicas lead at once only if one clock runs 1.5 times as fast as the other. A replica that was suspended asks before
+each write whether it still leads; if it is suspended in the middle of one, the write's precondition protects what
+changed.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ async def lead(
     identity: str,
     namespace: str,
     rng: random.Random,
-    run: Callable[[], Awaitable[None]],
+    run: Callable[[Callable[[], bool]], Awaitable[None]],
     lease_s: float = LEASE_S,
     renew_s: float = RENEW_S,
     name: str = LEASE_NAME,
@@ -131,7 +132,7 @@ async def lead(
         identity: Name of this replica; no other process has it.
         namespace: Where the Lease lies.
         rng: Jitter of waits.
-        run: The work; cancelled when the Lease is lost, or this is.
+        run: The work; cancelled when the Lease is lost, or this is. It gets what tells whether this replica leads now.
         lease_s: Silence after which others may take the Lease.
         renew_s: Time between renewals.
         name: Name of the Lease.
@@ -141,7 +142,7 @@ async def lead(
     while True:
         await candidate.acquire()
         _log.info("leading as %s", identity)
-        work = asyncio.ensure_future(run())
+        work = asyncio.ensure_future(run(candidate.leads))
         try:
             await candidate.keep(work)
         finally:
@@ -177,9 +178,9 @@ class _Candidate:
 
     async def acquire(self) -> None:
         """Wait until this replica leads."""
-        while not self._leads():
+        while not self.leads():
             await self._try()
-            if not self._leads():
+            if not self.leads():
                 await self._clock.sleep(self._patience_s())
 
     async def keep(self, work: asyncio.Future[None]) -> None:
@@ -221,7 +222,8 @@ class _Candidate:
             return False
         return True
 
-    def _leads(self) -> bool:
+    def leads(self) -> bool:
+        """Tell whether the Lease is this replica's for certain."""
         return self._clock.steady_s() < self._until_s
 
     def _patience_s(self) -> float:
@@ -241,7 +243,7 @@ class _Candidate:
                 return
 
     async def _expire(self) -> None:
-        while self._leads():
+        while self.leads():
             await self._clock.sleep(max(0.0, self._until_s - self._clock.steady_s()))
 
     async def _try(self) -> None:

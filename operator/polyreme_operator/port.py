@@ -137,6 +137,10 @@ class PortTimeoutError(PortError, RetryableError):
     """No answer in time, or the connection broke. Whether the write was committed is unknown."""
 
 
+class NotLeadingError(PortError, RetryableError):
+    """This process does not lead; nothing was sent."""
+
+
 class ClusterPort(Protocol):
     """A cluster's API. Every method may raise TooManyRequestsError, ServerError and PortTimeoutError."""
 

@@ -8,7 +8,7 @@ import logging
 import random
 import secrets
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import kopf
@@ -24,10 +24,11 @@ from polyreme_operator.cache.kinds import watched_kinds
 from polyreme_operator.controller import run_operator
 from polyreme_operator.instrumented_client import InstrumentedCluster
 from polyreme_operator.kopf_feed import KopfFeed, own_kinds, wait_until_served
+from polyreme_operator.leader_port import LeaderPort
 from polyreme_operator.logging_setup import set_up
 from polyreme_operator.options import Options
 from polyreme_operator.plan_worker import ProcessPlanner
-from polyreme_operator.port import PAGE_OBJECTS
+from polyreme_operator.port import PAGE_OBJECTS, ClusterPort
 from polyreme_operator.publishing.metrics import Metrics
 from polyreme_system.clock import SystemClock
 
@@ -138,17 +139,17 @@ class _Shell:
             self._work.cancel()
             await asyncio.wait({self._work}, timeout=EXIT_S)
 
-    async def _lead(self) -> None:
+    async def _lead(self, leads: Callable[[], bool]) -> None:
         planner = ProcessPlanner()
         try:
             with self._metrics.leading():
-                await self._run(planner)
+                await self._run(planner, LeaderPort(self._feed, leads))
         finally:
             planner.close()
 
-    async def _run(self, planner: ProcessPlanner) -> None:
+    async def _run(self, planner: ProcessPlanner, cluster: ClusterPort) -> None:
         await run_operator(
-            self._feed,
+            cluster,
             self._clock,
             settings=self._options.settings,
             rng=random.Random(),

@@ -7,9 +7,6 @@ from polyreme_operator.port import Manifest
 from polyreme_simulator.cluster_view import ClusterView
 from polyreme_simulator.observed_state import ObservedState
 
-AWAKE_S = 0.1
-"""Time that a replica has after a stop to notice that it no longer leads."""
-
 
 class LeaderFacts:
     """Renewals of the operator's Lease, and what replicas send.
@@ -21,7 +18,6 @@ class LeaderFacts:
     def __init__(self, observed: ObservedState) -> None:
         self._observed = observed
         self._renewed_s: dict[str, float] = {}
-        self._awake_s: dict[str, float] = {}
         self._holder = ""
         """Last replica that had the Lease."""
         self._named = ""
@@ -45,7 +41,6 @@ class LeaderFacts:
 
     def went_on(self, name: str, world: ClusterView) -> None:
         """A replica continues after a stop."""
-        self._awake_s[name] = world.time_s()
         if self._holder != name and name in self._renewed_s:
             world.reached["an old leader continues", ""] += 1
 
@@ -54,5 +49,5 @@ class LeaderFacts:
         now_s = world.time_s()
         self.rules_since_s = self._began_s.setdefault(name, now_s)
         silent_s = now_s - self._renewed_s.get(name, float("-inf"))
-        if silent_s > LEASE_S and now_s - self._awake_s.get(name, float("-inf")) > AWAKE_S:
+        if silent_s > LEASE_S:
             self._observed.broke("only the leader writes", f"{name}: {what}, {silent_s:.1f} s after its renewal", world)

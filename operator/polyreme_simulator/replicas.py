@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from polyreme_operator.controller import run_operator
 from polyreme_operator.election import LEASE_NAME, lead
+from polyreme_operator.leader_port import LeaderPort
 from polyreme_operator.port import ObjectRef
 from polyreme_operator.settings import Settings
 from polyreme_operator.types.observer import NullObserver
@@ -167,10 +168,10 @@ class Replica:
     async def _run(self, port: FaultyPort, rng: random.Random) -> None:
         """One process: it waits for the Lease, and works while it has it."""
 
-        async def work() -> None:
+        async def work(leads: Callable[[], bool]) -> None:
             self._reached["leads", ""] += 1
             await run_operator(
-                port,
+                LeaderPort(port, leads),
                 self.clock,
                 settings=self._settings,
                 rng=random.Random(rng.random()),

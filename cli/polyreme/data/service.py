@@ -31,6 +31,7 @@ from polyreme_operator import election, metrics_server
 from polyreme_operator.adapters.kubernetes.cluster import KubernetesCluster
 from polyreme_operator.adapters.kubernetes.connection import Connection, from_kubeconfig, from_service_account
 from polyreme_operator.arguments import LOOPBACK, in_cluster
+from polyreme_operator.leader_port import LeaderPort
 from polyreme_operator.logging_setup import set_up
 from polyreme_operator.port import ClusterPort, ObjectRef, PortError
 from polyreme_system.clock import SystemClock
@@ -131,7 +132,7 @@ class DataService:
                 identity=f"{socket.gethostname()}_{secrets.token_hex(4)}",
                 namespace=self._options.namespace,
                 rng=random.Random(),
-                run=lambda: self._lead(cluster),
+                run=lambda leads: self._lead(LeaderPort(cluster, leads)),
                 name=LEASE_NAME,
             )
 

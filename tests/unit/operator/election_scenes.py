@@ -107,7 +107,7 @@ class Contest:
         port = WeatherPort(self.store, weather or Weather(), rng)
         clock = SkewedClock(self.loop, rate=rate, offset_s=offset_s)
 
-        async def run() -> None:
+        async def run(_: Callable[[], bool]) -> None:
             began_s = self.loop.time()
             self.leading.append(name)
             if len(self.leading) > 1:

@@ -176,7 +176,7 @@ def test_the_leading_replica_says_so_until_its_term_ends() -> None:
     shell = _Shell(parse([], {}), connection, port, metrics, SystemClock())
 
     async def term() -> None:
-        task = asyncio.ensure_future(shell._lead())
+        task = asyncio.ensure_future(shell._lead(lambda: True))
         async with asyncio.timeout(10):
             while not read(metrics, "polyreme_scheduling_cycle_seconds_count"):
                 await asyncio.sleep(0.01)

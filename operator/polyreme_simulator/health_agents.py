@@ -9,7 +9,7 @@ from typing import Any
 from polyreme_api import labels
 from polyreme_operator.health.record import HEALTH, NodeState, parse
 from polyreme_operator.port import Manifest, ObjectRef, PortError
-from polyreme_simulator.health_facts import GPU, KERNEL
+from polyreme_simulator.health_facts import BY_HAND, GPU, KERNEL
 from polyreme_simulator.repair_hooks import RepairHooks
 from polyreme_simulator.world import World
 
@@ -215,7 +215,7 @@ class HealthAgents:
         if names:
             name = self._rng.choice(names)
             taints = (self._world.node_object(name).get("spec") or {}).get("taints") or ()
-            mine = {"key": HEALTH, "value": "by-hand", "effect": "NoSchedule"}
+            mine = {"key": HEALTH, "value": BY_HAND, "effect": "NoSchedule"}
             self._world.kubelets.patch(name, {"spec": {"taints": [*taints, mine]}})
         return bool(names)
 

@@ -14,6 +14,8 @@ from polyreme_simulator.cluster_view import ClusterView
 from polyreme_simulator.observed_state import ObservedState
 
 GRAVE = frozenset({"Xid48", "GPUMissing"})
+BY_HAND = "by-hand"
+"""Value of a taint that a person sets."""
 KERNEL = "KernelDeadlock"
 GPU = "polyreme.dev/GPU"
 OWNED_WITHIN_S = 20.0
@@ -25,6 +27,8 @@ class _Seen:
     """What was last seen of one node."""
 
     tainted: bool = False
+    by_hand: bool = False
+    """Whether the taint is a person's, as it was set."""
     since_s: float = 0.0
     record: Record | None = None
     others: tuple[Any, ...] = ()
@@ -73,7 +77,8 @@ class HealthFacts:
         self._seen[name] = after
         if before.record != after.record and before.record is not None and before.others != after.others:
             self._observed.broke("taints of others are left alone", f"{name}: {before.others} {after.others}", world)
-        if after.tainted and not before.tainted and after.record is not None and after.record.state.is_out:
+        began = after.tainted and not before.tainted and not after.by_hand
+        if began and after.record is not None and after.record.state.is_out:
             self._check_taint(name, before, after.record, world)
         if lifted and after.record != before.record:
             world.reached["node returned", ""] += 1
@@ -125,6 +130,7 @@ def _seen(node: Manifest) -> _Seen:
     conditions = (node.get("status") or {}).get("conditions") or ()
     return _Seen(
         tainted=any(taint["key"] == HEALTH for taint in taints),
+        by_hand=any(taint["key"] == HEALTH and taint.get("value") == BY_HAND for taint in taints),
         record=parse((node["metadata"].get("annotations") or {}).get(HEALTH))[0],
         others=tuple(sorted(taint["key"] for taint in taints if taint["key"] != HEALTH)),
         shown=tuple(

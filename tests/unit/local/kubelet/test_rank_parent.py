@@ -75,7 +75,11 @@ def test_ranks_keep_freed_memory_unless_the_pod_says_otherwise() -> None:
             environment=environment, on_exit=lambda *_: None, on_forked=lambda: None, on_fail=lambda _: None
         )
         parent.start()
-        told = Path(f"/proc/{parent.fork_server_pid}/environ").read_text()
+        environ = Path(f"/proc/{parent.fork_server_pid}/environ")
+        async with asyncio.timeout(10):
+            # A kernel shows it empty for a moment in the middle of exec.
+            while not (told := environ.read_text()):
+                await asyncio.sleep(0.01)
         await parent.close()
         return dict(variable.split("=", 1) for variable in told.split("\0") if variable)
 

@@ -56,6 +56,15 @@ class DataFacts:
         """Tell whether a job without an admission has to wait for its data, or may have to."""
         return self.gated and self.reported(job) is not DataState.PROCESSED
 
+    def may_have_awaited(self, uid: str, job: Manifest, world: ClusterView) -> bool:
+        """Tell whether a job without an admission waited for its data by anything that may be known of it now."""
+        if not self.gated:
+            return False
+        if (job.get("status") or {}).get("attempt") is not None and self._report(job) is None:
+            # A report that is lost takes nothing away from a job that has had its data.
+            return False
+        return self._ready_s.get(uid, float("inf")) > self._capacity.known_since_s(world)
+
     def admitted(self, uid: str, before: Mapping[str, Any], world: ClusterView) -> None:
         """Check an admission, whose write holds for exactly the job that it saw.
 

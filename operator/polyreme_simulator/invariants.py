@@ -60,7 +60,9 @@ class Facts(ObservedState):
         self.places = PlaceFacts(
             self, capacity=self.capacity, batches=self.batches, anomalies=self.anomalies, data=self.data
         )
-        self.preemptions = PreemptionFacts(self, capacity=self.capacity, batches=self.batches, anomalies=self.anomalies)
+        self.preemptions = PreemptionFacts(
+            self, capacity=self.capacity, batches=self.batches, anomalies=self.anomalies, data=self.data
+        )
         self._joined: dict[tuple[str, int], dict[int, int]] = {}
         self._forked: set[tuple[str, int, int]] = set()
         self._released: set[tuple[str, int]] = set()

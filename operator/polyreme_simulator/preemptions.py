@@ -13,6 +13,7 @@ from polyreme_simulator.anomaly_facts import AnomalyFacts
 from polyreme_simulator.batches import BatchFacts
 from polyreme_simulator.capacity import CapacityFacts
 from polyreme_simulator.cluster_view import ClusterView
+from polyreme_simulator.data_facts import DataFacts
 from polyreme_simulator.observed_state import ObservedState
 
 PREEMPTIONS_MAX = 12
@@ -30,15 +31,23 @@ class PreemptionFacts:
         capacity: Who holds what.
         batches: The batch of intents that is being written.
         anomalies: Which anomalies are in force.
+        data: What is reported about jobs' data.
     """
 
     def __init__(
-        self, observed: ObservedState, *, capacity: CapacityFacts, batches: BatchFacts, anomalies: AnomalyFacts
+        self,
+        observed: ObservedState,
+        *,
+        capacity: CapacityFacts,
+        batches: BatchFacts,
+        anomalies: AnomalyFacts,
+        data: DataFacts,
     ) -> None:
         self._observed = observed
         self._capacity = capacity
         self._batches = batches
         self._anomalies = anomalies
+        self._data = data
         self._asked: dict[tuple[str, int], float] = {}
         """When the gang of an attempt was asked to checkpoint and stop, by job and attempt."""
         self._requested_s: dict[str, float] = {}
@@ -146,7 +155,7 @@ class PreemptionFacts:
         if self._resumed_s.get(uid, float("-inf")) > self._capacity.known_since_s(world):
             # Nothing is held for a suspended job, and the admission that lands now may have been decided before.
             return False
-        if uid in self._anomalies.quarantined:
+        if uid in self._anomalies.quarantined or self._data.may_have_awaited(uid, job, world):
             return False
         known = [queues for queues, _ in self._capacity.possible(world)]
         return all(queues.in_order(queue) and not queues.held(queue) for queues in known)

@@ -159,7 +159,9 @@ class WaitingFacts:
             other, phase = pod["metadata"]["labels"][labels.LABEL_JOB_UID], (pod.get("status") or {}).get("phase")
             if other != uid and phase not in ENDED and not self._stays(other):
                 return True
-        return False
+        # One whose pods are gone has its grace period left if nothing tells how it ended.
+        admitted = (other for other in self._observed.jobs if self._observed.true(other, "Admitted"))
+        return any(other != uid and not self._stays(other) for other in admitted)
 
     def _stays(self, uid: str) -> bool:
         """Tell whether a job is admitted and has not been asked to stop, be it for a suspension that was revoked."""

@@ -181,6 +181,17 @@ metadata:
   {{- include "polyreme.metadata" . | nindent 2 }}
 {{- end }}
 
+{{/* Ports of the API server, for a policy; it sees the port behind the kubernetes Service. */}}
+{{- define "polyreme.apiServerPorts" -}}
+{{- $ports := list 443 6443 }}
+{{- range (lookup "discovery.k8s.io/v1" "EndpointSlice" "default" "kubernetes").ports | default list }}
+  {{- $ports = append $ports (int .port) }}
+{{- end }}
+{{- range .Values.networkPolicies.apiServerPorts | default (uniq $ports) }}
+- {port: {{ . }}}
+{{- end }}
+{{- end }}
+
 {{- define "polyreme.fromMetricsReaders" -}}
 {{- with .Values.networkPolicies.metricsNamespaces -}}
 - from:

@@ -20,6 +20,8 @@ from polyreme_api import labels
 CONDITION_PREFIX = f"{labels.GROUP}/"
 CONDITION_AGENT = f"{CONDITION_PREFIX}Agent"
 """The agent's heartbeat: which detectors work, and which have nothing to examine."""
+REASON_ABSENT = "Absent"
+"""Reason of a condition whose detectors have nothing to examine, such as the network of a node without an adapter."""
 CONDITION_PRE_CHECK = f"{CONDITION_PREFIX}PreCheck"
 """Checks before training, written by the operator; ``True``: the node failed one."""
 CONDITIONS = tuple(CONDITION_PREFIX + name for name in ("GPU", "GPULink", "Network", "PCIe", "Kernel", "Storage"))

@@ -14,6 +14,7 @@ from polyreme_api.node_report import (
     CONDITION_AGENT,
     CONDITION_PREFIX,
     COUNT_MAX,
+    REASON_ABSENT,
     RECOVERY_ACTION,
     STATES,
     NodeEvent,
@@ -250,9 +251,8 @@ class Ledger:
             return Condition(type=kind, status="False", reason="NoFault", message="Examined; no fault was found.")
         failed = [look for look in states if look.state is State.FAILED]
         why = "; ".join(look.why for look in failed or states) or "no collector has looked yet"
-        return Condition(
-            type=kind, status="Unknown", reason="Failed" if failed else "Absent", message=f"Not examined: {why}"[:512]
-        )
+        reason = "Failed" if failed else REASON_ABSENT
+        return Condition(type=kind, status="Unknown", reason=reason, message=f"Not examined: {why}"[:512])
 
     def _sentence(self, event: NodeEvent, number: int) -> str:
         row = self._table.get(event.code)

@@ -91,7 +91,7 @@ class PolyremeHome:
         )
         return Ended(code=done.returncode, output=done.stdout, said=done.stderr)
 
-    def start(self, job: Path, *arguments: str, background: bool = False) -> Serving:
+    def start(self, job: Path, *arguments: str, background: bool = False, **environment: str) -> Serving:
         """Start ``polyreme run``, from a terminal or as a script starts it in the background, with nohup."""
         handling = signal.SIG_IGN if background else signal.SIG_DFL
 
@@ -103,7 +103,7 @@ class PolyremeHome:
         with output.open("w") as out, output.with_suffix(".err").open("w") as said:
             process = psutil.Popen(
                 self._command(("run", str(job), "-o", "json", *arguments)),
-                env=self._environment,
+                env={**self._environment, **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=said,
@@ -229,6 +229,11 @@ class Serving:
     def kill_rank(self, rank: int) -> None:
         """Kill a rank with SIGKILL."""
         os.kill(self.pids(rank // 2)[str(rank)], signal.SIGKILL)
+
+    def kill_data_engine(self) -> None:
+        """Kill one pod's data engine with SIGKILL."""
+        engine = next(each for each in self.tree() if "polyreme_datahub.loader.engine" in each.cmdline())
+        engine.kill()
 
     def tree(self) -> list[psutil.Process]:
         """The process and everything below it."""

@@ -59,12 +59,15 @@ def test_losses_after_killed_launchers_and_fork_servers_are_those_of_the_undistu
     assert home.losses("launchers") == truth
 
 
-def test_a_pipeline_ends_well_over_a_killed_rank_and_loses_no_bit_of_any_loss(
+def test_a_pipeline_ends_well_over_a_killed_rank_and_data_engine_and_loses_no_bit_of_any_loss(
     home: PolyremeHome, draw: random.Random
 ) -> None:
+    # Calm without data engines, hurt with them: these change no bit either.
     calm = home.start(home.write_job("calm", parallelism=PIPED)).end()
     assert calm.code == 0, calm.said
-    serving = home.start(home.write_job("hurt", parallelism=PIPED, failurePolicy=IMPATIENT))
+    serving = home.start(home.write_job("hurt", parallelism=PIPED, failurePolicy=IMPATIENT), POLYREME_DATA_ENGINE="on")
+    serving.trained(attempt=1, steps=1)
+    serving.kill_data_engine()
     serving.until(lambda: serving.committed(1), "attempt 1 committed a checkpoint")
     serving.trained(attempt=1, steps=draw.randrange(CHECKPOINT_EVERY + 1, 2 * CHECKPOINT_EVERY))
     serving.kill_rank(draw.choice(RANKS))

@@ -1,5 +1,6 @@
 """The node agent on real nodes: a fault in the kernel log moves the work, and costs no loss."""
 
+import json
 import os
 import subprocess
 import sys
@@ -9,13 +10,15 @@ from pathlib import Path
 import pytest
 
 from polyreme_operator.health.record import HEALTH
-from tests.nodes.agents import agents, condition, lose_gpu, taints
+from tests.nodes.agents import agents, condition, lose_gpu, record_of, repair, taints
 from tests.nodes.cluster import ROOT, Cluster
-from tests.nodes.release import Release, created, job
+from tests.nodes.release import DEVICES, Release, created, is_true, job
 from tests.nodes.servers import Outside
 from tests.nodes.story import records_of, write_job
+from tests.services.test_runs_on_servers import shortened
 
 NAME = "faulty"
+PROBATION = "in probation after a fault, and only jobs with acceptProbation use them"
 pytestmark = pytest.mark.slow
 
 
@@ -35,7 +38,7 @@ def plugin(cluster: Cluster, *words: str) -> str:
     return done.stdout
 
 
-def test_a_lost_gpu_in_the_kernel_log_moves_the_work_and_a_release_returns_the_node(
+def test_a_lost_gpu_moves_the_work_and_the_node_returns_through_repair_and_probation(
     cluster: Cluster,
     hosts: Path,
     servers: Outside,
@@ -53,8 +56,18 @@ def test_a_lost_gpu_in_the_kernel_log_moves_the_work_and_a_release_returns_the_n
     assert fault is not None
     assert (fault["status"], fault["reason"]) == ("True", "Xid79")
     assert faulty in plugin(cluster, "nodes")
-    plugin(cluster, "release", faulty, "--reason", "reseated")
-    cluster.until(
-        lambda: "released" in cluster.get("node", faulty)["metadata"]["annotations"].get(HEALTH, ""), "the release"
-    )
-    assert HEALTH not in taints(cluster, faulty), "old evidence took it out again"
+    repair(cluster, hosts, faulty)
+    assert HEALTH not in taints(cluster, faulty)
+    for name in (each["metadata"]["name"] for each in cluster.get("nodes")["items"]):
+        cluster.offer(name, DEVICES)
+    loads = job(cluster, shortened("loads", tmp_path))
+    with created(cluster, loads) as refused:
+        refused.until(lambda status: PROBATION in json.dumps(status.get("conditions")), "it is told of the probation")
+        assert not is_true(refused.status, "Admitted")
+    loads["spec"]["acceptProbation"] = True
+    with created(cluster, loads) as accepted:
+        accepted.until_succeeded()
+    # What it showed is remembered as a risk for some hours, in full service.
+    cluster.until(lambda: record_of(cluster, faulty).get("state") != "probation", "the end of its probation")
+    assert record_of(cluster, faulty).get("state", "healthy") in {"healthy", "at-risk"}
+    assert HEALTH not in taints(cluster, faulty)

@@ -21,7 +21,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.nodes.agents import agents, lose_gpu, values_with_agents
+from tests.nodes.agents import agents, lose_gpu, repair, values_with_agents
 from tests.nodes.cluster import Cluster, cluster_for_tests
 from tests.nodes.release import DEVICES, SYSTEM, Job, Release, created, is_true, job, kill_rank, prepare, state
 from tests.nodes.rights import PRODUCTION, REFUSED, UNUSED, given, has_statuses, read_metrics, seen
@@ -45,7 +45,7 @@ class Disturbances:
 
     def __init__(self, cluster: Cluster, release: Release, servers: Outside, rng: random.Random) -> None:
         self._cluster, self._release, self._servers, self._rng = cluster, release, servers, rng
-        self.upgrades, self.upgrade_restarts = 0, 0
+        self.done, self.upgrades, self.upgrade_restarts = 0, 0, 0
         self.kinds: dict[str, Callable[[Job], None]] = {
             "rank": self.rank,
             "pod": self.pod,
@@ -109,7 +109,7 @@ def main() -> int:
     """Run; 0 when every bar is held."""
     rounds, seed = int(os.environ.get("ROUNDS") or ROUNDS), int(os.environ.get("SEED") or 1)
     began_s, rng = time.monotonic(), random.Random(seed)
-    identical, zombies, kills = 0, 0, 0
+    identical, zombies = 0, 0
     with (
         tempfile.TemporaryDirectory(prefix="polyreme-soak-", dir=os.environ.get("TMPDIR") or "/var/tmp") as name,
         pytest.MonkeyPatch.context() as patch,
@@ -118,16 +118,18 @@ def main() -> int:
         in_production(cluster, servers) as release,
     ):
         folder = Path(name)
-        losses = losses_of_embedded(folder / "embedded")
+        embedded = folder / "embedded"
+        embedded.mkdir()
+        losses = losses_of_embedded(embedded)
         disturbances = Disturbances(cluster, release, servers, rng)
         with agents(cluster, release, servers) as hosts:
             with created(cluster, job(cluster, write_job("faulty", folder))) as training:
-                lose_gpu(cluster, hosts, training)
+                faulty = lose_gpu(cluster, hosts, training)
+            repair(cluster, hosts, faulty)
             for number in range(rounds):
                 order = rng.sample(sorted(disturbances.kinds), len(disturbances.kinds))
                 print(f"round {number + 1}: {', '.join(order)}", file=sys.stderr, flush=True)
                 records = one_round(cluster, servers, f"round-{number}", order, disturbances, folder, patch)
-                kills += len(order)
                 identical += int({each.step: each.loss.hex() for each in records.history} == losses)
                 zombies += sum(not entry.committed for entry in records.checkpoints if entry.history)
                 zombies += len(records.history) - len({each.step for each in records.history})
@@ -142,7 +144,7 @@ def main() -> int:
     figures = {
         "rounds": rounds,
         "seed": seed,
-        "disturbances": kills,
+        "disturbances": disturbances.done,
         "upgrades": disturbances.upgrades,
         "resumed_identical": round(identical / rounds, 3),
         "zombie_commits": zombies,
@@ -177,7 +179,8 @@ def one_round(
     for node in cluster.get("nodes")["items"]:
         cluster.offer(node["metadata"]["name"], DEVICES)
     manifest = job(cluster, write_job(name, folder, failurePolicy={"maxRestarts": 50, "noProgressMax": 20}))
-    manifest["spec"]["ttlSecondsAfterFinished"] = 5
+    # The first round ends the probation of the node that was repaired.
+    manifest["spec"] |= {"ttlSecondsAfterFinished": 5, "acceptProbation": True}
     with created(cluster, manifest) as training:
         for kind in order:
             step = training.until(lambda status: is_true(status, "Running"), "it trains").get("step", 0)
@@ -185,6 +188,7 @@ def one_round(
                 break
             training.until(lambda status, step=step: status.get("step", 0) > step, f"a step before {kind}")
             disturbances.kinds[kind](training)
+            disturbances.done += 1
         training.until_succeeded()
         words = ("--namespace", "default", "get", "trainingjobs", "--output=name")
         cluster.until(lambda: name not in cluster.kubectl(*words), "the job is deleted after its time")

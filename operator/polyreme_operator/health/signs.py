@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from polyreme_api.faults.table import FaultRow
-from polyreme_api.node_report import COUNT_MAX, NodeEvent
+from polyreme_api.node_report import COUNT_MAX, REASON_ABSENT, NodeEvent
 
 AGENT_SILENT_S = 180.0
 """How long the agent's heartbeat may stand still before its conditions count as unknown."""
@@ -58,6 +58,8 @@ class Reading:
     """Types of conditions that were examined and show no fault."""
     unknown: tuple[str, ...] = ()
     """Types of conditions that can't be examined."""
+    absent: tuple[str, ...] = ()
+    """Types of conditions that have nothing to examine on this node; never proof that something is well."""
     cured: bool = False
     """Whether events were left out that a repair has cured."""
     problems: tuple[str, ...] = ()
@@ -93,6 +95,7 @@ def read_conditions(
     signs: list[Sign] = []
     clear: set[str] = set()
     unknown: list[str] = []
+    absent: list[str] = []
     problems: list[str] = []
     for condition in sorted(conditions, key=lambda each: each.type):
         faulty = polarity(condition.type)
@@ -104,14 +107,22 @@ def read_conditions(
                 problems.append(f"condition {condition.type}: {problem}")
             events = events or (NodeEvent(code=condition.reason or condition.type),)
             signs += [_sign(event, condition, lookup, now_s) for event in events]
-        elif condition.status in _KNOWN and not (silent and is_agents(condition.type)):
+        elif silent and is_agents(condition.type):
+            unknown.append(condition.type)
+        elif condition.status in _KNOWN:
             clear.add(condition.type)
+        elif condition.reason == REASON_ABSENT and is_agents(condition.type):
+            absent.append(condition.type)
         else:
             unknown.append(condition.type)
     if len(signs) > SIGNS_MAX:
         problems.append(f"{len(signs)} faults are reported, at most {SIGNS_MAX} are judged")
     return Reading(
-        signs=tuple(signs[:SIGNS_MAX]), clear=frozenset(clear), unknown=tuple(unknown), problems=tuple(problems)
+        signs=tuple(signs[:SIGNS_MAX]),
+        clear=frozenset(clear),
+        unknown=tuple(unknown),
+        absent=tuple(absent),
+        problems=tuple(problems),
     )
 
 

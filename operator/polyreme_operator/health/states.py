@@ -154,13 +154,14 @@ def _examined(
         return None
     if record.condition and record.condition not in facts.reading.clear:
         return None
-    if not record.condition and facts.reading.unknown:
+    if not record.condition and (facts.reading.unknown or facts.reading.absent):
         return None
     planned = record.is_persons
     after = _in(record, NodeState.HEALTHY if planned else NodeState.PROBATION, now_s)
     if not planned:
         repairs_s = escalation.with_repair(record.repairs_s, now_s)
-        after = probation.begun(after.model_copy(update={"repairs_s": repairs_s}), facts.policy, now_s)
+        update = {"repairs_s": repairs_s, "condition": record.condition}
+        after = probation.begun(after.model_copy(update=update), facts.policy, now_s)
     message = f"examined: {record.reason or 'the fault'} is gone; the taint is lifted"
     return after, (Note(reason="NodeReturned", message=message),)
 
@@ -257,7 +258,8 @@ def _aged(
     record = probation.counted(record, loaded=facts.loaded, now_s=now_s)
     if not probation.is_over(record, facts.policy, now_s) or any(each.grave and each.enforced for each in judged):
         return record, ()
-    if record.opt_in and facts.reading.unknown:
+    proven = not facts.reading.unknown and (not record.condition or record.condition in facts.reading.clear)
+    if record.opt_in and not proven:
         return record.model_copy(update={"examine_at_s": max(record.examine_at_s, now_s + EXAMINE_S)}), ()
     after = _in(record, NodeState.HEALTHY, now_s)
     return after, (Note(reason="NodeHealthy", message="its probation is over without a fault"),)

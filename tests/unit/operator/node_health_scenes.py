@@ -32,6 +32,7 @@ def shown(*signs: Sign) -> Reading:
 
 
 BLIND = Reading(unknown=(GPU,))
+NETWORK = "polyreme.dev/Network"
 
 
 class Node:

@@ -61,6 +61,14 @@ def test_a_silent_agent_makes_its_clear_conditions_unknown(silent: bool) -> None
     assert "KernelDeadlock" in reading.clear
 
 
+@pytest.mark.parametrize(
+    ("reason", "silent", "absent"), [("Absent", False, 1), ("Absent", True, 0), ("Failed", False, 0)]
+)
+def test_what_the_node_lacks_is_neither_clear_nor_unknown(reason: str, silent: bool, absent: int) -> None:
+    reading = _read(ConditionView(type=GPU, status="Unknown", reason=reason), silent=silent)
+    assert (len(reading.absent), len(reading.unknown), len(reading.clear)) == (absent, 1 - absent, 0)
+
+
 def test_a_rule_overrides_a_row_of_the_table() -> None:
     rules = (
         Rule(name="calm", answer=Answer.IGNORE, codes=frozenset({"LinkFlap"})),

@@ -9,8 +9,9 @@ import pytest
 
 from polyreme_operator.health.probation import LOOK_S
 from polyreme_operator.health.record import NodeState
+from polyreme_operator.health.signs import Reading
 from tests.unit.operator.health_stage import HealthStage
-from tests.unit.operator.node_health_scenes import BLIND, POLICY, Node, bus_sign, shown
+from tests.unit.operator.node_health_scenes import BLIND, GPU, NETWORK, POLICY, Node, bus_sign, shown
 
 HOUR_S = 3_600.0
 LOADED = dataclasses.replace(POLICY, loaded_s=2 * HOUR_S, probation_max_s=24 * HOUR_S)
@@ -67,6 +68,27 @@ def test_a_node_that_no_job_uses_is_examined_at_last_and_returns() -> None:
     node.now(reading=shown())
     follow(node, 25 * HOUR_S, 27 * HOUR_S)
     assert node.record.state is not NodeState.PROBATION
+
+
+def test_hardware_that_the_node_lacks_keeps_no_node_in_probation_but_a_lost_gpu_does() -> None:
+    node = in_probation()
+    lost = Reading(clear=frozenset({NETWORK}), absent=(GPU,))
+    node.now(loaded=True, reading=lost)
+    node.step(400.0)
+    follow(node, 400.0, 5 * HOUR_S)
+    assert node.record.state is NodeState.PROBATION
+    node.now(reading=dataclasses.replace(shown(), absent=(NETWORK,)))
+    follow(node, 5 * HOUR_S, 6 * HOUR_S)
+    assert node.record.state is not NodeState.PROBATION
+
+
+def test_a_fault_that_comes_again_is_new_also_on_a_node_that_lacks_other_hardware() -> None:
+    node = in_probation()
+    node.now(reading=dataclasses.replace(shown(), absent=(NETWORK,)))
+    node.step(400.0)
+    node.now(reading=shown(bus_sign()))
+    node.step(500.0)
+    assert node.record.state.is_out
 
 
 def test_a_recurrence_under_load_escalates() -> None:

@@ -62,6 +62,8 @@ DATA_ENGINE = "POLYREME_DATA_ENGINE"
 """Optional: ``on`` for one process that prepares the packs of a pod's ranks; ``off`` (default): each reads its own."""
 DATA_ENGINE_BYTES = "POLYREME_DATA_ENGINE_BYTES"
 """Optional: most bytes of packs that the data engine has prepared."""
+DATA_THREADS = "POLYREME_DATA_THREADS"
+"""Optional: threads of a process that decode images; default: its share of the processors, at most 8; 1: no other."""
 DATA_ENGINE_FD = "POLYREME_DATA_ENGINE_FD"
 """Optional: descriptor by which a rank connects to the data engine of its pod."""
 

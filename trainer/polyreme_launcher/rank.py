@@ -260,7 +260,8 @@ def _open_data(
             pixels=_has_first_stage(rank, plan),
         )
     else:
-        source = open_packs(url, spec, job=job, wait_s=limit_s, sleep=sleep_really)
+        ranks = spec.workers.devices
+        source = open_packs(url, spec, job=job, wait_s=limit_s, sleep=sleep_really, processes=ranks)
     return source, open_held_out(url, spec, job=job, wait_s=limit_s, sleep=sleep_really)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -21,6 +22,7 @@ from polyreme_datahub.index.format import parse_plan, plan_key, special_tokens
 from polyreme_datahub.index.succession import identity_of
 from polyreme_datahub.job_data import longest_pack, plan_data
 from polyreme_datahub.loader.blob_files import BlobFiles, blob_files, read_blob
+from polyreme_datahub.loader.decode_pool import DecodeRoom, decode_threads
 from polyreme_datahub.loader.evaluation import HeldOutSource
 from polyreme_datahub.loader.order import ORDER_VERSION, WINDOW_PACKS, OrderPlan, Segment
 from polyreme_datahub.loader.shards import MappedIndex
@@ -34,14 +36,27 @@ POLL_S = 0.2
 Sleep = Callable[[float], None]
 
 
-def open_packs(objects_url: str, spec: TrainingJobSpec, *, job: str, wait_s: float, sleep: Sleep) -> PackedSource:
-    """Open the training data; see ``polyreme_datahub.hub.open_source``."""
+def open_packs(
+    objects_url: str, spec: TrainingJobSpec, *, job: str, wait_s: float, sleep: Sleep, processes: int = 1
+) -> PackedSource:
+    """Open the training data; see ``polyreme_datahub.hub.open_source``.
+
+    Args:
+        objects_url: See there.
+        spec: See there.
+        job: See there.
+        wait_s: See there.
+        sleep: Waits.
+        processes: Processes that read packs on the same processors as this one, with it.
+    """
+    threads = decode_threads(os.environ, processes=processes)
     store, blobs = open_store(objects_url), blob_files(objects_url)
     plan = _plan(store, spec, job, wait_s=wait_s, sleep=sleep)
     names = tuple(source.name for source in spec.data.sources)
     digests = [plan["manifests"][source.dataset] for source in spec.data.sources]
     tokenizer = Blob(_tokenizer(store, blobs, plan["tokenizer"]), digest=plan["tokenizer"])
-    indexes = [_mapped(store, blobs, digest, tokenizer) for digest in digests]
+    room = DecodeRoom()
+    indexes = [_mapped(store, blobs, digest, tokenizer, room) for digest in digests]
     order = OrderPlan(
         seed=spec.data.seed,
         names=names,
@@ -58,7 +73,7 @@ def open_packs(objects_url: str, spec: TrainingJobSpec, *, job: str, wait_s: flo
         facts += packed
     identity = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
     placeholders = spec.data.on_damage == "Placeholder"
-    return PackedSource(order, indexes, identity=identity, store=store, placeholders=placeholders)
+    return PackedSource(order, indexes, identity=identity, store=store, placeholders=placeholders, threads=threads)
 
 
 def open_held_out(
@@ -120,10 +135,12 @@ def segments_of(spec: TrainingJobSpec) -> tuple[Segment, ...]:
     return tuple(segments)
 
 
-def _mapped(store: ObjectStore, blobs: BlobFiles, digest: str, tokenizer: Blob) -> MappedIndex:
+def _mapped(
+    store: ObjectStore, blobs: BlobFiles, digest: str, tokenizer: Blob, room: DecodeRoom | None = None
+) -> MappedIndex:
     """Map an index; a damaged one is noted, so that the next processing makes it again."""
     try:
-        return MappedIndex(blobs, digest, tokenizer=tokenizer)
+        return MappedIndex(blobs, digest, tokenizer=tokenizer, room=room)
     except IndexDamagedError as error:
         note_damage(store, digest, error.message)
         raise

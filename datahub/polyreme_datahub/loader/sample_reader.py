@@ -8,6 +8,7 @@ visit. Decoders and the tokenizer are imported with the first sample that needs 
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -17,6 +18,9 @@ import numpy.typing as npt
 
 from polyreme_datahub.index.sample_bytes import RECORD_FILE, member_files
 from polyreme_datahub.operations.values import Blob
+
+BYTES_PER_PIXEL = 8
+"""Bytes that a decoded pixel takes: what the decoder wrote, and Pillow's copy of it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,3 +93,27 @@ def page_pixels(
     if "file" not in page:
         return draw_page(page)
     return fitted_page(bytes(files[page["file"]]), page["open"], height=height, width=width)
+
+
+def decoded_bytes(data: bytes) -> int:
+    """Estimate the memory that decoding a sample takes: that of its largest image, by its header.
+
+    Whether an image can be decoded is not decided here.
+    """
+    largest = 0
+    for name, encoded in member_files(data).items():
+        if name != RECORD_FILE:
+            largest = max(largest, _pixels_in(encoded))
+    return largest * BYTES_PER_PIXEL
+
+
+def _pixels_in(encoded: memoryview) -> int:
+    from PIL import Image
+
+    from polyreme_datahub.operations.images import FORMATS, UNREADABLE
+
+    try:
+        with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
+            return image.width * image.height
+    except UNREADABLE:
+        return 0

@@ -21,8 +21,9 @@ from polyreme_datahub.digests import blob_key
 from polyreme_datahub.errors import BadRecordError, IndexDamagedError
 from polyreme_datahub.index.format import ARRAYS, Manifest, Shard, check_of, structure_of
 from polyreme_datahub.loader.blob_files import BlobFiles
+from polyreme_datahub.loader.decode_pool import DecodeRoom
 from polyreme_datahub.loader.pictures import sample_reference
-from polyreme_datahub.loader.sample_reader import SampleReader, StoredSample
+from polyreme_datahub.loader.sample_reader import SampleReader, StoredSample, decoded_bytes
 from polyreme_datahub.loader.shard_files import ShardFiles
 from polyreme_datahub.operations.values import Blob
 
@@ -42,13 +43,15 @@ class MappedIndex:
         blobs: Gives the files of the index and of its sample shards.
         digest: Of its manifest.
         tokenizer: Of the plan.
+        room: Memory for decoded images, which the indexes of a process share; None: its own.
 
     Raises:
         IndexDamagedError: If bytes are missing or damaged, or the index was made with another tokenizer.
     """
 
-    def __init__(self, blobs: BlobFiles, digest: str, *, tokenizer: Blob) -> None:
+    def __init__(self, blobs: BlobFiles, digest: str, *, tokenizer: Blob, room: DecodeRoom | None = None) -> None:
         self.digest = digest
+        self._room = room or DecodeRoom()
         self._blobs = blobs
         self.manifest = Manifest.from_bytes(blobs.read(digest))
         if tokenizer.digest != self.manifest.tokenizer:
@@ -89,7 +92,8 @@ class MappedIndex:
         """
         data = self.encoded(sample)
         try:
-            stored = self._reader.read(data, self.grids(sample))
+            with self._room.hold(decoded_bytes(data)):
+                stored = self._reader.read(data, self.grids(sample))
         except BadRecordError as error:
             raise SampleDamagedError(f"stored data can't be decoded: {self._name(sample)}: {error.message}") from error
         arrays, at = self._place(sample)
@@ -119,6 +123,11 @@ class MappedIndex:
                 f"stored data is damaged: {self._name(sample)} has digest {seen[:16]}, its index expects {wanted[:16]}"
             )
         return data
+
+    def size_of(self, sample: int) -> int:
+        """Return the count of a sample's encoded bytes."""
+        arrays, at = self._place(sample)
+        return int(arrays["sizes"][at])
 
     def image_reference(self, sample: int) -> str:
         """Name the first image of a sample, as it is trained on; empty where there is none."""

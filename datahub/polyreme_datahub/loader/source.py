@@ -8,11 +8,13 @@ suffixes as in ``polyreme_api.batch``.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -22,12 +24,15 @@ from polyreme_api.batch import IGNORED_TARGET, PackedBatch, TokenIds
 from polyreme_api.errors import RefusedError
 from polyreme_api.store import ObjectStore
 from polyreme_datahub.index.damage import note_damage
+from polyreme_datahub.loader.decode_pool import DecodePool
 from polyreme_datahub.loader.order import Order, OrderPlan, Slot
 from polyreme_datahub.loader.sample_reader import StoredSample
 from polyreme_datahub.loader.shards import MappedIndex, SampleDamagedError
 
 CHANNELS = 3
 PATCH_CACHE_BYTES_MAX = 64 * 2**20
+DECODE_BYTES_MIN = 16 * 2**10
+"""A sample with fewer encoded bytes is read by the thread that takes it: passing it to another one costs too much."""
 REPORTS_MAX = 1000
 """Damaged samples that one rank reports."""
 
@@ -63,10 +68,18 @@ class PackedSource:
         identity: What the data and its order are, in one word; a checkpoint's loader state must have the same.
         store: Object store; notes about damage are left there.
         placeholders: Whether a placeholder takes the place of a damaged sample; otherwise reading it raises.
+        threads: Threads that read and decode samples.
     """
 
     def __init__(
-        self, plan: OrderPlan, indexes: Sequence[MappedIndex], *, identity: str, store: ObjectStore, placeholders: bool
+        self,
+        plan: OrderPlan,
+        indexes: Sequence[MappedIndex],
+        *,
+        identity: str,
+        store: ObjectStore,
+        placeholders: bool,
+        threads: int = 1,
     ) -> None:
         self._plan = plan
         self._order = Order(plan)
@@ -74,6 +87,7 @@ class PackedSource:
         self._identity = identity
         self._store = store
         self._placeholders = placeholders
+        self._pool = DecodePool(threads)
         manifest = indexes[0].manifest
         self._ids = TokenIds(**manifest.token_ids)
         self._patch_values = CHANNELS * manifest.patch_px**2
@@ -104,7 +118,8 @@ class PackedSource:
         if count < 1 or first < 0 or first + count > self.packs_in(step):
             raise RefusedError(f"no packs {first}..{first + count}: step {step} has {self.packs_in(step)}")
         packs = self._packs(step)[first : first + count]
-        documents = [[self._document(slot) for slot in slots] for slots in packs]
+        read = self._documents([slot for slots in packs for slot in slots])
+        documents = [list(itertools.islice(read, len(slots))) for slots in packs]
         return assemble(documents, pack_tokens=self.pack_tokens_in(step), pad=self._ids.pad, values=self._patch_values)
 
     def grids(self, step: int, *, first: int, count: int) -> Sequence[npt.NDArray[np.int32]]:
@@ -129,19 +144,22 @@ class PackedSource:
     def patches(self, step: int, *, pack: int, images: Sequence[int]) -> npt.NDArray[np.uint8]:
         """Return the patches [P, C] of some images of a pack of ``step``, by their numbers in ``grids``, rising."""
         found = [np.zeros((0, self._patch_values), np.uint8)]
+        wanted: list[tuple[Slot, npt.NDArray[np.int32], list[int]]] = []
         first = 0
         for slot in self._packs(step)[pack]:
             grids_I2 = self._indexes[slot.source].grids(slot.sample)
             if mine := [image - first for image in images if first <= image < first + len(grids_I2)]:
-                found += self._patches_of(slot, grids_I2, mine)
+                wanted.append((slot, grids_I2, mine))
             first += len(grids_I2)
+        documents = self._documents([slot for slot, _, _ in wanted])
+        for document, (_, grids_I2, mine) in zip(documents, wanted, strict=True):
+            found += self._patches_of(document, grids_I2, mine)
         return np.concatenate(found)
 
     def _patches_of(
-        self, slot: Slot, grids_I2: npt.NDArray[np.int32], images: Sequence[int]
+        self, document: Document, grids_I2: npt.NDArray[np.int32], images: Sequence[int]
     ) -> Iterator[npt.NDArray[np.uint8]]:
         """Cut images out of a sample; those of a damaged one are zero."""
-        document = self._document(slot)
         edges = np.concatenate([[0], grids_I2.prod(axis=1, dtype=np.int64).cumsum()])
         lost = np.zeros((int(edges[-1]), self._patch_values), np.uint8) if document.lost_images else None
         patches_PC = document.patches_PC if lost is None else lost
@@ -170,7 +188,22 @@ class PackedSource:
         with self._order_lock:
             return self._order.packs(step)
 
-    def _document(self, slot: Slot) -> Document:
+    def _documents(self, slots: Sequence[Slot]) -> Iterator[Document]:
+        """Read samples, several at once; they come, and are reported as damaged, in the order of the slots."""
+        with self._cache_lock:
+            missing = [slot for slot in slots if (slot.source, slot.sample) not in self._cache]
+        large = [slot for slot in missing if self._indexes[slot.source].size_of(slot.sample) >= DECODE_BYTES_MIN]
+        reads = {(slot.source, slot.sample): functools.partial(self._read, slot) for slot in large}
+        with self._pool.reading(reads) as reading:
+            for slot in slots:
+                yield self._document(slot, reading.take((slot.source, slot.sample)))
+
+    def _read(self, slot: Slot) -> Document:
+        index = self._indexes[slot.source]
+        return cut(index, slot.sample, index.read(slot.sample))
+
+    def _document(self, slot: Slot, read: Future[Document] | None) -> Document:
+        """Return a document from the cache, or from its read, which is done here unless another thread does it."""
         key = (slot.source, slot.sample)
         with self._cache_lock:
             found = self._cache.get(key)
@@ -179,7 +212,7 @@ class PackedSource:
                 return found
         index = self._indexes[slot.source]
         try:
-            document = cut(index, slot.sample, index.read(slot.sample))
+            document = self._read(slot) if read is None else read.result()
         except SampleDamagedError as error:
             self._report(index, slot.sample, error)
             if not self._placeholders:

@@ -9,7 +9,7 @@ import gc
 import itertools
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from polyreme_simulator.anomalies import CLASSES
 from polyreme_simulator.datahub import FAULTS as DATA_FAULTS
@@ -131,7 +131,7 @@ def cells() -> list[tuple[str, str]]:
 
 
 def run_campaign(
-    seeds: range,
+    seeds: Iterable[int],
     *,
     processes: int,
     until_violation: bool = False,

@@ -100,6 +100,7 @@ def advanced(record: Record, policy: PolicyView | None, sight: JobSight | None, 
         node: Name of the node.
         now_s: The time.
     """
+    record = _not_in_the_future(record, now_s)
     known = record.repair
     if known is None or sight is None or sight.name != known.job:
         return record
@@ -123,6 +124,13 @@ def advanced(record: Record, policy: PolicyView | None, sight: JobSight | None, 
     if now_s >= known.deadline_s:
         return _stopping(record, known, StopThen.NEXT, "its Job did not end before its deadline", now_s)
     return record
+
+
+def look_at_s(repair: Repair, now_s: float) -> float:
+    """Return when a repair that is under way is decided about next, if nothing is read of its Job until then."""
+    if repair.phase is RepairPhase.STOP and now_s < repair.at_s + LATE_S:
+        return repair.at_s + LATE_S
+    return repair.deadline_s or now_s + CREATE_S
 
 
 def settled(record: Record, policy: PolicyView | None, now_s: float) -> Record:
@@ -219,6 +227,16 @@ def job_sight(job: Mapping[str, Any]) -> JobSight:
 
 
 # ---------------------------------------------------------------------------------------------------------------- parts
+
+
+def _not_in_the_future(record: Record, now_s: float) -> Record:
+    """Count a repair from now whose beginning lies in the future: another leader's clock was ahead."""
+    known = record.repair
+    if known is None or known.at_s <= now_s:
+        return record
+    lasts_s = max(0.0, known.deadline_s - known.at_s)
+    deadline_s = round(now_s + lasts_s, 3) if known.deadline_s else 0.0
+    return record.model_copy(update={"repair": known.model_copy(update={"at_s": now_s, "deadline_s": deadline_s})})
 
 
 def _in_phase(

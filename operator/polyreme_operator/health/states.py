@@ -308,7 +308,7 @@ def _step(facts: NodeFacts, after: Record, judged: tuple[Judged, ...], notes: tu
         timed = stored.state.is_out or stored.state is NodeState.PROBATION
         wake_at_s = stored.examine_at_s if timed else now_s + RISK_LOOK_S
         if stored.repair is not None:
-            wake_at_s = max(now_s + 1.0, min(wake_at_s, stored.repair.deadline_s or now_s + repair.CREATE_S))
+            wake_at_s = max(now_s + 1.0, min(wake_at_s, repair.look_at_s(stored.repair, now_s)))
         if stored.state is NodeState.PROBATION and stored.opt_in:
             wake_at_s = probation.look_at_s(stored, facts.policy, now_s)
     return Step(record=stored, changed=changed, judged=judged, notes=notes, wake_at_s=wake_at_s)

@@ -11,7 +11,7 @@ import pytest
 from polyreme_operator.health.owners import OURS, REPAIR_OWNER
 from polyreme_operator.health.policy import Hook
 from polyreme_operator.health.record import NodeState, RepairPhase, parse, render
-from polyreme_operator.health.repair import JobSight, JobState
+from polyreme_operator.health.repair import LATE_S, JobSight, JobState
 from polyreme_operator.port import STATUS_SUBRESOURCE, Manifest, ObjectRef
 from tests.unit.operator.health_stage import SETTINGS, HealthStage
 from tests.unit.operator.node_health_scenes import POLICY, Node, bus_sign, shown
@@ -149,7 +149,21 @@ def test_a_person_who_releases_the_node_stops_its_job() -> None:
     node.step(120.0)
     assert not node.record.state.is_out
     assert phase(node)[2] is RepairPhase.STOP
-    saw(node, JobState.MISSING, 181.0)
+    saw(node, JobState.MISSING, 122.0)
+    assert phase(node)[2] is RepairPhase.STOP, "its create may still be under way"
+    assert node.step(122.0).wake_at_s == 120.0 + LATE_S
+    node.step(120.0 + LATE_S)
+    assert node.record.repair is None
+
+
+def test_a_clock_that_is_set_back_prolongs_a_repair_by_nothing() -> None:
+    node = broken()
+    node.step(101.0)
+    saw(node, JobState.RUNNING, 110.0)
+    node.now(tainted=False)
+    node.step(120.0)
+    saw(node, JobState.MISSING, -7_000.0)
+    node.step(-7_000.0 + LATE_S)
     assert node.record.repair is None
 
 

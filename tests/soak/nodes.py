@@ -180,10 +180,13 @@ def one_round(
         cluster.offer(node["metadata"]["name"], DEVICES)
     manifest = job(cluster, write_job(name, folder, failurePolicy={"maxRestarts": 50, "noProgressMax": 20}))
     # The first round ends the probation of the node that was repaired.
-    manifest["spec"] |= {"ttlSecondsAfterFinished": 5, "acceptProbation": True}
+    manifest["spec"]["acceptProbation"] = True
     with created(cluster, manifest) as training:
         for kind in order:
-            step = training.until(lambda status: is_true(status, "Running"), "it trains").get("step", 0)
+            status = training.until(
+                lambda status: is_true(status, "Running") or is_true(status, "Succeeded"), "it trains"
+            )
+            step = status.get("step", 0)
             if step >= STEPS - EVERY_STEPS:
                 break
             training.until(lambda status, step=step: status.get("step", 0) > step, f"a step before {kind}")

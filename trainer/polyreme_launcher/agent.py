@@ -28,7 +28,7 @@ from polyreme_launcher.progress_pipe import ProgressPipe
 from polyreme_launcher.protocol import follower as machine
 from polyreme_launcher.protocol import leader as leader_machine
 from polyreme_launcher.protocol.messages import Message
-from polyreme_launcher.rank_processes import RankParent
+from polyreme_launcher.rank_processes import ALLOCATOR, RankParent
 from polyreme_launcher.shared_copies import CopyFiles
 from polyreme_launcher.urls import checkpoint_folder
 from polyreme_system.files import write_atomically
@@ -84,7 +84,7 @@ class Launcher:
         self._copies = CopyFiles()
         self._data_engine: DataEngine | None = None
         if is_wanted(environment):
-            self._data_engine = DataEngine(directory=self._directory, environment=variables)
+            self._data_engine = DataEngine(directory=self._directory, environment={**ALLOCATOR, **variables})
 
     async def run(self) -> int:
         """Launch until there is nothing left to do; return the exit code."""

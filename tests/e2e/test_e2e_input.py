@@ -38,6 +38,29 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return {f"{file.relative_to(folder)}:{name}": value for file in files for name, value in load_file(file).items()}
 
 
+def test_a_preview_shows_the_packs_of_a_step_and_a_trace_finds_their_samples(
+    finished: dict[str, Any], home: PolyremeHome, tmp_path: Path
+) -> None:
+    assert finished["step"] == 3
+    page = tmp_path / "step.html"
+    assert home.call("data", "preview", "--job", NAME, "--step", "2", "--to", str(page)).code == 0
+    assert page.read_text().count("data:image/png") > 3
+    packs, sample = home.call("data", "preview", "--job", NAME, "--step", "2", "-o", "json").item["packs"], ""
+    for number, pack in enumerate(packs):
+        assert sum(part["tokens"] for each in pack["documents"] for part in each["parts"]) == pack["tokens"]
+        assert all(part["text"].isdigit() for each in pack["documents"] for part in each["parts"][-1:])
+        sample = pack["documents"][-1]["sample"]
+        turns = home.call("data", "trace", sample, "--job", NAME, "-o", "json").item
+        assert (2, number) in {(turn["step"], turn["pack"]) for turn in turns}
+    codes = [
+        home.call("data", "preview", "--job", NAME, "--step", "4").code,
+        home.call("data", "preview", "--job", "nameless", "--step", "1").code,
+        home.call("data", "trace", "nobody", "--job", NAME).code,
+        home.call("data", "trace", sample, "--job", NAME, "--steps", "3-2").code,
+    ]
+    assert codes == [USAGE, NOT_FOUND, NOT_FOUND, USAGE]
+
+
 def test_an_exported_checkpoint_is_the_runs_own_export_and_loads(
     finished: dict[str, Any], home: PolyremeHome, tmp_path: Path
 ) -> None:

@@ -48,7 +48,7 @@ def page_commands(name: str) -> list[str]:
 def folder(tmp_path: Path) -> Path:
     """Pictures, two files of records, one record that can't be used, and the job of the page, of fewer steps."""
     folder = tmp_path / "newcomer"
-    records = [*write_records(folder), record("bad", ["missing.png"], "red")]
+    records = [*write_records(folder), record("r1", ["00.jpg"], "red"), record("bad", ["missing.png"], "red")]
     for name in ("shapes", "receipts"):
         write_jsonl(folder / f"{name}.jsonl", list(records))
     (job,) = re.findall(r"^```yaml\n(.*?)^```$", (HOW_TO / "own-data.md").read_text(), re.DOTALL | re.MULTILINE)
@@ -83,13 +83,14 @@ def call(folder: Path) -> Call:
     return type_it
 
 
-def test_the_pages_about_own_data_do_what_they_show(call: Call) -> None:
+def test_the_pages_about_own_data_do_what_they_show(call: Call, folder: Path) -> None:
     *first, delete_run, delete_data = page_commands("own-data.md")
     shown = {command: call(command) for command in first}
     assert "1 record of shapes@1 could not be used: polyreme data show shapes@1" in shown["polyreme run job.yaml"]
     assert "bad " in shown["polyreme data show shapes"]
     assert "a000001-s00000004" in shown["polyreme checkpoint ls shapes"]
     assert "intact" in call("polyreme checkpoint verify shapes")
+    assert "<mark>" in (folder / "shapes-step-3.html").read_text()
     for command in page_commands("README.md"):
         call(command.replace("NAME", "shapes"))
     call(delete_run)

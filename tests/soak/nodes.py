@@ -30,6 +30,8 @@ from tests.nodes.story import EVERY_STEPS, STEPS, in_production, losses_of_embed
 from tools.cluster.binaries import program_path
 
 ROUNDS = 10
+TTL_S = 60
+"""How long a finished job stays: long enough to be seen."""
 BAR = {"resumed_identical": 1, "zombie_commits": 0, "upgrade_restarts": 0, "rbac_unused": 0, "rbac_refused": 0}
 
 
@@ -180,7 +182,7 @@ def one_round(
         cluster.offer(node["metadata"]["name"], DEVICES)
     manifest = job(cluster, write_job(name, folder, failurePolicy={"maxRestarts": 50, "noProgressMax": 20}))
     # The first round ends the probation of the node that was repaired.
-    manifest["spec"]["acceptProbation"] = True
+    manifest["spec"] |= {"ttlSecondsAfterFinished": TTL_S, "acceptProbation": True}
     with created(cluster, manifest) as training:
         for kind in order:
             status = training.until(

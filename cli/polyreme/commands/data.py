@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from pydantic.alias_generators import to_camel
 
-from polyreme.commands import data_care, data_versions
+from polyreme.commands import data_care, data_preview, data_versions
 from polyreme.commands.data_ingest import ingest
 from polyreme.commands.data_worker import worker
 from polyreme.formatting import size
@@ -37,6 +37,8 @@ _OTHERS: tuple[Callable[..., None], ...] = (
     data_versions.split,
     data_versions.lineage,
     data_versions.stats,
+    data_preview.preview,
+    data_preview.trace,
 )
 for _command in _OTHERS:
     app.command()(_command)

@@ -252,8 +252,8 @@ def rm(
     )
 
 
-def find(home: Home, name: str) -> RunDirectory:
-    """Look a run up by name or namespace/name.
+def find(home: Home, name: str, *, field: str = "NAME") -> RunDirectory:
+    """Look a run up by name or namespace/name; ``field`` is what an error tells to change.
 
     Raises:
         NotFoundError: If there is none, naming those that exist.
@@ -263,7 +263,7 @@ def find(home: Home, name: str) -> RunDirectory:
     if run.exists:
         return run
     known = [other.name if other.namespace == "default" else f"{other.namespace}/{other.name}" for other in home.runs()]
-    raise NotFoundError(f"no run {name!r} under {home.path}: {nearest(name, known)}", field="NAME")
+    raise NotFoundError(f"no run {name!r} under {home.path}: {nearest(name, known)}", field=field)
 
 
 def describe(run: RunDirectory) -> dict[str, Any]:

@@ -76,6 +76,19 @@ class MappedIndex:
         arrays, at = self._place(sample)
         return bytes(_cut(arrays, "ids", "id_offsets", at)).decode()
 
+    def find(self, sample_id: str) -> int | None:
+        """Return the number of a sample by its name; None: this index has none of that name."""
+        wanted = sample_id.encode()
+        for shard, arrays in enumerate(self._shards):
+            names, offsets = bytes(arrays["ids"]), arrays["id_offsets"]
+            begin = names.find(wanted)
+            while begin >= 0:
+                at = int(np.searchsorted(offsets, begin))
+                if at + 1 < len(offsets) and (offsets[at], offsets[at + 1]) == (begin, begin + len(wanted)):
+                    return int(self._firsts[shard]) + at
+                begin = names.find(wanted, begin + 1)
+        return None
+
     def details(self, sample: int) -> dict[str, Any]:
         """Return question, expected answer and boxes."""
         arrays, at = self._place(sample)

@@ -59,6 +59,17 @@ class Document:
         return self.patches_PC.nbytes + self.tokens_T.nbytes + self.targets_T.nbytes + self.grids_I2.nbytes
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """A step that trains on a sample."""
+
+    step: int
+    pack: int
+    source: str
+    epoch: int
+    """How often the source has come round before; counts from 0."""
+
+
 class PackedSource:
     """Training data as a pure function of (plan, step): ``polyreme_api.batch.BatchSource``; threads may share it.
 
@@ -121,6 +132,20 @@ class PackedSource:
         read = self._documents([slot for slots in packs for slot in slots])
         documents = [list(itertools.islice(read, len(slots))) for slots in packs]
         return assemble(documents, pack_tokens=self.pack_tokens_in(step), pad=self._ids.pad, values=self._patch_values)
+
+    def find(self, sample_id: str) -> dict[str, int]:
+        """Return the number of a sample in each source that has one of that name."""
+        found = {name: index.find(sample_id) for name, index in zip(self._plan.names, self._indexes, strict=True)}
+        return {name: sample for name, sample in found.items() if sample is not None}
+
+    def turns(self, samples: Mapping[str, int], step: int) -> list[Turn]:
+        """Return the turns of some samples, at most one of each source, in a step; no sample is read."""
+        return [
+            Turn(step=step, pack=pack, source=self._plan.names[slot.source], epoch=slot.epoch)
+            for pack, slots in enumerate(self._packs(step))
+            for slot in slots
+            if samples.get(self._plan.names[slot.source]) == slot.sample
+        ]
 
     def grids(self, step: int, *, first: int, count: int) -> Sequence[npt.NDArray[np.int32]]:
         """Return the grids [I, 2] of the images of ``count`` packs of ``step``, as the indexes have them.

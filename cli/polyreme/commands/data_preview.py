@@ -1,0 +1,171 @@
+"""``polyreme data preview`` and ``trace``: what a step of a run trains on, and which steps see a sample."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from polyreme.commands.runs import find
+from polyreme.output import Format, emit, note
+from polyreme.paths import Home
+from polyreme.spinner import busy
+from polyreme_api.errors import InvalidConfigError, NotFoundError
+from polyreme_system.files import read_json
+
+if TYPE_CHECKING:
+    from polyreme_api.job.spec import TrainingJobSpec
+    from polyreme_datahub.loader.preview import PreviewDocument, PreviewPack
+    from polyreme_datahub.loader.source import PackedSource
+
+PACKS_MAX = 64
+TRACE_STEPS_MAX = 1_000_000
+TURNS_MAX = 10_000
+"""Turns of a sample that are listed."""
+SHOWS_EVERY_S = 0.2
+
+JobOption = Annotated[str, typer.Option("--job", help="Name of a run on this machine, or NAMESPACE/NAME.")]
+OutputOption = Annotated[Format, typer.Option("-o", "--output", help="Output format.")]
+
+
+def preview(
+    context: typer.Context,
+    job: JobOption,
+    step: Annotated[int, typer.Option(min=1, help="Step, from 1.")],
+    first: Annotated[int, typer.Option("--pack", min=0, help="First pack to show, from 0.")] = 0,
+    count: Annotated[int, typer.Option("--packs", min=1, max=PACKS_MAX, help="How many packs to show.")] = 4,
+    to: Annotated[Path | None, typer.Option("--to", help="HTML file to write.", show_default="JOB-step-N.html")] = None,
+    output: OutputOption = Format.TABLE,
+) -> None:
+    """Show what a step trains on: each pack with its images as the model sees them, its text, and what is learned.
+
+    The packs are those that the ranks get. They are written as one HTML file; -o json prints their text instead.
+
+    Examples:
+
+      polyreme data preview --job quickstart --step 33
+
+      polyreme data preview --job quickstart --step 33 --pack 2 --packs 1 -o json
+    """
+    from polyreme.report.preview_page import build_preview
+    from polyreme_datahub.loader.open import open_tokenizer
+    from polyreme_datahub.loader.preview import preview as packs_of
+    from polyreme_datahub.loader.text import TokenText
+
+    home, (spec, source, uid) = context.obj, _opened(context.obj, job)
+    _check_step(step, spec.training.steps)
+    of_packs = source.packs_in(step)
+    if first >= of_packs:
+        raise InvalidConfigError(f"no pack {first}: step {step} has {of_packs}, from 0 on", field="--pack")
+    with busy(f"reading step {step}"):
+        text = TokenText(open_tokenizer(home.objects_url, spec, job=uid))
+        shown = list(packs_of(source, text, step, first=first, count=min(count, of_packs - first)))
+    rows = [_row(pack) for pack in shown]
+    if output is Format.JSON:
+        item = {"job": job, "step": step, "packsPerStep": of_packs, "packs": rows}
+        emit("StepPreview", item, output=output)
+        return
+    path = to or Path(f"{job.replace('/', '-')}-step-{step}.html")
+    path.write_text(build_preview(f"{job}, step {step}", shown, of_packs=of_packs))
+    columns = [("PACK", "pack"), ("SAMPLES", "samples"), ("TOKENS", "tokens"), ("OF", "tokensMax")]
+    emit("StepPreview", rows, output=output, columns=[*columns, ("LEARNED", "learned"), ("IMAGES", "images")])
+    note(f"written to {path}")
+
+
+def trace(
+    context: typer.Context,
+    sample: Annotated[str, typer.Argument(help="Id of a sample, as previews, reports and dead letters name it.")],
+    job: JobOption,
+    steps: Annotated[str | None, typer.Option("--steps", help="Steps, as 1-100.", show_default="all")] = None,
+    output: OutputOption = Format.TABLE,
+) -> None:
+    """Name the steps of a run that train on a sample. It follows from the order; nothing is read but the index.
+
+    Examples:
+
+      polyreme data trace sample-17 --job quickstart
+
+      polyreme data trace sample-17 --job quickstart --steps 1-100 -o json
+    """
+    spec, source, _ = _opened(context.obj, job)
+    begin, end = _range(steps, spec.training.steps)
+    found = source.find(sample)
+    if not found:
+        raise NotFoundError(f"no sample {sample!r} in the training data of {job}", field="SAMPLE")
+    turns: list[dict[str, Any]] = []
+    shown_s = time.monotonic()
+    with busy(f"looking at steps {begin} to {end}") as show:
+        for step in range(begin, end + 1):
+            turns += [
+                {"step": turn.step, "pack": turn.pack, "source": turn.source, "epoch": turn.epoch}
+                for turn in source.turns(found, step)
+            ]
+            if time.monotonic() - shown_s > SHOWS_EVERY_S:
+                shown_s = time.monotonic()
+                show(f"step {step:,} of {end:,}: {len(turns):,} turns")
+            if len(turns) >= TURNS_MAX:
+                note(f"the first {TURNS_MAX:,} turns, up to step {step}; name later steps by --steps")
+                break
+    columns = [(name.upper(), name) for name in ("step", "pack", "source", "epoch")]
+    emit("SampleTrace", turns, output=output, columns=columns)
+    if not turns:
+        note(f"no step from {begin} to {end} trains on {sample}")
+
+
+def _opened(home: Home, job: str) -> tuple[TrainingJobSpec, PackedSource, str]:
+    """Open the training data of a run; return its spec, the data, and the UID under which they were processed.
+
+    Raises:
+        NotFoundError: If there is no such run.
+        EnvironmentFailedError: If its data is not processed.
+    """
+    from polyreme.job_files import read_job
+    from polyreme_datahub.hub import open_source
+
+    run = find(home, job, field="--job")
+    spec, uid = read_job(run.job_file).spec, str((read_json(run.data_report) or {}).get("job", ""))
+    return spec, open_source(home.objects_url, spec, job=uid, wait_s=0.0), uid
+
+
+def _check_step(step: int, steps: int) -> None:
+    if step > steps:
+        raise InvalidConfigError(f"no step {step}: the job trains {steps:,}, see spec.training.steps", field="--step")
+
+
+def _range(given: str | None, steps: int) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", given or f"1-{min(steps, TRACE_STEPS_MAX)}")
+    begin, end = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    if not 1 <= begin <= end <= steps or end - begin >= TRACE_STEPS_MAX:
+        raise InvalidConfigError(
+            f"no steps {given}: expected FIRST-LAST between 1 and {steps:,}, at most {TRACE_STEPS_MAX:,} at once",
+            field="--steps",
+        )
+    return begin, end
+
+
+def _row(pack: PreviewPack) -> dict[str, Any]:
+    documents = [_document(document) for document in pack.documents]
+    return {
+        "pack": pack.number,
+        "samples": len(documents),
+        "tokens": pack.tokens,
+        "tokensMax": pack.tokens_max,
+        "learned": sum(document["learned"] for document in documents),
+        "images": sum(part["kind"] == "image" for document in documents for part in document["parts"]),
+        "documents": documents,
+    }
+
+
+def _document(document: PreviewDocument) -> dict[str, Any]:
+    from polyreme_datahub.loader.preview import Span
+
+    parts: list[dict[str, Any]] = [
+        {"kind": "learned" if part.learned else "read", "text": part.text, "tokens": part.tokens}
+        if isinstance(part, Span)
+        else {"kind": "image", "height": part.height, "width": part.width, "tokens": part.tokens}
+        for part in document.parts
+    ]
+    return {"sample": document.sample_id, "tokens": document.tokens, "learned": document.learned, "parts": parts}

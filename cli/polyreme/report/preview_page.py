@@ -1,0 +1,73 @@
+"""The packs of a step as one HTML file that needs nothing else: images as the model sees them, and what it learns."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+
+from polyreme.report.style import STYLE
+from polyreme.report.svg import CHARACTERS_MAX, safe
+from polyreme_datahub.loader.preview import Picture, PreviewDocument, PreviewPack, Span
+
+PICTURE_BYTES_MAX = 32 * 2**20
+"""All images of a page; of later ones the page says their size alone."""
+_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+_STYLE = """
+.document { margin: 10px 0; } .document p { white-space: pre-wrap; }
+.document img { display: block; max-width: 100%; max-height: 420px; margin: 8px 0; border: 1px solid var(--line); }
+mark { background: var(--good-bg); color: var(--good); border-radius: 3px; padding: 1px 2px; }
+.bar { height: 6px; border-radius: 3px; background: var(--lost); overflow: hidden; }
+.bar i { display: block; height: 100%; background: var(--accent); }
+"""
+
+
+def build_preview(title: str, packs: Sequence[PreviewPack], *, of_packs: int) -> str:
+    """Return the page.
+
+    Args:
+        title: Names job and step.
+        packs: What is shown.
+        of_packs: Packs of the whole step.
+    """
+    left = [PICTURE_BYTES_MAX]
+    shown = f"{len(packs)} of {of_packs} packs"
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{safe(_POLICY)}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{safe(title)}</title><style>{STYLE}{_STYLE}</style></head>\n<body><main><h1>{safe(title)}</h1>"
+        f'<p class="lead">{shown}, as ranks get them. The model reads everything and learns to write '
+        "<mark>what is marked</mark>.</p>"
+        f"{''.join(_pack(pack, left) for pack in packs)}</main></body></html>\n"
+    )
+
+
+def _pack(pack: PreviewPack, left: list[int]) -> str:
+    filled = 100.0 * pack.tokens / pack.tokens_max
+    return (
+        f"<h2>Pack {pack.number}</h2><p class='soft'>{len(pack.documents)} samples, {pack.tokens:,} of "
+        f'{pack.tokens_max:,} tokens ({filled:.1f} %)</p><div class="bar"><i style="width:{filled:.1f}%"></i></div>'
+        f"{''.join(_document(document, left) for document in pack.documents)}"
+    )
+
+
+def _document(document: PreviewDocument, left: list[int]) -> str:
+    parts = "".join(_span(part) if isinstance(part, Span) else _picture(part, left) for part in document.parts)
+    return (
+        f'<div class="card document"><b>{safe(document.sample_id)}</b> <small>{document.tokens:,} tokens, '
+        f"{document.learned:,} learned</small><p>{parts}</p></div>"
+    )
+
+
+def _span(span: Span) -> str:
+    text = "".join(safe(span.text[at : at + CHARACTERS_MAX]) for at in range(0, len(span.text), CHARACTERS_MAX))
+    return f"<mark>{text}</mark>" if span.learned and text else text
+
+
+def _picture(picture: Picture, left: list[int]) -> str:
+    size = f"{picture.width} x {picture.height} pixels, {picture.tokens:,} tokens"
+    left[0] -= len(picture.png)
+    if left[0] < 0:
+        return f"<small>[image of {size}: more than {PICTURE_BYTES_MAX // 2**20} MiB of images are not shown]</small>"
+    encoded = base64.b64encode(picture.png).decode("ascii")
+    return f'<img alt="image of {size}" title="{size}" src="data:image/png;base64,{encoded}">'

@@ -1,0 +1,145 @@
+"""What a step trains on, for people: made of the very packs that a rank would get, by ``polyreme_api.batch`` alone.
+
+Shape suffixes as in ``polyreme_api.batch``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import itertools
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from polyreme_api.batch import IGNORED_TARGET, BatchSource, PackedBatch
+from polyreme_datahub.loader.text import TokenText
+
+CHANNELS = 3
+PNG_LEVEL = 6
+HOLE = "hole:"
+"""Beginning of the name of a document that takes a damaged sample's place."""
+
+Tokens: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """Tokens in a row of which the model learns all or none."""
+
+    text: str
+    tokens: int
+    learned: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """An image as the model sees it."""
+
+    height: int
+    """[pixels]"""
+    width: int
+    """[pixels]"""
+    tokens: int
+    png: bytes = dataclasses.field(repr=False)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PreviewDocument:
+    """One sample in a pack."""
+
+    sample_id: str
+    tokens: int
+    learned: int
+    """Tokens that the model learns to write."""
+    parts: tuple[Span | Picture, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PreviewPack:
+    """One pack of a step."""
+
+    number: int
+    tokens_max: int
+    documents: tuple[PreviewDocument, ...]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens without the padding."""
+        return sum(document.tokens for document in self.documents)
+
+
+def preview(source: BatchSource, text: TokenText, step: int, *, first: int, count: int) -> Iterator[PreviewPack]:
+    """Yield some packs of a step as people may read them.
+
+    Args:
+        source: Training data; its errors are passed on.
+        text: Decodes its tokens.
+        step: Counts from 1.
+        first: First pack, from 0.
+        count: How many packs.
+    """
+    for number in range(first, first + count):
+        batch = source.packs(step, first=number, count=1)
+        documents = tuple(_documents(batch, text, media=source.token_ids.media))
+        yield PreviewPack(number=number, tokens_max=source.pack_tokens_in(step), documents=documents)
+
+
+def _documents(batch: PackedBatch, text: TokenText, *, media: int) -> Iterator[PreviewDocument]:
+    tokens_T, targets_T = np.asarray(batch.tokens_T), np.asarray(batch.targets_T)
+    offsets = np.asarray(batch.document_offsets).tolist()
+    pictures = _pictures(batch, int(np.count_nonzero(tokens_T == media)))
+    for sample_id, start, stop in zip(batch.sample_ids, offsets[:-1], offsets[1:], strict=False):
+        # A token is learned where the token before it has a target.
+        learned_T = np.concatenate([[False], targets_T[start : stop - 1] != IGNORED_TARGET])
+        yield PreviewDocument(
+            sample_id=sample_id,
+            tokens=stop - start,
+            learned=int(np.count_nonzero(learned_T)),
+            parts=tuple(_parts(tokens_T[start:stop], learned_T, text, media, pictures)),
+        )
+
+
+def _parts(
+    tokens_T: Tokens, learned_T: npt.NDArray[np.bool_], text: TokenText, media: int, pictures: Iterator[Picture]
+) -> Iterator[Span | Picture]:
+    kind_T = np.where(tokens_T == media, 2, learned_T.astype(np.int64))
+    borders = [0, *(np.flatnonzero(np.diff(kind_T)) + 1).tolist(), len(tokens_T)]
+    for start, stop in itertools.pairwise(borders):
+        if kind_T[start] != 2:
+            spoken = text.decode(tokens_T[start:stop].tolist())
+            yield Span(text=spoken, tokens=stop - start, learned=bool(kind_T[start]))
+            continue
+        left = stop - start
+        while left > 0:
+            picture = next(pictures)
+            left -= picture.tokens
+            yield picture
+
+
+def _pictures(batch: PackedBatch, media_tokens: int) -> Iterator[Picture]:
+    """Yield the images of a batch in order, each with its share of the tokens that stand for images."""
+    patches_PC, grids_I2 = np.asarray(batch.patches_PC), np.asarray(batch.grids_I2)
+    side = round((patches_PC.shape[1] / CHANNELS) ** 0.5)
+    patches_per_token = len(patches_PC) // max(1, media_tokens)
+    at = 0
+    for rows, columns in grids_I2.tolist():
+        cut_PC = patches_PC[at : at + rows * columns]
+        at += rows * columns
+        pixels = cut_PC.reshape(rows, columns, CHANNELS, side, side).transpose(0, 3, 1, 4, 2)
+        yield Picture(
+            height=rows * side,
+            width=columns * side,
+            tokens=rows * columns // patches_per_token,
+            png=_png(pixels.reshape(rows * side, columns * side, CHANNELS)),
+        )
+
+
+def _png(pixels: npt.NDArray[np.uint8]) -> bytes:
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG", compress_level=PNG_LEVEL)
+    return buffer.getvalue()

@@ -41,6 +41,8 @@ class Database:
     def __init__(self, engine: Engine, *, sleep: Callable[[float], None]) -> None:
         self._engine = engine
         self._sleep = sleep
+        driver = engine.dialect.loaded_dbapi
+        self._driver_errors = (driver.OperationalError, driver.InterfaceError)
 
     def write(self, work: Callable[[Connection], _Result]) -> _Result:
         """Run ``work`` in one transaction; it may run again, so it must be idempotent.
@@ -82,20 +84,25 @@ class Database:
                         f"registry is damaged: {self._engine.url.database}: {error.orig}; restore it from a copy, or "
                         "move it away and register your datasets again (processed data is reused)"
                     ) from error
-                reason = self._reason(error)
+                reason = _first_line(error.orig)
                 if _is_refusal(error, reason):
                     raise RegistryFailedError(f"registry refused: {reason}", field=DATABASE_URL) from error
                 transient = isinstance(error, OperationalError) or error.connection_invalidated
                 if not transient:
                     raise
-                if tried == TRIES_MAX:
-                    raise RegistryFailedError(f"registry failed after {tried} tries: {reason}") from error
-                self._sleep(RETRY_DELAY_S * 2 ** (tried - 1))
+                self._wait(tried, reason, error)
+            except self._driver_errors as error:
+                # SQLAlchemy passes on, as it is, what goes wrong on a connection's way back into the pool, and counts
+                # the connection as in use from then on.
+                self._engine.dispose()
+                self._wait(tried, _first_line(error), error)
         raise AssertionError("the last try returns or raises")
 
-    def _reason(self, error: DBAPIError) -> str:
-        """Return the server's first line."""
-        return " ".join(str(error.orig).partition("\n")[0].split())
+    def _wait(self, tried: int, reason: str, error: Exception) -> None:
+        """Wait for the next try; the last one's error is raised."""
+        if tried == TRIES_MAX:
+            raise RegistryFailedError(f"registry failed after {tried} tries: {reason}") from error
+        self._sleep(RETRY_DELAY_S * 2 ** (tried - 1))
 
 
 def open_database(url: str) -> Database:
@@ -121,6 +128,10 @@ def open_database(url: str) -> Database:
     database = Database(engine, sleep=time.sleep)  # noqa: TID251 - the shell
     database._try(lambda: migrate(engine))  # noqa: SLF001 - the constructor of this class, in effect
     return database
+
+
+def _first_line(error: object) -> str:
+    return " ".join(str(error).partition("\n")[0].split())
 
 
 def _is_refusal(error: DBAPIError, reason: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import re
@@ -9,16 +10,19 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import Connection, Float, inspect, text
+from sqlalchemy import Connection, Float, QueuePool, inspect, text
 
 from polyreme_api.errors import NotFoundError
 from polyreme_datahub import hub
+from polyreme_datahub.errors import RegistryFailedError
 from polyreme_datahub.registry import datasets, lineage, progress, results, schema, work_items
 from polyreme_datahub.registry.engine import open_database
 from polyreme_datahub.registry.migrate import RegistryNewerError, alembic_config
@@ -124,6 +128,31 @@ class RegistryContract:
         results.put_action(database, Action(key="new", operation="o", inputs=("in",), output="x", value="1"), now_s=1.0)
         database.write(lambda connection: command.downgrade(alembic_config(connection), "0001"))
         assert database.read(rows) == {table: [row] for table, row in FIRST_ROWS.items()}
+        database.close()
+
+    def test_a_connection_that_breaks_on_its_way_back_costs_a_try_and_no_place_in_the_pool(
+        self, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        database = open_database(url)
+        dialect, waits = database._engine.dialect, list[float]()
+        failures: Iterator[bool] = iter([True, True])
+        reset = dialect.reset_isolation_level
+
+        def fail(connection: Any) -> None:
+            if next(failures, False):
+                raise dialect.loaded_dbapi.OperationalError("server closed the connection unexpectedly\n\tbecause")
+            reset(connection)
+
+        monkeypatch.setattr(dialect, "reset_isolation_level", fail)
+        monkeypatch.setattr(database, "_sleep", waits.append)
+        assert database.read(lambda connection: connection.execute(text("SELECT 7")).scalar()) == 7
+        assert len(waits) == 2
+        pool = database._engine.pool
+        assert isinstance(pool, QueuePool)
+        assert pool.checkedout() == 0
+        failures = itertools.repeat(True)
+        with pytest.raises(RegistryFailedError, match=r"after 6 tries: server closed the connection unexpectedly$"):
+            database.read(lambda connection: connection.execute(text("SELECT 7")).scalar())
         database.close()
 
     def test_a_registry_of_a_newer_release_is_refused(self, url: str) -> None:

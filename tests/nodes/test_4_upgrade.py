@@ -49,12 +49,14 @@ def test_an_upgrade_and_a_rollback_leave_pods_attempt_and_ranks_of_a_job_alone(
     operators = ("--namespace", SYSTEM, "pods", "-l", "app.kubernetes.io/name=polyreme-operator")
     old = {pod["metadata"]["uid"] for pod in cluster.get(*operators)["items"]}
     production.install(production_values(cluster, servers.values()))
-    assert old.isdisjoint(pod["metadata"]["uid"] for pod in cluster.get(*operators)["items"]), "nothing was upgraded"
+    new = [pod for pod in cluster.get(*operators)["items"] if "deletionTimestamp" not in pod["metadata"]]
+    assert old.isdisjoint(pod["metadata"]["uid"] for pod in new), "nothing was upgraded"
     until_it_trains_on(training)
     assert state(cluster, training) == before
     production.helm("rollback", "polyreme")
     production.wait()
-    images = {each["image"] for pod in cluster.get(*operators)["items"] for each in pod["spec"]["containers"]}
+    pods = [pod for pod in cluster.get(*operators)["items"] if "deletionTimestamp" not in pod["metadata"]]
+    images = {each["image"] for pod in pods for each in pod["spec"]["containers"]}
     assert {image.rpartition(":")[2] for image in images} == {PREVIOUS_TAG}
     until_it_trains_on(training)
     assert state(cluster, training) == before

@@ -4,6 +4,7 @@ import contextlib
 import http.client
 import json
 import os
+import random
 import signal
 import socket
 import time
@@ -22,6 +23,9 @@ POLL_S = 0.05
 STOP_S = 10.0
 """Time from the request to end to SIGKILL."""
 LOG_LINES_SHOWN = 15
+PORTS = range(12_000, 30_000)
+"""Ports of servers: below those of Kubernetes' NodePorts, and of connections that the kernel opens (from 32,768 on)."""
+PORT_TRIES_MAX = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,10 +173,21 @@ def http_status(
 
 
 def free_ports(count: int, *, host: str = LOOPBACK) -> list[int]:
-    """Return ports of an address that nobody listens on; they are given out together, so they differ."""
+    """Return ports of an address that nobody listens on; they are given out together, so they differ.
+
+    None is among those that the kernel gives to connections: a client that calls a server which is being started
+    again could otherwise get the server's own port, and connect to itself.
+    """
     with ExitStack() as held:
-        sockets = [held.enter_context(socket.create_server((host, 0))) for _ in range(count)]
-        return [int(listener.getsockname()[1]) for listener in sockets]
+        found: list[int] = []
+        for _ in range(PORT_TRIES_MAX):
+            port = random.SystemRandom().choice(PORTS)
+            with contextlib.suppress(OSError):
+                held.enter_context(socket.create_server((host, port)))
+                found.append(port)
+            if len(found) == count:
+                return found
+    raise ServerError(f"{len(found)} of {count} ports found on {host} in {PORT_TRIES_MAX} tries, of {PORTS}")
 
 
 def dump(path: Path, value: Any) -> Path:

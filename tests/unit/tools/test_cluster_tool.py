@@ -162,8 +162,11 @@ def test_a_server_that_ignores_the_request_to_end_is_killed(
     assert not server.lives
 
 
-def test_ports_that_are_given_out_together_differ() -> None:
-    assert len(set(free_ports(20))) == 20
+def test_ports_that_are_given_out_together_differ_and_are_none_of_a_connections() -> None:
+    ports = free_ports(20)
+    assert len(set(ports)) == 20
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert max(ports) < first, "a client that calls an ended server may get that port as its own"
 
 
 def test_the_kubeconfig_and_the_keys_are_for_their_owner_alone(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def data_digest(spec: TrainingJobSpec) -> str:
     def given(part: BaseModel) -> dict[str, Any]:
         return part.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
-    data = {name: part for name, part in given(spec.data).items() if name not in {"onDamage", "waitSeconds"}}
+    data = {name: part for name, part in given(spec.data).items() if name not in {"onDamage", "packsBy", "waitSeconds"}}
     sets = [] if spec.evaluation is None else [held_out.dataset for held_out in spec.evaluation.sets]
     packs = [stage.sequence_tokens for stage in spec.training.stages]
     text = json.dumps([data, sets, packs, given(spec.model)], sort_keys=True, separators=(",", ":"))

@@ -8,6 +8,8 @@ activations and the softmax of attention are under 1 % at these widths. Causal a
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
+from collections.abc import Sequence
 
 from polyreme_api.errors import InvalidConfigError
 from polyreme_planner.model_parts import Part, all_parts, attention_parameters
@@ -152,6 +154,22 @@ def image_flops(shape: ModelShape, patches: int) -> int:
     projector = 2 * (v.width * v.width * v.merge**2 + v.width * shape.decoder.width)
     patch = 2 * v.layers * products + 2 * v.channels * v.patch_px**2 * v.width + projector
     return patches * (patch + 4 * v.layers * v.width * patches)
+
+
+def uneven_flops(shape: ModelShape, documents: Sequence[int], images: Sequence[int]) -> int:
+    """Count the operations of a pack's forward that are not the same in every pack of its length.
+
+    They are the core of attention, which is causal within each document, and the images. An integer, as for images.
+
+    Args:
+        shape: Sizes of the model.
+        documents: Tokens of each document; the padding is one.
+        images: Patches of each image.
+    """
+    d = shape.decoder
+    layers = sum(part in {Part.DENSE, Part.MOE} for part in all_parts(shape))
+    core = layers * d.heads * (d.query_dim + d.value_dim) * sum(tokens * tokens for tokens in documents)
+    return core + sum(image_flops(shape, patches) * count for patches, count in Counter(images).items())
 
 
 def _tower_flops(shape: ModelShape, mix: Mix) -> float:

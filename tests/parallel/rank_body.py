@@ -21,9 +21,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from polyreme_api.batch import BatchSource
 from polyreme_api.errors import PolyremeError
 from polyreme_api.job import TrainingJobSpec
 from polyreme_api.progress import ProgressRecord
+from polyreme_datahub.loader.balance import StepSplit
+from polyreme_datahub.loader.open import open_packs, sleep_really
 from polyreme_planner.costs import Recompute
 from polyreme_planner.curriculum import CurriculumStage, Learner, OwnRate
 from polyreme_planner.layout import Layout
@@ -256,12 +259,13 @@ def start_from(_request: Mapping[str, Any], _rank: int, settings: TrainSettings)
 
 def gradient(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> int:
     """Write the whole model's clipped mean gradient of the first step, and the losses of ten."""
-    source = Pages(
+    pages = Pages(
         packs=request.get("packs", 4),
         long=request.get("long", False),
         seeing=request.get("seeing"),
         hole_every=request.get("hole_every", 0),
     )
+    source = _processed(request, settings) if "objects" in request else pages
     with open_world(settings.rank, settings.layout) as world:
         flat_buffers.FUSED_BYTES_MAX = request.get("fused_bytes_max", flat_buffers.FUSED_BYTES_MAX)
         vars(attention_tiles)["DENSE_TOKENS_MAX"] = request.get("dense_tokens_max", segment_attention.DENSE_TOKENS_MAX)
@@ -269,11 +273,11 @@ def gradient(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> 
         image_assignment.NEIGHBOURS_MAX = request.get("neighbours_max", image_assignment.NEIGHBOURS_MAX)
         plant(request.get("bug"), world)
         plant_in_pipeline(request.get("bug"))
-        state = open_state(settings, world.meshes, media_token=MEDIA)
-        if source.long:
+        state = open_state(settings, world.meshes, media_token=source.token_ids.media)
+        if pages.long:
             for bias_E in state.router_biases.values():
                 bias_E[3] = -10.0  # nobody asks this expert
-        emulated = _emulated(request, state, source)
+        emulated = _emulated(request, state, pages)
         gathered, moved = _watch(state), _watch_deals()
         losses, first = [], {}
         dropped: list[list[int]] = []
@@ -298,6 +302,13 @@ def gradient(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> 
             told = {"gathered": max(gathered, default=0), "compiler": "torch._dynamo" in sys.modules}
             torch.save(found | told | {"moved": moved}, request["output"])
     return 0
+
+
+def _processed(request: Mapping[str, Any], settings: TrainSettings) -> BatchSource:
+    """Processed data of a job, as a rank opens them."""
+    split = StepSplit(data_ranks=settings.layout.dp, microbatches=settings.pipeline.microbatches)
+    spec = TrainingJobSpec.model_validate(request["job"])
+    return open_packs(request["objects"], spec, job="", wait_s=0.0, sleep=sleep_really, split=split)
 
 
 def _watch_deals() -> list[int]:

@@ -23,6 +23,7 @@ from polyreme_api.errors import InvalidConfigError, PolyremeError, RunFailedErro
 from polyreme_api.exit_codes import ExitCode
 from polyreme_api.job import TrainingJob, TrainingJobSpec, parse_job
 from polyreme_api.progress import ProgressRecord, RankPhase
+from polyreme_datahub.loader.balance import StepSplit
 from polyreme_datahub.loader.engine_client import EngineSource
 from polyreme_datahub.loader.open import open_held_out, open_packs, open_tokenizer, sleep_really
 from polyreme_datahub.objects import open_store
@@ -251,6 +252,7 @@ def _open_data(
     url, job = environment[names.OBJECTS_URL], environment[names.JOB_UID]
     limit_s = float(spec.data.wait_seconds)
     source: BatchSource
+    split = StepSplit(data_ranks=plan.layout.dp, microbatches=plan.cut.microbatches)
     if engine := environment.get(names.DATA_ENGINE_FD):
         source = EngineSource(
             int(engine),
@@ -258,10 +260,11 @@ def _open_data(
             job_file=rank.job_file,
             open_wait_s=limit_s,
             pixels=_has_first_stage(rank, plan),
+            split=split,
         )
     else:
         ranks = spec.workers.devices
-        source = open_packs(url, spec, job=job, wait_s=limit_s, sleep=sleep_really, processes=ranks)
+        source = open_packs(url, spec, job=job, wait_s=limit_s, sleep=sleep_really, processes=ranks, split=split)
     return source, open_held_out(url, spec, job=job, wait_s=limit_s, sleep=sleep_really)
 
 

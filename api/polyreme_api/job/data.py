@@ -61,6 +61,10 @@ class Data(Part):
     """Seed of the order of samples."""
     wait_seconds: Seconds = 600
     """How long ranks wait for the processed data before they give up."""
+    packs_by: Literal["Order", "Cost"] = "Order"
+    """How the packs of a step are assigned to data-parallel ranks and microbatches. ``Order``: in the order of the
+    samples. ``Cost``: so that the slowest rank has less to do, by the operations of attention and of the images in each
+    pack. A step has the same packs with both, and resumes alike; its loss differs in the last bits."""
     on_damage: Literal["Stop", "Placeholder"] = "Stop"
     """What a rank does when it reads a sample whose stored bytes do not match their checksum. ``Stop``: the job fails
     with reason DataDamaged before the step that would have trained on it. ``Placeholder``: padding of the same length

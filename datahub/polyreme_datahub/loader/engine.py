@@ -27,6 +27,7 @@ from polyreme_api.batch import BatchSource
 from polyreme_api.errors import InvalidConfigError, PolyremeError, RefusedError
 from polyreme_api.exit_codes import ExitCode
 from polyreme_api.job import parse_job
+from polyreme_datahub.loader.balance import StepSplit
 from polyreme_datahub.loader.engine_wire import SharedArrays, describe_error, receive, send
 from polyreme_datahub.loader.open import open_packs, sleep_really
 from polyreme_datahub.loader.read_ahead import BYTES_MAX, READ_THREADS_MAX, ReadAhead
@@ -48,8 +49,8 @@ class OpenedData:
     last_step: int
 
 
-Open = Callable[[str], OpenedData]
-"""Opens the data of a job by the path of its file."""
+Open = Callable[[str, StepSplit], OpenedData]
+"""Opens the data of a job by the path of its file, for a trainer that splits its steps like that."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -142,7 +143,7 @@ class Engine:
             if self._failure is not None and self._failure.attempt == attempt:
                 raise self._failure.error
             try:
-                opened = self._open_data(request["job"])
+                opened = self._open_data(request["job"], StepSplit(**request["split"]))
             except Exception as error:
                 self._failure = _Failure(attempt, error)
                 raise
@@ -185,7 +186,7 @@ class Engine:
 def open_job(environment: Mapping[str, str]) -> Open:
     """Return how the data of this pod's job are opened."""
 
-    def open_data(path: str) -> OpenedData:
+    def open_data(path: str, split: StepSplit) -> OpenedData:
         spec = parse_job(json.loads(Path(path).read_text(encoding="utf-8"))).spec
         source = open_packs(
             environment[names.OBJECTS_URL],
@@ -193,6 +194,7 @@ def open_job(environment: Mapping[str, str]) -> Open:
             job=environment[names.JOB_UID],
             wait_s=float(spec.data.wait_seconds),
             sleep=sleep_really,
+            split=split,
         )
         return OpenedData(source, spec.training.steps)
 

@@ -6,6 +6,7 @@ engine answers alike.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import socket
 import threading
@@ -17,6 +18,7 @@ import numpy as np
 
 from polyreme_api.batch import Array, PackedBatch, TokenIds
 from polyreme_api.errors import EnvironmentFailedError
+from polyreme_datahub.loader.balance import StepSplit
 from polyreme_datahub.loader.engine_wire import Received, batch_of, error_of, mapped, receive, send
 
 CONNECTIONS_MAX = 10
@@ -35,14 +37,24 @@ class EngineSource:
         job_file: File of the job, which the engine reads too.
         open_wait_s: How long opening the data may take beside the usual wait.
         pixels: Whether this rank trains on patches; without, batches have none.
+        split: How the trainer splits a step.
 
     Raises:
         PolyremeError: What opening the data raised.
     """
 
-    def __init__(self, descriptor: int, *, attempt: int, job_file: str, open_wait_s: float, pixels: bool) -> None:
+    def __init__(
+        self,
+        descriptor: int,
+        *,
+        attempt: int,
+        job_file: str,
+        open_wait_s: float,
+        pixels: bool,
+        split: StepSplit,
+    ) -> None:
         self._path = f"/proc/self/fd/{descriptor}"
-        self._hello = {"call": "open", "attempt": attempt, "job": job_file}
+        self._hello = {"call": "open", "attempt": attempt, "job": job_file, "split": dataclasses.asdict(split)}
         self._open_wait_s = open_wait_s + REPLY_WAIT_S
         self._pixels = pixels
         self._lock = threading.Lock()

@@ -21,15 +21,17 @@ from polyreme_datahub.index.damage import note_damage
 from polyreme_datahub.index.format import parse_plan, plan_key, special_tokens
 from polyreme_datahub.index.succession import identity_of
 from polyreme_datahub.job_data import longest_pack, plan_data
+from polyreme_datahub.loader.balance import StepSplit
 from polyreme_datahub.loader.blob_files import BlobFiles, blob_files, read_blob
 from polyreme_datahub.loader.decode_pool import DecodeRoom, decode_threads
 from polyreme_datahub.loader.evaluation import HeldOutSource
 from polyreme_datahub.loader.order import ORDER_VERSION, WINDOW_PACKS, OrderPlan, Segment
 from polyreme_datahub.loader.shards import MappedIndex
-from polyreme_datahub.loader.source import PackedSource
+from polyreme_datahub.loader.source import Balance, PackedSource
 from polyreme_datahub.objects import open_store
 from polyreme_datahub.operations.values import Blob
 from polyreme_planner.curriculum import mixture_changes, packs_of_stages
+from polyreme_planner.plan import shape_of
 
 POLL_S = 0.2
 
@@ -37,7 +39,14 @@ Sleep = Callable[[float], None]
 
 
 def open_packs(
-    objects_url: str, spec: TrainingJobSpec, *, job: str, wait_s: float, sleep: Sleep, processes: int = 1
+    objects_url: str,
+    spec: TrainingJobSpec,
+    *,
+    job: str,
+    wait_s: float,
+    sleep: Sleep,
+    processes: int = 1,
+    split: StepSplit | None = None,
 ) -> PackedSource:
     """Open the training data; see ``polyreme_datahub.hub.open_source``.
 
@@ -48,6 +57,7 @@ def open_packs(
         wait_s: See there.
         sleep: Waits.
         processes: Processes that read packs on the same processors as this one, with it.
+        split: How the trainer splits a step, for ``spec.data.packs_by: Cost``; None: packs keep the order's numbers.
     """
     threads = decode_threads(os.environ, processes=processes)
     store, blobs = open_store(objects_url), blob_files(objects_url)
@@ -73,7 +83,10 @@ def open_packs(
         facts += packed
     identity = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
     placeholders = spec.data.on_damage == "Placeholder"
-    return PackedSource(order, indexes, identity=identity, store=store, placeholders=placeholders, threads=threads)
+    balance = Balance(shape_of(spec), split) if split is not None and spec.data.packs_by == "Cost" else None
+    return PackedSource(
+        order, indexes, identity=identity, store=store, placeholders=placeholders, threads=threads, balance=balance
+    )
 
 
 def open_held_out(

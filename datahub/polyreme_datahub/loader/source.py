@@ -24,15 +24,20 @@ from polyreme_api.batch import IGNORED_TARGET, PackedBatch, TokenIds
 from polyreme_api.errors import RefusedError
 from polyreme_api.store import ObjectStore
 from polyreme_datahub.index.damage import note_damage
+from polyreme_datahub.loader.balance import StepSplit, assign_packs
 from polyreme_datahub.loader.decode_pool import DecodePool
 from polyreme_datahub.loader.order import Order, OrderPlan, Slot
 from polyreme_datahub.loader.sample_reader import StoredSample
 from polyreme_datahub.loader.shards import MappedIndex, SampleDamagedError
+from polyreme_planner.flops import uneven_flops
+from polyreme_planner.shapes import ModelShape
 
 CHANNELS = 3
 PATCH_CACHE_BYTES_MAX = 64 * 2**20
 DECODE_BYTES_MIN = 16 * 2**10
 """A sample with fewer encoded bytes is read by the thread that takes it: passing it to another one costs too much."""
+ASSIGNED_STEPS_MAX = 16
+"""Steps whose assignment of packs is kept; others are computed again."""
 REPORTS_MAX = 1000
 """Damaged samples that one rank reports."""
 
@@ -70,6 +75,15 @@ class Turn:
     """How often the source has come round before; counts from 0."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Balance:
+    """Balance of the packs of each step by their cost."""
+
+    shape: ModelShape
+    """Of the model, which says what a pack costs."""
+    split: StepSplit
+
+
 class PackedSource:
     """Training data as a pure function of (plan, step): ``polyreme_api.batch.BatchSource``; threads may share it.
 
@@ -80,6 +94,7 @@ class PackedSource:
         store: Object store; notes about damage are left there.
         placeholders: Whether a placeholder takes the place of a damaged sample; otherwise reading it raises.
         threads: Threads that read and decode samples.
+        balance: Assigns the packs of a step to ranks by cost; None: they are numbered as in the order.
     """
 
     def __init__(
@@ -91,6 +106,7 @@ class PackedSource:
         store: ObjectStore,
         placeholders: bool,
         threads: int = 1,
+        balance: Balance | None = None,
     ) -> None:
         self._plan = plan
         self._order = Order(plan)
@@ -99,6 +115,9 @@ class PackedSource:
         self._store = store
         self._placeholders = placeholders
         self._pool = DecodePool(threads)
+        self._balance = balance
+        self._assigned: OrderedDict[int, list[int]] = OrderedDict()
+        """Number in the order of each pack, by step."""
         manifest = indexes[0].manifest
         self._ids = TokenIds(**manifest.token_ids)
         self._patch_values = CHANNELS * manifest.patch_px**2
@@ -152,7 +171,9 @@ class PackedSource:
 
         Ranks look the packs of their neighbours up at every step, so all at once: it costs a microsecond an image.
         """
-        packs = self._packs(step)[first : first + count]
+        return self._grids(self._packs(step)[first : first + count])
+
+    def _grids(self, packs: Sequence[Sequence[Slot]]) -> Sequence[npt.NDArray[np.int32]]:
         slots = [slot for slots in packs for slot in slots]
         source_N, sample_N = (np.array(of, np.int64) for of in ([s.source for s in slots], [s.sample for s in slots]))
         looked_up = {source: self._indexes[source].grids_of(sample_N[source_N == source]) for source in set(source_N)}
@@ -210,8 +231,29 @@ class PackedSource:
             self._order.jump(state.get("window", {}))
 
     def _packs(self, step: int) -> Sequence[Sequence[Slot]]:
+        """Return the samples of each pack of a step, in the trainer's numbering of the packs."""
         with self._order_lock:
-            return self._order.packs(step)
+            packs = self._order.packs(step)
+            assigned = self._assigned.get(step)
+        if self._balance is None:
+            return packs
+        if assigned is None:
+            costs = self._costs(packs, self.pack_tokens_in(step), self._balance.shape)
+            assigned = assign_packs(costs, self._balance.split)
+            with self._order_lock:
+                self._assigned[step] = assigned
+                while len(self._assigned) > ASSIGNED_STEPS_MAX:
+                    self._assigned.popitem(last=False)
+        return [packs[number] for number in assigned]
+
+    def _costs(self, packs: Sequence[Sequence[Slot]], tokens: int, shape: ModelShape) -> list[int]:
+        """Count what differs between packs, as the index has them: a damaged sample costs what it would have."""
+        costs: list[int] = []
+        for slots, grids_I2 in zip(packs, self._grids(packs), strict=True):
+            documents = [int(self._indexes[slot.source].lengths[slot.sample]) for slot in slots]
+            images: list[int] = grids_I2.prod(axis=1, dtype=np.int64).tolist()
+            costs.append(uneven_flops(shape, [*documents, tokens - sum(documents)], images))
+        return costs
 
     def _documents(self, slots: Sequence[Slot]) -> Iterator[Document]:
         """Read samples, several at once; they come, and are reported as damaged, in the order of the slots."""

@@ -54,6 +54,7 @@ def make_spec(
     seed: int = 3,
     samples_max: int = 20,
     on_damage: str = "Stop",
+    packs_by: str = "Order",
 ) -> TrainingJobSpec:
     """A nano job over some datasets."""
     names = [f"s{at}" for at in range(len(datasets))]
@@ -76,6 +77,7 @@ def make_spec(
             "seed": seed,
             "waitSeconds": 0,
             "onDamage": on_damage,
+            "packsBy": packs_by,
             "tokenizer": {"vocabulary": vocabulary},
         },
         "training": {"steps": 100, "packsPerStep": packs_per_step},

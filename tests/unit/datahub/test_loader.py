@@ -21,7 +21,9 @@ from polyreme_datahub import hub
 from polyreme_datahub.digests import blob_key
 from polyreme_datahub.errors import IndexDamagedError
 from polyreme_datahub.loader import source as source_module
+from polyreme_datahub.loader.balance import StepSplit
 from polyreme_datahub.loader.evaluation import HeldOutSource
+from polyreme_datahub.loader.open import open_packs, sleep_really
 from polyreme_datahub.loader.source import PackedSource
 from polyreme_datahub.locations import local_root
 from polyreme_datahub.sources.digits import scans_of
@@ -407,3 +409,29 @@ def test_a_tiny_cache_gives_the_same_packs_and_stays_bounded(home: Home, monkeyp
 def test_only_folders_and_buckets_are_object_stores() -> None:
     with pytest.raises(InvalidConfigError, match="file:///"):
         hub.open_source("gs://bucket/prefix", make_spec(["one"]))
+
+
+@pytest.mark.parametrize("split", [StepSplit(2), StepSplit(2, 2), StepSplit(4)], ids=str)
+def test_packs_by_cost_are_the_packs_of_the_step_at_other_places(home: Home, split: StepSplit) -> None:
+    """With their grids, patches and turns; identity and state are the order's, whatever the number of ranks."""
+    balanced = make_spec(
+        ["one", "three"], heldout=["three-heldout"], schedule=[(4, [1, 1])], weights=[1, 0], packs_by="Cost"
+    )
+    ordered = hub.open_source(home.objects, spec())
+    source = open_packs(home.objects, balanced, job="", wait_s=0.0, sleep=sleep_really, split=split)
+    moved = 0
+    for step in (9, *range(4, 12)):
+        theirs = [ordered.packs(step, first=at, count=1) for at in range(4)]
+        ours = [source.packs(step, first=at, count=1) for at in range(4)]
+        places = [next(at for at, their in enumerate(theirs) if same(our, their)) for our in ours]
+        assert sorted(places) == [0, 1, 2, 3]
+        moved += places != [0, 1, 2, 3]
+        for at, (pack, grids) in enumerate(zip(ours, source.grids(step, first=0, count=4), strict=True)):
+            assert np.array_equal(np.asarray(pack.grids_I2), grids)
+            assert np.array_equal(np.asarray(pack.patches_PC), source.patches(step, pack=at, images=range(len(grids))))
+            found = source.find(pack.sample_ids[0])
+            assert at in {turn.pack for turn in source.turns(found, step)}
+        assert source.state(step) == ordered.state(step)
+    assert (moved > 0) == (split.data_ranks < 4), "with a pack for each rank there is nothing to balance"
+    source.check_state(ordered.state(6))
+    ordered.check_state(source.state(6))

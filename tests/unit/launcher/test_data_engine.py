@@ -18,6 +18,7 @@ import pytest
 
 from polyreme_api.batch import PackedBatch
 from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError, RefusedError
+from polyreme_datahub.loader.balance import StepSplit
 from polyreme_datahub.loader.engine_client import EngineSource
 from polyreme_datahub.loader.read_ahead import ReadAhead
 from polyreme_datahub.loader.shards import SampleDamagedError
@@ -26,6 +27,7 @@ from polyreme_launcher.data_engine import DEATHS_MAX, DataEngine, Observation, W
 from tests.unit.launcher.numbered_packs import DAMAGED_STEP, HANGING_STEP, PACKS, STEPS, NumberedPacks
 
 TICK_S = 0.05
+SPLIT = StepSplit(data_ranks=1)
 COMMAND = (sys.executable, "-m", "tests.unit.launcher.numbered_packs")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
 
@@ -50,7 +52,7 @@ class Pod:
         # A copy, as ranks have: the launcher closes its own when it gives up.
         descriptor = os.dup(self.engine.descriptor)
         self.descriptors.append(descriptor)
-        source = EngineSource(descriptor, attempt=attempt, job_file=job, open_wait_s=1.0, pixels=pixels)
+        source = EngineSource(descriptor, attempt=attempt, job_file=job, open_wait_s=1.0, pixels=pixels, split=SPLIT)
         self.ranks.append(source)
         return source
 

@@ -13,13 +13,16 @@ from polyreme_api import environment as names
 from polyreme_api.errors import EnvironmentFailedError, RefusedError
 from polyreme_api.job import parse_job
 from polyreme_datahub import hub
+from polyreme_datahub.loader.balance import StepSplit
 from polyreme_datahub.loader.engine_client import EngineSource
 from polyreme_datahub.loader.engine_wire import BATCH_ARRAYS
+from polyreme_datahub.loader.open import open_packs, sleep_really
 from polyreme_launcher.data_engine import DataEngine
 from tests.unit.datahub.jobs import Home, digits, make_spec
 
 pytestmark = pytest.mark.slow
 JOB = "uid-1"
+SPLIT = StepSplit(data_ranks=2)
 
 
 def job_file(folder: Path, **changes: object) -> str:
@@ -31,12 +34,13 @@ def job_file(folder: Path, **changes: object) -> str:
     return str(path)
 
 
-def test_packs_grids_patches_and_states_of_a_job_are_those_of_its_index(tmp_path: Path) -> None:
+@pytest.mark.parametrize("packs_by", ["Order", "Cost"])
+def test_packs_grids_patches_and_states_of_a_job_are_those_of_its_index(tmp_path: Path, packs_by: str) -> None:
     home = Home(tmp_path / "home")
     home.folder.mkdir()
     for name, count in (("one", 1), ("three", 3)):
         home.register(name, digits(count, pages=60))
-    path = job_file(tmp_path)
+    path = job_file(tmp_path, packsBy=packs_by)
     spec = parse_job(json.loads(Path(path).read_text())).spec
     home.process(spec, job=JOB)
     variables = {**os.environ, names.OBJECTS_URL: home.objects, names.JOB_UID: JOB}
@@ -44,8 +48,11 @@ def test_packs_grids_patches_and_states_of_a_job_are_those_of_its_index(tmp_path
     engine.begin_attempt()
     try:
         assert engine.descriptor is not None
-        direct = hub.open_source(home.objects, spec, job=JOB)
-        source = EngineSource(engine.descriptor, attempt=1, job_file=path, open_wait_s=5.0, pixels=True)
+        direct = open_packs(home.objects, spec, job=JOB, wait_s=0.0, sleep=sleep_really, split=SPLIT)
+        source = EngineSource(engine.descriptor, attempt=1, job_file=path, open_wait_s=5.0, pixels=True, split=SPLIT)
+        ordered = hub.open_source(home.objects, spec, job=JOB)
+        moved = [list(of.packs(5, first=0, count=4).sample_ids) for of in (source, ordered)]
+        assert (moved[0] != moved[1]) == (packs_by == "Cost")
         for step in (1, 2, 3, 4, 5, 30, 2):
             ours, theirs = (one.packs(step, first=1, count=2) for one in (source, direct))
             for name in BATCH_ARRAYS:
@@ -64,7 +71,7 @@ def test_packs_grids_patches_and_states_of_a_job_are_those_of_its_index(tmp_path
         source.close()
         other = job_file(tmp_path, seed=99, waitSeconds=0, tokenizer={"vocabulary": 300})
         with pytest.raises(EnvironmentFailedError, match="data is not processed") as missing:
-            EngineSource(engine.descriptor, attempt=2, job_file=other, open_wait_s=5.0, pixels=True)
+            EngineSource(engine.descriptor, attempt=2, job_file=other, open_wait_s=5.0, pixels=True, split=SPLIT)
         assert missing.value.field == "spec.data.waitSeconds"
     finally:
         engine.close()

@@ -17,7 +17,9 @@ from polyreme_api.job import TrainingJobSpec
 from polyreme_api.job.data import Evaluation
 from polyreme_api.job.model import ModelPart, Optimizer, Training, Weights
 from polyreme_api.job.workers import Checkpoint, Export, Parallelism
+from polyreme_datahub.loader.balance import StepSplit
 from polyreme_datahub.objects import open_store
+from polyreme_launcher import rank as rank_module
 from polyreme_launcher.rank import settings_of
 from polyreme_planner.costs import Recompute
 from polyreme_planner.plan import plan_for
@@ -103,24 +105,26 @@ PARTS: dict[str, type[BaseModel]] = {
 }
 
 
+RANK = RankEnvironment(
+    rank=1,
+    local_rank=1,
+    world_size=4,
+    master_address="127.0.0.1",
+    master_port=1,
+    master_fd=None,
+    progress_fd=None,
+    attempt=3,
+    job_file="",
+    plan_file="",
+    checkpoint_url="file:///checkpoints",
+    resume_from="a000002-s00000005",
+)
+
+
 def settings(spec: dict[str, Any], *, exported: str = "file:///export") -> TrainSettings:
     parsed = TrainingJobSpec.model_validate(spec)
     environment = {names.EXPORT_URL: exported}
-    rank = RankEnvironment(
-        rank=1,
-        local_rank=1,
-        world_size=4,
-        master_address="127.0.0.1",
-        master_port=1,
-        master_fd=None,
-        progress_fd=None,
-        attempt=3,
-        job_file="",
-        plan_file="",
-        checkpoint_url="file:///checkpoints",
-        resume_from="a000002-s00000005",
-    )
-    return settings_of(environment, rank, parsed, plan_for(parsed))
+    return settings_of(environment, RANK, parsed, plan_for(parsed))
 
 
 def changed(field: str, value: Any) -> dict[str, Any]:
@@ -198,6 +202,18 @@ def test_an_export_goes_where_the_job_says_else_where_the_installation_says_else
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")  # no request is made
     assert str(settings(changed("export.location", "s3://bucket/models")).export_to) == "s3://bucket/models"
     assert settings(SPEC, exported="").export_to == Path("/checkpoints/export")
+
+
+@pytest.mark.parametrize("engine", [False, True], ids=["direct", "data engine"])
+def test_the_loader_gets_how_the_plan_splits_a_step(monkeypatch: pytest.MonkeyPatch, engine: bool) -> None:
+    seen: list[Any] = []
+    for opened in ("EngineSource", "open_packs"):
+        monkeypatch.setattr(rank_module, opened, lambda *_, split, **__: seen.append(split))
+    monkeypatch.setattr(rank_module, "open_held_out", lambda *_, **__: None)
+    spec = TrainingJobSpec.model_validate(changed("parallelism.microbatches", 2))
+    environment = {names.OBJECTS_URL: "", names.JOB_UID: "", **({names.DATA_ENGINE_FD: "9"} if engine else {})}
+    rank_module._open_data(environment, RANK, spec, plan_for(spec))
+    assert seen == [StepSplit(data_ranks=4, microbatches=2)]
 
 
 def test_other_ranks_than_the_plans_are_refused() -> None:

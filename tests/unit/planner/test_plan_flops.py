@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from polyreme_api.errors import InvalidConfigError
-from polyreme_planner.flops import Mix, forward_flops, training_flops
+from polyreme_planner.flops import Mix, core_flops, forward_flops, image_flops, training_flops, uneven_flops
 from polyreme_planner.model_parts import Part, all_parts, part_parameters
 from polyreme_planner.shapes import KIMI_VL_A3B
 
@@ -46,6 +46,15 @@ def test_the_dense_layer_of_kimi_vl_costs_as_much_as_a_mixture() -> None:
 
 def test_text_alone_costs_no_tower() -> None:
     assert forward_flops(KIMI_VL_A3B, Mix(sequence_tokens=64, visual_share=0))[Part.TOWER] == 0
+
+
+def test_what_differs_between_packs_is_attention_within_documents_and_images() -> None:
+    whole, parts = (uneven_flops(KIMI_VL_A3B, documents, []) for documents in ([8 * KI], [4 * KI, 4 * KI]))
+    assert whole == 2 * parts
+    layers = sum(part in {Part.DENSE, Part.MOE} for part in all_parts(KIMI_VL_A3B))
+    assert whole == layers * core_flops(KIMI_VL_A3B, Mix(sequence_tokens=8 * KI)) * 8 * KI
+    images = uneven_flops(KIMI_VL_A3B, [8 * KI], [256, 1024, 256]) - whole
+    assert images == 2 * image_flops(KIMI_VL_A3B, 256) + image_flops(KIMI_VL_A3B, 1024)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from polyreme_api.environment import CACHE_DIRECTORY
 from polyreme_datahub import hub, stored_data
 from polyreme_datahub.digests import blob_key
 from polyreme_datahub.errors import IndexDamagedError
+from polyreme_datahub.loader.blob_files import CopiedBlobs
 from polyreme_datahub.loader.open import open_token_ids
 from polyreme_datahub.loader.shards import SampleDamagedError
 from polyreme_datahub.loader.source import PackedSource
@@ -39,6 +40,9 @@ def processed(registry: str, objects: str) -> Mapping[str, Any]:
 
 def read_all(source: PackedSource) -> list[Any]:
     batches = [source.packs(step, first=0, count=4) for step in range(1, 30)]
+    for index in source._indexes:
+        if isinstance(index._blobs, CopiedBlobs):
+            index._blobs.wait_fetched()
     return [
         np.concatenate([np.ravel(getattr(batch, name)) for batch in batches]) for name in ("tokens_T", "patches_PC")
     ]

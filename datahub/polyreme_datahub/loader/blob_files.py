@@ -5,6 +5,9 @@ Copies lie in one folder of the machine, which the ranks of all runs share. A co
 the others wait for it. Nothing is synced: a copy that a crash tore does not pass the checks of its reader, who has it
 fetched again. Whoever maps a copy holds a shared lock on its file, which the kernel drops with the last map; so the
 copies that no process maps can be removed, the least recently used first, once the folder reaches its limit.
+
+A reader of single samples does not wait for copies: it reads ranges from the store while one thread of its process
+fetches the blob in the background.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError
 from polyreme_api.store import ObjectNotFoundError, ObjectStore, StoreFailedError
 from polyreme_datahub.digests import blob_key
 from polyreme_datahub.errors import IndexDamagedError
+from polyreme_datahub.loader.background_fetches import BackgroundFetches, NoRoomError, process_lives
 from polyreme_datahub.locations import local_root
 from polyreme_datahub.objects import open_store
 
@@ -72,6 +76,30 @@ class BlobFiles(Protocol):
         """Drop a local copy that turned out to be damaged; return False where the file is no copy."""
         ...
 
+    def check_present(self, sizes: Mapping[str, int]) -> None:
+        """Find out, without fetching them, that some blobs are there.
+
+        Raises:
+            IndexDamagedError: If one is missing.
+        """
+        ...
+
+    def local(self, digest: str, size_bytes: int) -> BinaryIO | None:
+        """Open a blob that is a local file; None: it has to be fetched.
+
+        Raises:
+            IndexDamagedError: If the blob is missing, or can't be read.
+        """
+        ...
+
+    def read_range(self, digest: str, size_bytes: int, *, start: int, length: int) -> bytes:
+        """Read a range of a blob where it is stored, unchecked, and begin to fetch the blob in the background.
+
+        Raises:
+            IndexDamagedError: If the blob is missing.
+        """
+        ...
+
 
 class FolderBlobs:
     """Blobs of a directory store: its own files."""
@@ -103,6 +131,19 @@ class FolderBlobs:
         del digest
         return False
 
+    def check_present(self, sizes: Mapping[str, int]) -> None:
+        """Check nothing: who opens a file finds out."""
+
+    def local(self, digest: str, size_bytes: int) -> BinaryIO:
+        """Open the file."""
+        return self.open(digest, size_bytes)
+
+    def read_range(self, digest: str, size_bytes: int, *, start: int, length: int) -> bytes:
+        """Read a range of the file."""
+        with self.open(digest, size_bytes) as file:
+            file.seek(start)
+            return file.read(length)
+
 
 class CopiedBlobs:
     """Blobs of any store, through copies in a folder of this machine.
@@ -115,6 +156,7 @@ class CopiedBlobs:
 
     def __init__(self, store: ObjectStore, folder: Path, *, bytes_max: int) -> None:
         self._store, self._folder, self._bytes_max = store, folder, bytes_max
+        self._fetches = BackgroundFetches(lambda digest, size_bytes: self.open(digest, size_bytes).close())
 
     def read(self, digest: str) -> bytes:
         """Return the bytes of a small blob, checked; a copy that was changed is fetched again."""
@@ -131,12 +173,19 @@ class CopiedBlobs:
 
         Raises:
             IndexDamagedError: If the store has no such blob, or another one under its digest.
-            EnvironmentFailedError: If the store stays away, or the copies in use leave no room.
+            EnvironmentFailedError: If the store stays away.
+            NoRoomError: If the copies in use leave no room, or the folder can't be written.
         """
         for _ in range(LOCK_TRIES_MAX):
             file = self._locked(digest)
             if file is None:
-                self._fetch(digest, size_bytes)
+                try:
+                    self._fetch(digest, size_bytes)
+                except OSError as error:
+                    raise NoRoomError(
+                        f"local copies of stored data can't be written to {self._folder}: {error.strerror}",
+                        field=CACHE_DIRECTORY,
+                    ) from error
             elif size_bytes in {-1, os.fstat(file.fileno()).st_size}:
                 return file
             else:
@@ -159,12 +208,43 @@ class CopiedBlobs:
         (self._folder / digest).unlink(missing_ok=True)
         return True
 
+    def check_present(self, sizes: Mapping[str, int]) -> None:
+        """Ask the store for what is no local copy yet, ``FETCHES_MAX`` at once; nothing is fetched."""
+        missing = [digest for digest in sizes if not (self._folder / digest).exists()]
+        if missing:
+            with ThreadPoolExecutor(FETCHES_MAX) as threads:
+                found = list(threads.map(lambda digest: self._store.exists(blob_key(digest)), missing))
+            for digest, is_there in zip(missing, found, strict=True):
+                if not is_there:
+                    raise _unreadable(digest, "no such object")
+
+    def local(self, digest: str, size_bytes: int) -> BinaryIO | None:
+        """Open a copy, under a lock that keeps it; one that was cut is removed."""
+        file = self._locked(digest)
+        if file is not None and os.fstat(file.fileno()).st_size != size_bytes:
+            file.close()
+            self.fetch_again(digest)
+            return None
+        return file
+
+    def read_range(self, digest: str, size_bytes: int, *, start: int, length: int) -> bytes:
+        """Read a range with one request; the copy is made in the background."""
+        self._fetches.want(digest, size_bytes)
+        try:
+            return self._store.get_range(blob_key(digest), start=start, length=length)
+        except ObjectNotFoundError as error:
+            raise _unreadable(digest, "no such object") from error
+
+    def wait_fetched(self) -> None:
+        """Wait until no copy is being made in the background."""
+        self._fetches.wait()
+
     def _locked(self, digest: str) -> BinaryIO | None:
         """Open a copy and lock it, unless there is none."""
         path = self._folder / digest
         try:
             file = path.open("rb")
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         fcntl.flock(file, fcntl.LOCK_SH)
         if os.fstat(file.fileno()).st_nlink == 0:
@@ -211,6 +291,8 @@ class CopiedBlobs:
 
     def _pieces(self, digest: str, size_bytes: int) -> Iterator[bytes]:
         for start in range(0, size_bytes, PIECE_BYTES):
+            if not process_lives():
+                raise EnvironmentFailedError(f"fetch of {blob_key(digest)} was given up: the process ends")
             try:
                 yield self._store.get_range(blob_key(digest), start=start, length=min(PIECE_BYTES, size_bytes - start))
             except ObjectNotFoundError as error:
@@ -235,7 +317,7 @@ class CopiedBlobs:
         """Reserve the bytes of a blob, and remove copies that no process maps until they fit.
 
         Raises:
-            EnvironmentFailedError: If the copies in use leave no room.
+            NoRoomError: If the copies in use leave no room.
         """
         with (self._folder / f"folder{LOCK}").open("ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -248,7 +330,7 @@ class CopiedBlobs:
                 if seen.st_ino != mine and _remove_unused(path):
                     taken -= seen.st_size
             if taken > self._bytes_max:
-                raise EnvironmentFailedError(
+                raise NoRoomError(
                     f"local copies of stored data don't fit: {taken} bytes with those in use, {self._folder} may hold "
                     f"{self._bytes_max}",
                     field=f"{CACHE_BYTES}, or {CACHE_DIRECTORY} to a larger disk",

@@ -1,7 +1,8 @@
 """Ranges of sample shards: open files, read by place, so no page of them is mapped and threads share them.
 
 At most ``OPEN_MAX`` files are open, the least recently used is closed first. An open file keeps its local copy, and a
-file that was deleted while it is open can still be read.
+file that was deleted while it is open can still be read. A shard of a bucket that has no local copy is read by ranges,
+while its copy is made in the background.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class ShardFiles:
         sizes: Digests and sizes of the shards.
 
     Raises:
-        IndexDamagedError: If one of the first ``OPEN_MAX`` is missing or cut.
+        IndexDamagedError: If one of the first ``OPEN_MAX`` is missing, or a file that is cut.
     """
 
     def __init__(self, blobs: BlobFiles, sizes: Mapping[str, int]) -> None:
@@ -47,7 +48,7 @@ class ShardFiles:
         self._open: OrderedDict[str, _OpenFile] = OrderedDict()
         self._lock = threading.Lock()
         first = dict(list(sizes.items())[:OPEN_MAX])
-        blobs.prepare(first)
+        blobs.check_present(first)
         for digest in first:
             self._file(digest)
 
@@ -59,6 +60,8 @@ class ShardFiles:
             EnvironmentFailedError: If its file can't be read.
         """
         file = self._file(digest)
+        if file is None:
+            return self._blobs.read_range(digest, self._sizes[digest], start=start, length=size)
         try:
             return os.pread(file.descriptor, size, start)
         except OSError as error:
@@ -74,20 +77,25 @@ class ShardFiles:
             self._open.pop(digest, None)
         return True
 
-    def _file(self, digest: str) -> _OpenFile:
+    def _file(self, digest: str) -> _OpenFile | None:
+        """Return the file of a shard; None: it has no local copy yet."""
         with self._lock:
-            file = self._open.get(digest)
+            file = self._open.get(digest) or self._opened(digest)
             if file is None:
-                file = self._open[digest] = self._opened(digest)
+                return None
+            self._open[digest] = file
             self._open.move_to_end(digest)
             while len(self._open) > OPEN_MAX:
                 # A thread that still reads it holds it; it is closed after that.
                 self._open.popitem(last=False)
             return file
 
-    def _opened(self, digest: str) -> _OpenFile:
+    def _opened(self, digest: str) -> _OpenFile | None:
         size_bytes = self._sizes[digest]
-        with self._blobs.open(digest, size_bytes) as file:
+        opened = self._blobs.local(digest, size_bytes)
+        if opened is None:
+            return None
+        with opened as file:
             if (found := os.fstat(file.fileno()).st_size) != size_bytes:
                 raise IndexDamagedError(
                     f"stored data is damaged: {blob_key(digest)} has {found} bytes, its index expects {size_bytes}"

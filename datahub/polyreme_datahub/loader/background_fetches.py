@@ -1,0 +1,102 @@
+"""Fetches blobs to local copies in one background thread, in the order in which they were first wanted.
+
+Nothing waits for it: until a copy is here, its readers read ranges from the store. So a fetch that fails costs no step.
+A blob is fetched at most ``FETCH_TRIES_MAX`` times by one process: where the folder of copies is too small for the data,
+copies that are removed and wanted again would otherwise be fetched for every few samples. Once the folder has no room,
+this process stores no more copies.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+
+from polyreme_api.errors import EnvironmentFailedError
+from polyreme_datahub.errors import IndexDamagedError
+
+FETCH_TRIES_MAX = 3
+"""Times that one process fetches a blob in the background."""
+WAITING_MAX = 1024
+"""Blobs that wait to be fetched; one that is wanted beyond that is queued when it is wanted again."""
+
+_log = logging.getLogger(__name__)
+
+
+class NoRoomError(EnvironmentFailedError):
+    """The folder of local copies has no room for another one, or can't be written."""
+
+
+class BackgroundFetches:
+    """A queue of blobs, and a thread that lives while it is not empty.
+
+    Args:
+        fetch: Makes the local copy of a blob, given its digest and size.
+    """
+
+    def __init__(self, fetch: Callable[[str, int], None]) -> None:
+        self._fetch = fetch
+        self._lock = threading.Lock()
+        self._waiting: OrderedDict[str, int] = OrderedDict()
+        self._tries: Counter[str] = Counter()
+        self._thread: threading.Thread | None = None
+        self._stores = True
+
+    def want(self, digest: str, size_bytes: int) -> None:
+        """Queue a blob, unless it waits already, was tried too often, or there is no room; returns at once."""
+        with self._lock:
+            tried = self._tries[digest] >= FETCH_TRIES_MAX
+            if not self._stores or tried or digest in self._waiting or len(self._waiting) >= WAITING_MAX:
+                return
+            self._waiting[digest] = size_bytes
+            if self._thread is None:
+                # No daemon: one that the interpreter's end interrupts inside the S3 client would abort the process.
+                self._thread = threading.Thread(target=self._work, name="shard-fetch")
+                self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until nothing is queued."""
+        with self._lock:
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+
+    def _work(self) -> None:
+        while (blob := self._next()) is not None:
+            try:
+                self._try(*blob)
+            finally:
+                with self._lock:
+                    self._waiting.pop(blob[0], None)
+
+    def _next(self) -> tuple[str, int] | None:
+        with self._lock:
+            if not self._waiting or not self._stores or not process_lives():
+                self._waiting.clear()
+                self._thread = None
+                return None
+            digest, size_bytes = next(iter(self._waiting.items()))
+            self._tries[digest] += 1
+            return digest, size_bytes
+
+    def _try(self, digest: str, size_bytes: int) -> None:
+        try:
+            self._fetch(digest, size_bytes)
+        except NoRoomError as error:
+            _log.warning("%s; samples are read from the store, without local copies", error.message)
+            with self._lock:
+                self._stores = False
+        except (EnvironmentFailedError, IndexDamagedError) as error:
+            if isinstance(error, IndexDamagedError):
+                self._tries[digest] = FETCH_TRIES_MAX
+            if process_lives() and self._tries[digest] >= FETCH_TRIES_MAX:
+                _log.warning("%s; its samples are read from the store, without a local copy", error.message)
+        except Exception:
+            _log.exception("fetch of %s failed; its samples are read from the store, without a local copy", digest)
+            self._tries[digest] = FETCH_TRIES_MAX
+
+
+def process_lives() -> bool:
+    """Return False once the interpreter waits for its other threads, which then end soon."""
+    return threading.main_thread().is_alive()

@@ -1,0 +1,153 @@
+"""Samples of a bucket are read by ranges until the local copy of their shard is here, and if there never is one."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from polyreme_api.store import ObjectStore, StoreFailedError
+from polyreme_datahub.digests import blob_key, digest_bytes
+from polyreme_datahub.errors import IndexDamagedError
+from polyreme_datahub.loader.background_fetches import FETCH_TRIES_MAX
+from polyreme_datahub.loader.blob_files import CopiedBlobs
+from polyreme_datahub.loader.shard_files import ShardFiles
+from polyreme_datahub.objects import open_store
+from tests.unit.datahub.stores import CountingStore
+
+SHARD = bytes(range(256)) * 4096
+DIGEST = digest_bytes(SHARD)
+SAMPLE_BYTES = 1000
+
+
+class GatedStore(CountingStore):
+    """Holds requests of whole shards until the gate opens, and fails the first ``failures`` of them."""
+
+    def __init__(self, store: ObjectStore, *, failures: int = 0) -> None:
+        super().__init__(store)
+        self.gate, self.wholes, self.failures = threading.Event(), 0, failures
+
+    def get_range(self, key: str, *, start: int, length: int) -> bytes:
+        if length > SAMPLE_BYTES:
+            assert self.gate.wait(60)
+            self.wholes += 1
+            if self.wholes <= self.failures:
+                raise StoreFailedError("the store is away")
+        return super().get_range(key, start=start, length=length)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> GatedStore:
+    store = GatedStore(open_store(f"file://{tmp_path}/objects", sleep=lambda _: None))
+    store.put(blob_key(DIGEST), SHARD)
+    return store
+
+
+def copies(store: ObjectStore, tmp_path: Path, bytes_max: int = 1 << 30) -> CopiedBlobs:
+    return CopiedBlobs(store, tmp_path / "copies", bytes_max=bytes_max)
+
+
+def read(files: ShardFiles, start: int) -> bytes:
+    return files.read(DIGEST, start=start, size=SAMPLE_BYTES)
+
+
+def test_samples_are_read_by_ranges_while_their_shard_is_fetched_once(store: GatedStore, tmp_path: Path) -> None:
+    blobs = copies(store, tmp_path)
+    files = ShardFiles(blobs, {DIGEST: len(SHARD)})
+    assert (store.requests, store.bytes) == (0, 0)
+    starts = [0, 5000, 70_000]
+    for start in starts:
+        assert read(files, start) == SHARD[start : start + SAMPLE_BYTES]
+    assert (store.requests, store.bytes) == (3, 3 * SAMPLE_BYTES)
+    store.gate.set()
+    blobs.wait_fetched()
+    for start in starts:
+        assert read(files, start) == SHARD[start : start + SAMPLE_BYTES]
+    assert (store.requests, store.wholes) == (4, 1)
+    assert (tmp_path / "copies" / DIGEST).read_bytes() == SHARD
+
+
+def no_space(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("how", ["small limit", "full disk", "no folder"])
+def test_without_room_samples_are_read_from_the_store_and_one_line_is_logged(
+    store: GatedStore, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    if how == "full disk":
+        monkeypatch.setattr(os, "posix_fallocate", no_space)
+    if how == "no folder":
+        (tmp_path / "copies").write_text("a file, so that no folder can be made here")
+    store.gate.set()
+    blobs = copies(store, tmp_path, bytes_max=len(SHARD) - 1 if how == "small limit" else 1 << 30)
+    files = ShardFiles(blobs, {DIGEST: len(SHARD)})
+    with caplog.at_level(logging.WARNING):
+        for start in range(0, 5 * SAMPLE_BYTES, SAMPLE_BYTES):
+            assert read(files, start) == SHARD[start : start + SAMPLE_BYTES]
+            blobs.wait_fetched()
+    assert [record.message.rpartition("; ")[2] for record in caplog.records] == [
+        "samples are read from the store, without local copies"
+    ]
+    assert not (tmp_path / "copies" / DIGEST).exists()
+    assert store.wholes == 0
+
+
+@pytest.mark.parametrize("how", ["cut", "changed"])
+def test_a_damaged_copy_is_replaced(store: GatedStore, tmp_path: Path, how: str) -> None:
+    store.gate.set()
+    blobs = copies(store, tmp_path)
+    read(ShardFiles(blobs, {DIGEST: len(SHARD)}), 0)
+    blobs.wait_fetched()
+    copy = tmp_path / "copies" / DIGEST
+    copy.write_bytes(SHARD[:-1] if how == "cut" else b"!" + SHARD[1:])
+    files = ShardFiles(blobs, {DIGEST: len(SHARD)})
+    if how == "changed":
+        # The reader of a sample checks its digest, and reports what does not fit.
+        assert read(files, 0) != SHARD[:SAMPLE_BYTES]
+        assert files.fetch_again(DIGEST)
+    assert read(files, 0) == SHARD[:SAMPLE_BYTES]
+    blobs.wait_fetched()
+    assert copy.read_bytes() == SHARD
+    assert store.wholes == 2
+
+
+def test_a_fetch_that_fails_is_tried_again_and_given_up_while_samples_are_read(tmp_path: Path) -> None:
+    for failures, expected in ((FETCH_TRIES_MAX - 1, True), (FETCH_TRIES_MAX, False)):
+        store = GatedStore(open_store(f"file://{tmp_path}/objects", sleep=lambda _: None), failures=failures)
+        store.put(blob_key(DIGEST), SHARD)
+        store.gate.set()
+        blobs = copies(store, tmp_path / str(failures))
+        files = ShardFiles(blobs, {DIGEST: len(SHARD)})
+        for _ in range(FETCH_TRIES_MAX + 2):
+            assert read(files, 0) == SHARD[:SAMPLE_BYTES]
+            blobs.wait_fetched()
+        assert (tmp_path / str(failures) / "copies" / DIGEST).exists() is expected
+        assert store.wholes == FETCH_TRIES_MAX
+
+
+def test_a_shard_that_is_damaged_in_the_store_is_fetched_once_and_read_by_ranges(
+    store: GatedStore, tmp_path: Path
+) -> None:
+    store.gate.set()
+    store.put(blob_key(DIGEST), SHARD[:-1] + b"!")
+    blobs = copies(store, tmp_path)
+    files = ShardFiles(blobs, {DIGEST: len(SHARD)})
+    for _ in range(3):
+        assert read(files, 0) == SHARD[:SAMPLE_BYTES]
+        blobs.wait_fetched()
+    assert store.wholes == 1
+
+
+def test_a_shard_that_is_missing_in_the_store_is_named_at_the_start_and_later(store: GatedStore, tmp_path: Path) -> None:
+    files = ShardFiles(copies(store, tmp_path), {DIGEST: len(SHARD)})
+    store.gate.set()
+    store.delete(blob_key(DIGEST))
+    with pytest.raises(IndexDamagedError, match=f"{blob_key(DIGEST)}, no such object"):
+        read(files, 0)
+    with pytest.raises(IndexDamagedError, match=f"{blob_key(DIGEST)}, no such object"):
+        ShardFiles(copies(store, tmp_path), {DIGEST: len(SHARD)})

@@ -1,9 +1,9 @@
 """Fetches blobs to local copies in one background thread, in the order in which they were first wanted.
 
-Nothing waits for it: until a copy is here, its readers read ranges from the store. So a fetch that fails costs no step.
-A blob is fetched at most ``FETCH_TRIES_MAX`` times by one process: where the folder of copies is too small for the data,
-copies that are removed and wanted again would otherwise be fetched for every few samples. Once the folder has no room,
-this process stores no more copies.
+Nothing waits for it: until a copy is here, its readers read ranges from the store. So a fetch that fails costs no
+step. One process fetches a blob at most ``FETCH_TRIES_MAX`` times: where the folder of copies is too small for the
+data, copies that are removed and wanted again would otherwise be fetched for every few samples. Once the folder has no
+room, this process stores no more copies.
 """
 
 from __future__ import annotations
@@ -66,9 +66,13 @@ class BackgroundFetches:
         while (blob := self._next()) is not None:
             try:
                 self._try(*blob)
-            finally:
+            except BaseException:
                 with self._lock:
-                    self._waiting.pop(blob[0], None)
+                    self._waiting.clear()
+                    self._thread = None
+                raise
+            with self._lock:
+                self._waiting.pop(blob[0], None)
 
     def _next(self) -> tuple[str, int] | None:
         with self._lock:
@@ -92,9 +96,6 @@ class BackgroundFetches:
                 self._tries[digest] = FETCH_TRIES_MAX
             if process_lives() and self._tries[digest] >= FETCH_TRIES_MAX:
                 _log.warning("%s; its samples are read from the store, without a local copy", error.message)
-        except Exception:
-            _log.exception("fetch of %s failed; its samples are read from the store, without a local copy", digest)
-            self._tries[digest] = FETCH_TRIES_MAX
 
 
 def process_lives() -> bool:

@@ -143,7 +143,7 @@ def test_a_shard_that_is_damaged_in_the_store_is_fetched_once_and_read_by_ranges
     assert store.wholes == 1
 
 
-def test_a_shard_that_is_missing_in_the_store_is_named_at_the_start_and_later(store: GatedStore, tmp_path: Path) -> None:
+def test_a_shard_that_is_missing_is_named_at_the_start_and_later(store: GatedStore, tmp_path: Path) -> None:
     files = ShardFiles(copies(store, tmp_path), {DIGEST: len(SHARD)})
     store.gate.set()
     store.delete(blob_key(DIGEST))

@@ -108,13 +108,15 @@ def read_report(annotations: object) -> tuple[DataReport | None, str]:
 def data_digest(spec: TrainingJobSpec) -> str:
     """Return a digest of the parts of a spec that decide what its data is made of.
 
-    Fields with their default values don't count, so that a new field changes no digest.
+    Fields with their default values don't count, so that a new field changes no digest. How ranks read it does neither.
     """
 
     def given(part: BaseModel) -> dict[str, Any]:
         return part.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
-    data = {name: part for name, part in given(spec.data).items() if name not in {"onDamage", "packsBy", "waitSeconds"}}
+    read = {"augment", "onDamage", "packsBy", "waitSeconds"}
+    data = {name: part for name, part in given(spec.data).items() if name not in read}
+    data["sources"] = [{name: part for name, part in of.items() if name != "augment"} for of in data["sources"]]
     sets = [] if spec.evaluation is None else [held_out.dataset for held_out in spec.evaluation.sets]
     packs = [stage.sequence_tokens for stage in spec.training.stages]
     text = json.dumps([data, sets, packs, given(spec.model)], sort_keys=True, separators=(",", ":"))

@@ -148,6 +148,8 @@ CountOrDecimal = Annotated[
 
 LearningRate = Annotated[DecimalText, _at_most("10")]
 """A learning rate."""
+Probability = Annotated[DecimalText, _at_most("1")]
+"""A probability."""
 
 Decay = Annotated[DecimalText, AfterValidator(_less_than_one)]
 """Decay of a running mean."""

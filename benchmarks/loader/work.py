@@ -14,8 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import usage
 
+from polyreme_datahub.loader.augment import unchanged
+from polyreme_datahub.loader.augment_pixels import change_pixels
 from polyreme_datahub.operations.encode_text import encode_conversation, open_tokenizer, token_arrays
-from polyreme_datahub.operations.page_patches import colored, cut_patches, fitted_page
+from polyreme_datahub.operations.open_rules import OpenRules
+from polyreme_datahub.operations.page_patches import colored, cut_patches
 from polyreme_datahub.operations.values import Blob
 
 PROBE_ROWS = 97
@@ -47,7 +50,8 @@ class Work:
             facts: Name, turns, and the grid that packing planned.
         """
         side, rows, columns = self.patch_px, *facts["grid"]
-        pixels = fitted_page(jpeg, facts["open"], height=rows * side, width=columns * side)
+        image = Blob(jpeg, digest="").pixels(OpenRules(**facts["open"]))
+        pixels = change_pixels(image, unchanged(columns * side, rows * side))
         patches_PC = colored(cut_patches(pixels, patch_px=side), patch_px=side)
         blob = Blob(self.tokenizer.read_bytes(), digest="the benchmark's") if not _OPEN else _OPEN[0]
         _OPEN[:] = [blob]

@@ -4,10 +4,62 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from polyreme_api.fields import STEPS_MAX, DatasetReference, Name, Part, Seconds
+from polyreme_api.fields import STEPS_MAX, DatasetReference, Name, Part, Probability, Seconds
 
 Weight = Annotated[int, Field(ge=0, le=65_536)]
 PackTokens = Annotated[int, Field(ge=16, le=1_048_576)]
+ColorPercent = Annotated[int, Field(ge=0, le=90)]
+
+
+class Crop(Part):
+    """A window of the image, drawn at each visit; it contains all boxes, points and polygons of the image."""
+
+    min_area_percent: Annotated[int, Field(ge=10, le=100)] = 60
+    """Smallest window, as a share of the image's area."""
+    max_stretch_percent: Annotated[int, Field(ge=0, le=50)] = 0
+    """How far the window's shape may differ from the image's, either way; the window is stretched to the image's."""
+
+
+class Scale(Part):
+    """Shrinks the image on its page, at a drawn place; the rest of the page is white."""
+
+    min_percent: Annotated[int, Field(ge=25, le=100)] = 70
+    """Smallest size, as a share of each side."""
+
+
+class Mirror(Part):
+    """Mirrors the image left to right, unless the sample's text or the sample itself says that it may not be."""
+
+    probability: Probability = "0.5"
+    """Share of the visits."""
+
+
+class Color(Part):
+    """Changes the colors; each by a factor that is drawn between 1 less and 1 plus the percentage."""
+
+    brightness_percent: ColorPercent = 20
+    """Brightness, from black."""
+    contrast_percent: ColorPercent = 20
+    """Contrast, around the middle gray."""
+    saturation_percent: ColorPercent = 20
+    """Saturation, from the pixel's gray."""
+
+
+class Augment(Part):
+    """Random changes of images, drawn at each visit of a sample; without an operation nothing is changed.
+
+    A draw is a function of ``data.seed``, the sample and the visit. Lengths in tokens never change. Held-out data is
+    never augmented.
+    """
+
+    crop: Crop | None = None
+    """A window of the image."""
+    scale: Scale | None = None
+    """A smaller image on a white page."""
+    mirror: Mirror | None = None
+    """Left to right."""
+    color: Color | None = None
+    """Brightness, contrast, saturation."""
 
 
 class Source(Part):
@@ -19,6 +71,8 @@ class Source(Part):
     """Registered dataset, ``name`` or ``name@version``; names under ``sample/`` come with polyreme."""
     weight: Weight = 1
     """Share of samples, relative to the other sources'."""
+    augment: Augment | None = None
+    """Augmentation of this source, in place of ``data.augment``; ``{}``: none."""
 
 
 class SourceWeight(Part):
@@ -58,7 +112,10 @@ class Data(Part):
     tokenizer: Tokenizer = Field(default_factory=Tokenizer)
     """The tokenizer."""
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
-    """Seed of the order of samples."""
+    """Seed of the order of samples, and of their augmentation."""
+    augment: Augment | None = None
+    """Random changes of images, of all sources without an ``augment`` of their own; none: images are read as they
+    are."""
     wait_seconds: Seconds = 600
     """How long ranks wait for the processed data before they give up."""
     packs_by: Literal["Order", "Cost"] = "Order"

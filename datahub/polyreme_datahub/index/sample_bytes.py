@@ -1,17 +1,21 @@
 """The encoded form of a sample: a record (JSON) and its images as they came, neighbouring members of a tar file.
 
 So one range of bytes is one sample. The record holds the turns of the conversation, and for each page either a scan's
-description (``digits``) or the file of its image and the rules by which it is opened. Light to import: ranks read it.
+description (``digits``) or the file of its image and the rules by which it is opened; and what the sample has of boxes,
+points, polygons and ``mirrorSafe``. Light to import: ranks read it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from polyreme_datahub.digests import canonical_json
 
 RECORD_FILE = "json"
+MIRROR_SAFE = "mirrorSafe"
+"""Field of a record: whether its images may be mirrored while its text stays."""
 BLOCK = 512
 _NAME, _SIZE, _KIND = slice(0, 100), slice(124, 136), slice(156, 157)
 _REGULAR = (b"0", b"\0")
@@ -26,7 +30,10 @@ _MAGIC: Sequence[tuple[bytes, str]] = (
 
 
 def sample_bytes(
-    record: Mapping[str, Any], pages: Sequence[Mapping[str, Any]], images: Mapping[str, bytes]
+    record: Mapping[str, Any],
+    pages: Sequence[Mapping[str, Any]],
+    images: Mapping[str, bytes],
+    shapes: Mapping[str, Sequence[Any]] = MappingProxyType({}),
 ) -> dict[str, bytes]:
     """Return the files of a sample by extension.
 
@@ -34,6 +41,7 @@ def sample_bytes(
         record: As its source gave it.
         pages: Pages of ``compose``.
         images: Bytes of the pages' images, by digest.
+        shapes: Boxes, points and polygons, in pixels of their pages.
     """
     files: dict[str, bytes] = {}
     described: list[dict[str, Any]] = []
@@ -45,7 +53,9 @@ def sample_bytes(
         name = f"{at}.{extension_of(data)}"
         files[name] = data
         described.append({"file": name, "open": page["open"]})
-    files[RECORD_FILE] = canonical_json({"conversations": record["conversations"], "pages": described})
+    given = {name: record[name] for name in (MIRROR_SAFE,) if name in record}
+    given |= {field: items for field, items in shapes.items() if items}
+    files[RECORD_FILE] = canonical_json({"conversations": record["conversations"], "pages": described, **given})
     return files
 
 

@@ -35,7 +35,8 @@ class IndexedSample:
     """Pages of ``compose``."""
     images: Mapping[str, bytes]
     """Bytes of the pages' images, by digest."""
-    boxes: Sequence[Any]
+    shapes: Mapping[str, Sequence[Any]]
+    """Boxes, points and polygons, in pixels of their pages."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +64,7 @@ def write_shards(
         if len(rows) == ROWS_MAX:
             shards.append(_put_shard(lakehouse, rows, [*stored, _put_samples(lakehouse, builder)]))
             rows, stored, builder = [], [], ShardBuilder()
-        files = sample_bytes(sample.record, sample.pages, sample.images)
+        files = sample_bytes(sample.record, sample.pages, sample.images, sample.shapes)
         key = f"{sample.ordinal:012d}"
         members = members_of(SampleFiles(key=key, files=files))
         if builder.keys and builder.size_bytes + size_of(members) > SHARD_BYTES_MAX:
@@ -86,7 +87,7 @@ def _row(sample: IndexedSample, place: tuple[int, int, int, str], *, patch_px: i
     details = {
         "question": sample.encoded["question"],
         "expected": sample.encoded["expected"],
-        "boxes": list(sample.boxes),
+        **sample.shapes,
     }
     return _Row(
         sample_id=sample.sample_id,

@@ -5,6 +5,7 @@ No database, and no bucket's client unless the objects lie in a bucket: safe aft
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -21,6 +22,7 @@ from polyreme_datahub.index.damage import note_damage
 from polyreme_datahub.index.format import parse_plan, plan_key, special_tokens
 from polyreme_datahub.index.succession import identity_of
 from polyreme_datahub.job_data import longest_pack, plan_data
+from polyreme_datahub.loader.augment import AUGMENT_VERSION, settings_of
 from polyreme_datahub.loader.balance import StepSplit
 from polyreme_datahub.loader.blob_files import BlobFiles, blob_files, read_blob
 from polyreme_datahub.loader.decode_pool import DecodeRoom, decode_threads
@@ -81,11 +83,21 @@ def open_packs(
     packed = [[order.packs_in(segment), order.tokens_in(segment)] for segment in order.segments]
     if packed != [[order.packs_per_step, order.pack_tokens]] * len(packed):
         facts += packed
+    augment = [settings_of(spec.data.augment if of.augment is None else of.augment) for of in spec.data.sources]
+    if any(augment):
+        facts += [AUGMENT_VERSION, [settings and dataclasses.asdict(settings) for settings in augment]]
     identity = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
     placeholders = spec.data.on_damage == "Placeholder"
     balance = Balance(shape_of(spec), split) if split is not None and spec.data.packs_by == "Cost" else None
     return PackedSource(
-        order, indexes, identity=identity, store=store, placeholders=placeholders, threads=threads, balance=balance
+        order,
+        indexes,
+        identity=identity,
+        store=store,
+        placeholders=placeholders,
+        augment=augment,
+        threads=threads,
+        balance=balance,
     )
 
 

@@ -1,8 +1,9 @@
 """Makes of a sample's encoded bytes what a model takes: tokens, which of them are learned, patches.
 
 It repeats what processing planned: an image is decoded by the same rules, resized to the size of its grid and cut; the
-conversation is encoded with the plan's tokenizer. The same bytes give the same arrays, on every rank and at every
-visit. Decoders and the tokenizer are imported with the first sample that needs them, after the fork of a rank.
+conversation is encoded with the plan's tokenizer. The same bytes give the same arrays on every rank, and at every visit
+unless the source is augmented: then at the same visit. Decoders and the tokenizer are imported with the first sample
+that needs them, after the fork of a rank.
 """
 
 from __future__ import annotations
@@ -10,17 +11,35 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from polyreme_datahub.index.format import check_of
 from polyreme_datahub.index.sample_bytes import RECORD_FILE, member_files
+from polyreme_datahub.index.shapes import moved_shapes, shapes_of, vertices_of, written_turns
+from polyreme_datahub.loader.augment import Box, ImageChange, Visit, draw_change, unchanged
+from polyreme_datahub.loader.augment_pixels import change_pixels
+from polyreme_datahub.loader.augment_text import TextRules, text_rules
 from polyreme_datahub.operations.values import Blob
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 BYTES_PER_PIXEL = 8
 """Bytes that a decoded pixel takes: what the decoder wrote, and Pillow's copy of it."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ImageNote:
+    """What a person may want to see with an image."""
+
+    shapes: Sequence[Mapping[str, Any]]
+    """Boxes, points and polygons, in pixels of the image as the model sees it."""
+    change: str = ""
+    """How it was augmented, and what its sample forbade."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +51,10 @@ class StoredSample:
     patches_P: npt.NDArray[np.uint8]
     """[P, 3 * side * side]: patches row-major, a patch's values channel-major."""
     grids_I2: npt.NDArray[np.int32]
+    check: int
+    """Checksum of its tokens as they are without augmentation."""
+    notes: tuple[ImageNote, ...] = ()
+    """One of each image."""
 
 
 class SampleReader:
@@ -46,53 +69,121 @@ class SampleReader:
     def __init__(self, *, patch_px: int, merge: int, tokenizer: Blob) -> None:
         self._patch_px, self._merge, self._tokenizer = patch_px, merge, tokenizer
 
-    def read(self, data: bytes, grids_I2: npt.NDArray[np.int32]) -> StoredSample:
+    def read(self, data: bytes, grids_I2: npt.NDArray[np.int32], visit: Visit | None = None) -> StoredSample:
         """Make a sample of its encoded bytes.
 
         Args:
             data: Its range of a sample shard, checked against its digest.
             grids_I2: Grids of its images.
+            visit: At which visit, where the source is augmented. It changes pixels and coordinates, never a length.
 
         Raises:
             BadRecordError: If an image can't be decoded.
         """
-        from polyreme_datahub.operations.encode_text import encode_conversation, open_tokenizer, token_arrays
-
         files = member_files(data)
         record = json.loads(bytes(files[RECORD_FILE]))
-        cells = [int(rows) * int(columns) // self._merge**2 for rows, columns in grids_I2]
-        encoded = encode_conversation(open_tokenizer(self._tokenizer), record["conversations"], cells)
-        tokens_T, learned_T = token_arrays(encoded)
+        sizes = [(int(columns) * self._patch_px, int(rows) * self._patch_px) for rows, columns in grids_I2]
+        rules = text_rules(record) if visit is not None else TextRules(geometry="", mirror="")
+        changes = [_change(visit, record, image, size, rules) for image, size in enumerate(sizes)]
+        planned = shapes_of(record)
+        moved = planned if visit is None else moved_shapes(planned, [change.move for change in changes])
+        tokens_T, learned_T = before = self._encode(record, planned, sizes, grids_I2)
+        check = check_of(*before)
+        if moved != planned:
+            # As many tokens, and the same ones learned: coordinates are digits in fixed places.
+            tokens_T, learned_T = self._encode(record, moved, sizes, grids_I2)
         return StoredSample(
-            tokens_T=tokens_T, learned_T=learned_T, patches_P=self._patches(files, record, grids_I2), grids_I2=grids_I2
+            tokens_T=tokens_T,
+            learned_T=learned_T,
+            patches_P=self._patches(files, record, changes),
+            grids_I2=grids_I2,
+            check=check,
+            notes=tuple(_note(moved, image, change, rules, visit) for image, change in enumerate(changes)),
         )
 
+    def _encode(
+        self,
+        record: Mapping[str, Any],
+        shapes: Mapping[str, Sequence[Any]],
+        sizes: Sequence[tuple[int, int]],
+        grids_I2: npt.NDArray[np.int32],
+    ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint8]]:
+        from polyreme_datahub.operations.encode_text import encode_conversation, open_tokenizer, token_arrays
+
+        cells = [int(rows) * int(columns) // self._merge**2 for rows, columns in grids_I2]
+        turns = written_turns(record["conversations"], shapes, sizes)
+        return token_arrays(encode_conversation(open_tokenizer(self._tokenizer), turns, cells))
+
     def _patches(
-        self, files: Mapping[str, memoryview], record: Mapping[str, Any], grids_I2: npt.NDArray[np.int32]
+        self, files: Mapping[str, memoryview], record: Mapping[str, Any], changes: Sequence[ImageChange]
     ) -> npt.NDArray[np.uint8]:
         from polyreme_datahub.operations.page_patches import CHANNELS, colored, cut_patches
 
         side = self._patch_px
         cut = [
-            colored(cut_patches(page_pixels(files, page, rows * side, columns * side), patch_px=side), patch_px=side)
-            for page, (rows, columns) in zip(record["pages"], grids_I2.tolist(), strict=True)
+            colored(cut_patches(change_pixels(page_image(files, page), change), patch_px=side), patch_px=side)
+            for page, change in zip(record["pages"], changes, strict=True)
         ]
         return np.concatenate(cut) if cut else np.zeros((0, CHANNELS * side**2), np.uint8)
+
+
+def _change(
+    visit: Visit | None, record: Mapping[str, Any], image: int, size: tuple[int, int], rules: TextRules
+) -> ImageChange:
+    if visit is None:
+        return unchanged(*size)
+    kept = _hull([item for items in shapes_of(record).values() for item in items if item["image"] == image])
+    return draw_change(visit, image, size, kept, geometry=not rules.geometry, mirror=not rules.mirror)
+
+
+def _hull(items: Sequence[Mapping[str, Any]]) -> Box | None:
+    """Return the smallest box around some shapes."""
+    vertices = [vertex for item in items for vertex in vertices_of(item)]
+    if not vertices:
+        return None
+    across, down = zip(*vertices, strict=True)
+    return min(across), min(down), max(across), max(down)
+
+
+def _note(
+    shapes: Mapping[str, Sequence[Any]], image: int, change: ImageChange, rules: TextRules, visit: Visit | None
+) -> ImageNote:
+    words = [change.words]
+    if visit is not None:
+        settings = visit.settings
+        if rules.geometry and (settings.crop_area_min, settings.scale_min, settings.mirror_probability) != (None,) * 3:
+            words.append(f"no crop, scale or mirror: {rules.geometry}")
+        elif rules.mirror and settings.mirror_probability is not None:
+            words.append(f"no mirror: {rules.mirror}")
+    mine = tuple(item for items in shapes.values() for item in items if item["image"] == image)
+    return ImageNote(shapes=mine, change="; ".join(filter(None, words)))
+
+
+def page_image(files: Mapping[str, memoryview], page: Mapping[str, Any]) -> Image.Image:
+    """Return the image of a page, decoded or drawn, in its own size.
+
+    Raises:
+        BadRecordError: If it can't be decoded.
+    """
+    from PIL import Image
+
+    from polyreme_datahub.operations.open_rules import OpenRules
+    from polyreme_datahub.operations.page_patches import draw_page
+
+    if "file" not in page:
+        return Image.fromarray(draw_page(page))
+    return Blob(bytes(files[page["file"]]), digest="").pixels(OpenRules(**page["open"]))
 
 
 def page_pixels(
     files: Mapping[str, memoryview], page: Mapping[str, Any], height: int, width: int
 ) -> npt.NDArray[np.uint8]:
-    """Return the pixels of a page in the size that the plan gives it: [height, width], perhaps with channels.
+    """Return the pixels of a page in the size that the plan gives it, unchanged: [height, width], perhaps channels.
 
     Raises:
         BadRecordError: If its image can't be decoded.
     """
-    from polyreme_datahub.operations.page_patches import draw_page, fitted_page
-
-    if "file" not in page:
-        return draw_page(page)
-    return fitted_page(bytes(files[page["file"]]), page["open"], height=height, width=width)
+    return change_pixels(page_image(files, page), unchanged(width, height))
 
 
 def decoded_bytes(data: bytes) -> int:

@@ -19,7 +19,8 @@ import numpy.typing as npt
 
 from polyreme_datahub.digests import blob_key
 from polyreme_datahub.errors import BadRecordError, IndexDamagedError
-from polyreme_datahub.index.format import ARRAYS, Manifest, Shard, check_of, structure_of
+from polyreme_datahub.index.format import ARRAYS, Manifest, Shard, structure_of
+from polyreme_datahub.loader.augment import Visit
 from polyreme_datahub.loader.blob_files import BlobFiles
 from polyreme_datahub.loader.decode_pool import DecodeRoom
 from polyreme_datahub.loader.pictures import sample_reference
@@ -95,8 +96,12 @@ class MappedIndex:
         value: dict[str, Any] = json.loads(bytes(_cut(arrays, "details", "detail_offsets", at)))
         return value
 
-    def read(self, sample: int) -> StoredSample:
+    def read(self, sample: int, visit: Visit | None = None) -> StoredSample:
         """Make a sample of its encoded bytes; several threads may.
+
+        Args:
+            sample: Its place.
+            visit: At which visit, where it is augmented.
 
         Raises:
             SampleDamagedError: If its bytes do not fit their digest, or can't be decoded.
@@ -106,11 +111,12 @@ class MappedIndex:
         data = self.encoded(sample)
         try:
             with self._room.hold(decoded_bytes(data)):
-                stored = self._reader.read(data, self.grids(sample))
+                stored = self._reader.read(data, self.grids(sample), visit)
         except BadRecordError as error:
             raise SampleDamagedError(f"stored data can't be decoded: {self._name(sample)}: {error.message}") from error
         arrays, at = self._place(sample)
-        if check_of(stored.tokens_T, stored.learned_T) != int(arrays["token_checks"][at]):
+        encoded = (stored.check, len(stored.tokens_T))
+        if encoded != (int(arrays["token_checks"][at]), int(arrays["token_counts"][at])):
             raise IndexDamagedError(
                 f"{self._name(sample)} is encoded to other tokens than when it was processed: this release's tokenizer "
                 "differs; process the job's data again"

@@ -24,10 +24,11 @@ from polyreme_api.batch import IGNORED_TARGET, PackedBatch, TokenIds
 from polyreme_api.errors import RefusedError
 from polyreme_api.store import ObjectStore
 from polyreme_datahub.index.damage import note_damage
+from polyreme_datahub.loader.augment import AugmentSettings, Visit
 from polyreme_datahub.loader.balance import StepSplit, assign_packs
 from polyreme_datahub.loader.decode_pool import DecodePool
 from polyreme_datahub.loader.order import Order, OrderPlan, Slot
-from polyreme_datahub.loader.sample_reader import StoredSample
+from polyreme_datahub.loader.sample_reader import ImageNote, StoredSample
 from polyreme_datahub.loader.shards import MappedIndex, SampleDamagedError
 from polyreme_planner.flops import uneven_flops
 from polyreme_planner.shapes import ModelShape
@@ -42,6 +43,8 @@ REPORTS_MAX = 1000
 """Damaged samples that one rank reports."""
 
 _log = logging.getLogger(__name__)
+_Key = tuple[int, int, int]
+"""Source, sample, visit."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -57,6 +60,8 @@ class Document:
     """Targets that are not masked."""
     lost_images: int = 0
     """Images that the index has and that are not here."""
+    notes: tuple[ImageNote, ...] = ()
+    """One of each image, for people."""
 
     @property
     def size_bytes(self) -> int:
@@ -93,6 +98,7 @@ class PackedSource:
         identity: What the data and its order are, in one word; a checkpoint's loader state must have the same.
         store: Object store; notes about damage are left there.
         placeholders: Whether a placeholder takes the place of a damaged sample; otherwise reading it raises.
+        augment: How the samples of each source change at each visit; none: not at all.
         threads: Threads that read and decode samples.
         balance: Assigns the packs of a step to ranks by cost; None: they are numbered as in the order.
     """
@@ -105,6 +111,7 @@ class PackedSource:
         identity: str,
         store: ObjectStore,
         placeholders: bool,
+        augment: Sequence[AugmentSettings | None] = (),
         threads: int = 1,
         balance: Balance | None = None,
     ) -> None:
@@ -114,6 +121,7 @@ class PackedSource:
         self._identity = identity
         self._store = store
         self._placeholders = placeholders
+        self._augment = tuple(augment) or (None,) * len(indexes)
         self._pool = DecodePool(threads)
         self._balance = balance
         self._assigned: OrderedDict[int, list[int]] = OrderedDict()
@@ -121,7 +129,7 @@ class PackedSource:
         manifest = indexes[0].manifest
         self._ids = TokenIds(**manifest.token_ids)
         self._patch_values = CHANNELS * manifest.patch_px**2
-        self._cache: OrderedDict[tuple[int, int], Document] = OrderedDict()
+        self._cache: OrderedDict[_Key, Document] = OrderedDict()
         self._cached_bytes = 0
         self._reported = 0
         self._order_lock, self._cache_lock = threading.Lock(), threading.Lock()
@@ -165,6 +173,10 @@ class PackedSource:
             for slot in slots
             if samples.get(self._plan.names[slot.source]) == slot.sample
         ]
+
+    def notes(self, step: int, *, pack: int) -> list[ImageNote]:
+        """Return what there is to say to people about each image of a pack of ``step``, less those that are lost."""
+        return [note for document in self._documents(self._packs(step)[pack]) for note in document.notes]
 
     def grids(self, step: int, *, first: int, count: int) -> Sequence[npt.NDArray[np.int32]]:
         """Return the grids [I, 2] of the images of ``count`` packs of ``step``, as the indexes have them.
@@ -258,20 +270,33 @@ class PackedSource:
     def _documents(self, slots: Sequence[Slot]) -> Iterator[Document]:
         """Read samples, several at once; they come, and are reported as damaged, in the order of the slots."""
         with self._cache_lock:
-            missing = [slot for slot in slots if (slot.source, slot.sample) not in self._cache]
+            missing = [slot for slot in slots if self._key(slot) not in self._cache]
         large = [slot for slot in missing if self._indexes[slot.source].size_of(slot.sample) >= DECODE_BYTES_MIN]
-        reads = {(slot.source, slot.sample): functools.partial(self._read, slot) for slot in large}
+        reads = {self._key(slot): functools.partial(self._read, slot) for slot in large}
         with self._pool.reading(reads) as reading:
             for slot in slots:
-                yield self._document(slot, reading.take((slot.source, slot.sample)))
+                yield self._document(slot, reading.take(self._key(slot)))
+
+    def _key(self, slot: Slot) -> _Key:
+        """Name what a slot reads: where nothing is augmented, the same at each visit."""
+        return slot.source, slot.sample, 0 if self._augment[slot.source] is None else slot.epoch
 
     def _read(self, slot: Slot) -> Document:
-        index = self._indexes[slot.source]
-        return cut(index, slot.sample, index.read(slot.sample))
+        index, settings = self._indexes[slot.source], self._augment[slot.source]
+        if settings is None:
+            return cut(index, slot.sample, index.read(slot.sample))
+        visit = Visit(
+            settings=settings,
+            seed=self._plan.seed,
+            source=self._plan.names[slot.source],
+            sample_id=index.sample_id(slot.sample),
+            number=slot.epoch,
+        )
+        return cut(index, slot.sample, index.read(slot.sample, visit))
 
     def _document(self, slot: Slot, read: Future[Document] | None) -> Document:
         """Return a document from the cache, or from its read, which is done here unless another thread does it."""
-        key = (slot.source, slot.sample)
+        key = self._key(slot)
         with self._cache_lock:
             found = self._cache.get(key)
             if found is not None:
@@ -328,6 +353,7 @@ def cut(index: MappedIndex, sample: int, stored: StoredSample) -> Document:
         stored.grids_I2,
         index.sample_id(sample),
         int(np.count_nonzero(following)),
+        notes=stored.notes,
     )
 
 

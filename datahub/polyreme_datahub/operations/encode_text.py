@@ -1,7 +1,8 @@
 """Tokenize: pages and conversation -> token ids, which of them are learned, and where the last answer begins.
 
 Form: role token, text, and ``<|end|>`` after each assistant turn; an image takes one media token for each merged
-cell. Only assistant turns (and their end) are learned; media tokens never are.
+cell; a mark such as ``<box:0>`` is written as coordinates first (``index.shapes``). Only assistant turns (and their
+end) are learned; media tokens never are.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy.typing as npt
 
 from polyreme_datahub.errors import BadRecordError
 from polyreme_datahub.index.format import check_of
+from polyreme_datahub.index.shapes import shapes_of, written_turns
 from polyreme_datahub.operations.declare import RECORD, operation
 from polyreme_datahub.operations.values import Blob, Value
 from polyreme_datahub.sources.types import IMAGE_MARK
@@ -31,7 +33,7 @@ class TokenizeParameters:
     """Side of the square that becomes one token [pixels]."""
 
 
-@operation("tokenize", 4, inputs=(RECORD, "compose", "tokenizer"), blobs=("tokenizer",), parameters=TokenizeParameters)
+@operation("tokenize", 5, inputs=(RECORD, "compose", "tokenizer"), blobs=("tokenizer",), parameters=TokenizeParameters)
 def tokenize(record: Value, composed: Value, tokenizer: Value, parameters: TokenizeParameters) -> Value:
     """Encode a sample's conversation around its images, and note how many tokens it has, and their checksum.
 
@@ -42,7 +44,9 @@ def tokenize(record: Value, composed: Value, tokenizer: Value, parameters: Token
     side = parameters.token_px
     cells = [(page["height"] // side) * (page["width"] // side) for page in composed.data["pages"]]
     opened = open_tokenizer(tokenizer.blobs[tokenizer.data["tokenizer"]])
-    encoded = encode_conversation(opened, record.data["conversations"], cells)
+    sizes = [(page["width"], page["height"]) for page in composed.data["pages"]]
+    turns = written_turns(record.data["conversations"], shapes_of(composed.data), sizes)
+    encoded = encode_conversation(opened, turns, cells)
     tokens_T, learned_T = token_arrays(encoded)
     return Value.of(
         {

@@ -1,4 +1,4 @@
-"""Compose: the size of each page in whole tokens, and boxes that follow it. No pixel is touched.
+"""Compose: the size of each page in whole tokens, and boxes, points and polygons that follow it. No pixel is touched.
 
 The pixels are resized and cut where a document is made of a sample (``loader.sample_reader``), by the sizes of here.
 """
@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from polyreme_datahub.errors import BadRecordError
+from polyreme_datahub.index.shapes import scaled_shapes, shapes_of
 from polyreme_datahub.operations.declare import operation
 from polyreme_datahub.operations.values import Value
 
@@ -45,8 +46,7 @@ def compose(decoded: Value, parameters: ComposeParameters) -> Value:
         width, height = fitting_size(source["width"], source["height"], parameters)
         pages.append({"image": source["digest"], "open": source.get("open", {}), "height": height, "width": width})
         scales.append((width / source["width"], height / source["height"]))
-    boxes = [_scaled(box, *scales[box["image"]]) for box in facts["boxes"]]
-    return Value.of({"pages": pages, "boxes": boxes})
+    return Value.of({"pages": pages, **scaled_shapes(shapes_of(facts), scales)})
 
 
 def _check_page(facts: Mapping[str, Any], parameters: ComposeParameters) -> None:
@@ -76,8 +76,3 @@ def fitting_size(width: int, height: int, parameters: ComposeParameters) -> tupl
         columns = min(most, max(1, math.floor(width * shrink / side)))
         rows = min(most // columns, max(1, math.floor(height * shrink / side)))
     return columns * side, rows * side
-
-
-def _scaled(box: Mapping[str, Any], right: float, down: float) -> dict[str, Any]:
-    left_px, top_px, right_px, bottom_px = box["box"]
-    return {**box, "box": [left_px * right, top_px * down, right_px * right, bottom_px * down]}

@@ -1,7 +1,4 @@
-"""Pixels of a page, and the patches that a model takes of them: drawn, resized, cut.
-
-Light to import: Pillow is imported with the first image from a file.
-"""
+"""Drawn pages of digits, and the patches that a model takes of any page. ``loader.augment_pixels`` resizes images."""
 
 from __future__ import annotations
 
@@ -11,9 +8,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-from polyreme_datahub.operations.open_rules import OpenRules
-from polyreme_datahub.operations.values import Blob
 
 SCALE = 3
 """Pixels of a page for one pixel of a scan, each way."""
@@ -40,18 +34,6 @@ def draw_page(facts: Mapping[str, Any]) -> npt.NDArray[np.uint8]:
         top, left = digit["top"], digit["left"]
         page_HW[top : top + side * SCALE, left : left + side * SCALE] = tall
     return page_HW
-
-
-def fitted_page(data: bytes, open_rules: Mapping[str, Any], *, height: int, width: int) -> npt.NDArray[np.uint8]:
-    """Decode an image and resize it: [height, width], or [height, width, channels].
-
-    Raises:
-        BadRecordError: If the bytes break a rule of ``operations.images``.
-    """
-    from PIL import Image
-
-    pixels = Blob(data, digest="").pixels(OpenRules(**open_rules))
-    return np.asarray(pixels.resize((width, height), Image.Resampling.BICUBIC, reducing_gap=3.0))
 
 
 def colored(patches_PC: npt.NDArray[np.uint8], *, patch_px: int) -> npt.NDArray[np.uint8]:

@@ -1,4 +1,4 @@
-"""Resize: images are shrunk to fit a square, and encoded again; boxes and masks follow."""
+"""Resize: images are shrunk to fit a square, and encoded again; boxes, points, polygons and masks follow."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Literal
 from PIL import Image
 
 from polyreme_api.errors import InvalidConfigError
+from polyreme_datahub.index.shapes import scaled_shapes, shapes_of
 from polyreme_datahub.operations.declare import operation
 from polyreme_datahub.operations.open_rules import OpenRules
 from polyreme_datahub.operations.values import Blob, Value
@@ -52,8 +53,8 @@ def resize(decoded: Value, parameters: ResizeParameters) -> Value:
             mask = made[-1].digest
         images.append({"digest": blob.digest, "width": size[0], "height": size[1], "mask": mask})
         scales.append((size[0] / source["width"], size[1] / source["height"]))
-    boxes = [scale_box(box, *scales[box["image"]]) for box in facts["boxes"]]
-    return Value.of({"kind": "images", "images": images, "boxes": boxes}, made=made)
+    shapes = scaled_shapes(shapes_of(facts), scales)
+    return Value.of({"kind": "images", "images": images, **shapes}, made=made)
 
 
 def fit_within(width: int, height: int, side_px_max: int) -> tuple[int, int]:
@@ -74,12 +75,6 @@ def encode_image(image: Image.Image, parameters: ResizeParameters) -> bytes:
     }[parameters.encoding]
     image.save(buffer, parameters.encoding.upper(), **options)
     return buffer.getvalue()
-
-
-def scale_box(box: dict[str, Any], right: float, down: float) -> dict[str, Any]:
-    """Scale a box's coordinates."""
-    left_px, top_px, right_px, bottom_px = box["box"]
-    return {**box, "box": [left_px * right, top_px * down, right_px * right, bottom_px * down]}
 
 
 def _resized(image: Image.Image, size: tuple[int, int], resampling: Image.Resampling) -> Image.Image:

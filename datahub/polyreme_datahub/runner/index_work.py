@@ -14,6 +14,7 @@ from polyreme_api.store import ObjectNotFoundError
 from polyreme_datahub.digests import action_key, canonical_json, digest_value
 from polyreme_datahub.errors import IndexDamagedError
 from polyreme_datahub.index.format import Manifest, Shard
+from polyreme_datahub.index.shapes import shapes_of
 from polyreme_datahub.index.write import IndexedSample, write_shards
 from polyreme_datahub.lakehouse import Lakehouse
 from polyreme_datahub.operations.fit_pages import ComposeParameters
@@ -210,7 +211,7 @@ class IndexWork:
                 encoded=encoded,
                 pages=composed["pages"],
                 images=parts,
-                boxes=composed["boxes"],
+                shapes=shapes_of(composed),
             )
 
     def _whole(self, ordinals: tuple[DatasetVersion, int, int], read: Callable[[], _Read]) -> _Read:

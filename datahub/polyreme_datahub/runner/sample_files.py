@@ -1,6 +1,6 @@
 """What a sealed sample consists of: its record, its images as the last step left them, and the facts of its row. Pure.
 
-The last step whose value has images in the form of ``decode`` or of a record decides; boxes and masks come with them.
+The last step whose value has images in the form of ``decode`` or of a record decides; shapes and masks come with them.
 Facts are the scalars of the small values of all steps, ``<step>_<field>``; of a list the first one.
 """
 
@@ -12,6 +12,7 @@ from typing import Any
 
 from polyreme_datahub.digests import canonical_json
 from polyreme_datahub.index.sample_bytes import RECORD_FILE, extension_of
+from polyreme_datahub.index.shapes import shapes_of
 from polyreme_datahub.index.tar_shards import SampleFiles, Scalar
 from polyreme_datahub.recipes.recipe import Step
 from polyreme_datahub.runner.walk import Walked
@@ -40,7 +41,8 @@ class Pages:
 
     images: tuple[str, ...] = ()
     masks: tuple[str | None, ...] = ()
-    boxes: Sequence[Any] = ()
+    shapes: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
+    """Boxes, points and polygons."""
     size_px: tuple[int, int] | None = None
     """Of the first image."""
 
@@ -75,7 +77,7 @@ def sample_files(
     if pages is not None:
         content = {name: value for name, value in content.items() if name not in {"document", "page"}}
         content |= {"kind": "images", "images": list(pages.images), "masks": list(pages.masks)}
-        content["boxes"] = list(pages.boxes)
+        content |= {"boxes": [], **pages.shapes}
     else:
         pages = _pages(record) if record.get("kind") == "images" else Pages()
     files = {RECORD_FILE: canonical_json(content)}
@@ -138,9 +140,9 @@ def _pages(data: Mapping[str, Any]) -> Pages:
         images = tuple(entry["digest"] for entry in entries)
         masks = tuple(entry.get("mask") for entry in entries)
         size_px = (entries[0]["width"], entries[0]["height"])
-        return Pages(images=images, masks=masks, boxes=data.get("boxes", ()), size_px=size_px)
+        return Pages(images=images, masks=masks, shapes=shapes_of(data), size_px=size_px)
     masks = tuple(data.get("masks") or [None] * len(entries))
-    return Pages(images=tuple(entries), masks=masks, boxes=data.get("boxes", ()))
+    return Pages(images=tuple(entries), masks=masks, shapes=shapes_of(data))
 
 
 def _scalars(value: Any, name: str, depth: int) -> Iterator[tuple[str, Scalar]]:

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 from polyreme_datahub.digests import digest_bytes
 from polyreme_datahub.errors import BadRecordError
+from polyreme_datahub.index import shapes
+from polyreme_datahub.index.sample_bytes import MIRROR_SAFE
 from polyreme_datahub.sources.names import shown
 from polyreme_datahub.sources.types import IMAGE_MARK, ROLES, RawRecord
 
@@ -21,7 +23,9 @@ BOX_PX_MAX = 1e6
 IMAGES_MAX = 64
 TURNS_MAX = 256
 ID_CHARACTERS_MAX = 512
-FIELDS = frozenset({"id", "images", "conversations", "boxes", "masks"})
+VERTICES_MAX = 256
+"""Corners of a polygon."""
+FIELDS = frozenset({"id", "images", "conversations", "masks", MIRROR_SAFE, *shapes.FIELDS})
 
 
 class Files(Protocol):
@@ -117,13 +121,22 @@ def _build(content: Mapping[str, Any], sample_id: str, files: Files) -> RawRecor
         )
     _texts([path for path in masks if path is not None], "mask", IMAGES_MAX)
     mask_blobs = [None if path is None else files.read(path) for path in masks]
+    found = {
+        field: _shapes(field, content[field], len(paths)) for field in shapes.FIELDS if content.get(field, []) != []
+    }
+    shapes.check_marks(turns, found)
+    safe = content.get(MIRROR_SAFE)
+    if MIRROR_SAFE in content and not isinstance(safe, bool):
+        raise BadRecordError(f"{MIRROR_SAFE} is {reprlib.repr(safe)}, expected true or false", rule="fields")
     record = {
         "id": sample_id,
         "kind": "images",
         "images": [digest_bytes(blob) for blob in blobs],
         "masks": [None if blob is None else digest_bytes(blob) for blob in mask_blobs],
-        "boxes": _boxes(content.get("boxes", []), len(paths)),
+        "boxes": [],
         "conversations": turns,
+        **found,
+        **({} if safe is None else {MIRROR_SAFE: safe}),
     }
     return RawRecord(sample_id=sample_id, content=record, blobs=[*blobs, *(b for b in mask_blobs if b is not None)])
 
@@ -156,31 +169,51 @@ def _turns(value: Any, images: int) -> list[dict[str, str]]:
     return turns
 
 
-def _boxes(value: Any, images: int) -> list[dict[str, Any]]:
+_COORDINATES = {
+    "boxes": "[left, top, right, bottom]",
+    "points": "[x, y]",
+    "polygons": f"[[x, y], ...] of 3 to {VERTICES_MAX} corners",
+}
+
+
+def _shapes(field: str, value: Any, images: int) -> list[dict[str, Any]]:
+    name, form = shapes.FIELDS[field], _COORDINATES[field]
     if not isinstance(value, list):
-        raise BadRecordError("boxes is not valid, expected a list of {image, box, label}", rule="boxes")
-    boxes = []
+        raise BadRecordError(f"{field} is not valid, expected a list of {{image, {name}, label}}", rule=field)
+    found = []
     for item in value:
-        good = isinstance(item, dict) and set(item) <= {"image", "box", "label"} and _is_box(item.get("box"))
+        good = isinstance(item, dict) and set(item) <= {"image", name, "label"} and _IS[field](item.get(name))
         good = good and isinstance(item.get("label", ""), str) and _is_unicode(item.get("label", ""))
         if not good or type(item.get("image", 0)) is not int or not 0 <= item.get("image", 0) < images:
             raise BadRecordError(
-                f"box is {reprlib.repr(item)}, expected "
-                f"{{image: 0..{images - 1}, box: [left, top, right, bottom], label}}",
-                rule="boxes",
+                f"{name} is {reprlib.repr(item)}, expected {{image: 0..{images - 1}, {name}: {form}, label}}",
+                rule=field,
             )
-        boxes.append({"image": item.get("image", 0), "box": item["box"], "label": item.get("label", "")})
-    return boxes
+        found.append({"image": item.get("image", 0), name: item[name], "label": item.get("label", "")})
+    return found
 
 
 def _is_box(value: Any) -> bool:
+    return _are_numbers(value, 4) and value[0] <= value[2] and value[1] <= value[3]
+
+
+def _is_point(value: Any) -> bool:
+    return _are_numbers(value, 2)
+
+
+def _is_polygon(value: Any) -> bool:
+    return isinstance(value, list) and 3 <= len(value) <= VERTICES_MAX and all(map(_is_point, value))
+
+
+def _are_numbers(value: Any, count: int) -> bool:
     return (
         isinstance(value, list)
-        and len(value) == 4
+        and len(value) == count
         and all(type(edge) in {int, float} and abs(edge) <= BOX_PX_MAX for edge in value)
-        and value[0] <= value[2]
-        and value[1] <= value[3]
     )
+
+
+_IS = {"boxes": _is_box, "points": _is_point, "polygons": _is_polygon}
 
 
 def _texts(value: Any, name: str, count_max: int) -> list[str]:

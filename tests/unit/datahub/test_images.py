@@ -12,10 +12,12 @@ from PIL import Image
 from polyreme_datahub import hub
 from polyreme_datahub.digests import digest_bytes
 from polyreme_datahub.errors import BadRecordError
+from polyreme_datahub.loader.augment import unchanged
+from polyreme_datahub.loader.augment_pixels import change_pixels
 from polyreme_datahub.operations.decode_images import DecodeParameters, decode
 from polyreme_datahub.operations.fit_pages import ComposeParameters, compose, fitting_size
 from polyreme_datahub.operations.images import open_upright
-from polyreme_datahub.operations.page_patches import fitted_page
+from polyreme_datahub.operations.open_rules import OpenRules
 from polyreme_datahub.operations.values import Blob, Value
 from tests.unit.datahub.jobs import Home, make_spec, picture, record, write_jsonl
 
@@ -88,7 +90,8 @@ def test_a_box_lies_around_its_marker_after_turn_and_resize(size: tuple[int, int
     _, made = make(painted(*size, (left, top), side, orientation), [box])
     shown = made.data["pages"][0]
     image = painted(*size, (left, top), side, orientation)
-    pixels = fitted_page(image, shown["open"], height=shown["height"], width=shown["width"])
+    opened = Blob(image).pixels(OpenRules(**shown["open"]))
+    pixels = change_pixels(opened, unchanged(shown["width"], shown["height"]))
     page = np.asarray(Image.fromarray(pixels).convert("L"))
     assert page.shape == (shown["height"], shown["width"])
     rows, columns = np.nonzero(page > 135)

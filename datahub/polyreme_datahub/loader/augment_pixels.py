@@ -1,0 +1,62 @@
+"""Makes the pixels of a page from its decoded image, by the change that was drawn: one resize, then the colors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from polyreme_datahub.loader.augment import COLOR_BITS, ColorChange, ImageChange
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+WHITE = 255
+REDUCING_GAP = 3.0
+
+
+def change_pixels(image: Image.Image, change: ImageChange) -> npt.NDArray[np.uint8]:
+    """Return the page: [height, width], or [height, width, channels].
+
+    The window goes to the resize as its box: an image is resampled once, whatever was drawn.
+    """
+    from PIL import Image
+
+    across, down = image.width / change.width, image.height / change.height
+    left, top, right, bottom = change.window
+    box = (left * across, top * down, min(image.width, right * across), min(image.height, bottom * down))
+    resized = image.resize(change.inner, Image.Resampling.BICUBIC, box=box, reducing_gap=REDUCING_GAP)
+    pixels: npt.NDArray[np.uint8] = np.asarray(resized)
+    if change.color is not None:
+        pixels = _recolored(pixels, change.color)
+    if change.mirrored:
+        pixels = pixels[:, ::-1]
+    if change.inner == (change.width, change.height):
+        return pixels
+    page = np.full((change.height, change.width, *pixels.shape[2:]), WHITE, np.uint8)
+    x, y = change.offset
+    page[y : y + pixels.shape[0], x : x + pixels.shape[1]] = pixels
+    return page
+
+
+def _recolored(pixels: npt.NDArray[np.uint8], color: ColorChange) -> npt.NDArray[np.uint8]:
+    """Apply a change of colors in whole numbers, so that every machine makes the same pixels."""
+    rows, offset = color.fixed
+    half = 1 << (COLOR_BITS - 1)
+    planes = [pixels.astype(np.int32)] if pixels.ndim == 2 else [pixels[..., at].astype(np.int32) for at in range(3)]
+    made = np.empty_like(pixels)
+    for at, row in enumerate(rows[: len(planes)]):
+        # Gray has one plane: what the row takes of all three is its gain.
+        factors = row if len(planes) == len(row) else [sum(row)]
+        value = planes[0] * factors[0]
+        for plane, factor in zip(planes[1:], factors[1:], strict=True):
+            value += plane * factor
+        value += offset + half
+        value >>= COLOR_BITS
+        np.clip(value, 0, WHITE, out=value)
+        if pixels.ndim == 2:
+            made[:] = value
+        else:
+            made[..., at] = value
+    return made

@@ -283,6 +283,12 @@ BOUNDED: list[Case] = [
     ("TrainingJob", {"spec.training": {"packsPerStep": 4}}, ("spec.training.steps", "Required value")),
     ("TrainingJob", {"spec.data.sources": []}, ("spec.data.sources", "should have at least 1 items")),
     ("TrainingJob", {"spec.training.optimizer": {"learningRate": "fast"}}, ("learningRate", '"fast"', "should match")),
+    ("TrainingJob", {"spec.data.augment": {"rotate": {}}}, ('unknown field "spec.data.augment.rotate"',)),
+    (
+        "TrainingJob",
+        {"spec.data.augment": {"crop": {"minAreaPercent": 101}}},
+        ("spec.data.augment.crop.minAreaPercent", "101", "less than or equal to 100"),
+    ),
     ("TrainingJob", {"spec.training.optimizer": {"learningRate": 0.1}}, ("learningRate", "must be of type string")),
     ("TrainingJob", {"spec.model.overrides": {"decoder": {"norm_eps": "tiny"}}}, ("norm_eps", "should match")),
     ("TrainingJob", {"spec.model.overrides": {"decoder": {"layers": -1}}}, ("layers", "greater than or equal to 0")),

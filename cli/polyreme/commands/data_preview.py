@@ -42,6 +42,8 @@ def preview(
 ) -> None:
     """Show what a step trains on: each pack with its images as the model sees them, its text, and what is learned.
 
+    Images are augmented as at that step, and boxes, points and polygons are drawn over them.
+
     The packs are those that the ranks get. They are written as one HTML file; -o json prints their text instead.
 
     Examples:
@@ -165,7 +167,14 @@ def _document(document: PreviewDocument) -> dict[str, Any]:
     parts: list[dict[str, Any]] = [
         {"kind": "learned" if part.learned else "read", "text": part.text, "tokens": part.tokens}
         if isinstance(part, Span)
-        else {"kind": "image", "height": part.height, "width": part.width, "tokens": part.tokens}
+        else {
+            "kind": "image",
+            "height": part.height,
+            "width": part.width,
+            "tokens": part.tokens,
+            "shapes": list(part.shapes),
+            "augmented": part.change,
+        }
         for part in document.parts
     ]
     return {"sample": document.sample_id, "tokens": document.tokens, "learned": document.learned, "parts": parts}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from polyreme.report.style import STYLE
 from polyreme.report.svg import CHARACTERS_MAX, safe
@@ -11,10 +12,15 @@ from polyreme_datahub.loader.preview import Picture, PreviewDocument, PreviewPac
 
 PICTURE_BYTES_MAX = 32 * 2**20
 """All images of a page; of later ones the page says their size alone."""
+POINT_PX = 3
+"""Radius of a point on the page."""
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 _STYLE = """
 .document { margin: 10px 0; } .document p { white-space: pre-wrap; }
 .document img { display: block; max-width: 100%; max-height: 420px; margin: 8px 0; border: 1px solid var(--line); }
+.image { position: relative; display: table; margin: 8px 0; } .document .image img { margin: 0; max-height: none; }
+.image svg { position: absolute; left: 0; top: 0; width: 100%; height: 100%; fill: none; stroke: var(--bad); }
+.image svg * { stroke-width: 2; vector-effect: non-scaling-stroke; }
 mark { background: var(--good-bg); color: var(--good); border-radius: 3px; padding: 1px 2px; }
 .bar { height: 6px; border-radius: 3px; background: var(--lost); overflow: hidden; }
 .bar i { display: block; height: 100%; background: var(--accent); }
@@ -70,4 +76,24 @@ def _picture(picture: Picture, left: list[int]) -> str:
     if left[0] < 0:
         return f"<small>[image of {size}: more than {PICTURE_BYTES_MAX // 2**20} MiB of images are not shown]</small>"
     encoded = base64.b64encode(picture.png).decode("ascii")
-    return f'<img alt="image of {size}" title="{size}" src="data:image/png;base64,{encoded}">'
+    image = f'<img alt="image of {size}" title="{size}" src="data:image/png;base64,{encoded}">'
+    change = f"<small>{safe(picture.change)}</small>" if picture.change else ""
+    if not picture.shapes:
+        return image + change
+    drawn = "".join(_shape(item) for item in picture.shapes)
+    frame = f'<svg viewBox="0 0 {picture.width} {picture.height}" preserveAspectRatio="none">{drawn}</svg>'
+    return f'<span class="image">{image}{frame}</span>{change}'
+
+
+def _shape(item: Mapping[str, Any]) -> str:
+    """Draw a box or polygon by its outline, and a point by a circle; the label is its title."""
+    title = f"<title>{safe(str(item.get('label', ''))[:CHARACTERS_MAX])}</title>"
+    if "point" in item:
+        x, y = item["point"]
+        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{POINT_PX}">{title}</circle>'
+    if "box" in item:
+        left, top, right, bottom = item["box"]
+        corners = [(left, top), (right, top), (right, bottom), (left, bottom)]
+    else:
+        corners = item["polygon"]
+    return f'<polygon points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in corners)}">{title}</polygon>'

@@ -1,4 +1,6 @@
-"""What a step trains on, for people: made of the very packs that a rank would get, by ``polyreme_api.batch`` alone.
+"""What a step trains on, for people: made of the very packs that a rank would get.
+
+A source that knows more of its images than ranks need (``notes``) has boxes and augmentation shown too.
 
 Shape suffixes as in ``polyreme_api.batch``.
 """
@@ -8,13 +10,14 @@ from __future__ import annotations
 import dataclasses
 import io
 import itertools
-from collections.abc import Iterator
-from typing import TypeAlias
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from polyreme_api.batch import IGNORED_TARGET, BatchSource, PackedBatch
+from polyreme_datahub.loader.sample_reader import ImageNote
 from polyreme_datahub.loader.text import TokenText
 
 CHANNELS = 3
@@ -44,6 +47,10 @@ class Picture:
     """[pixels]"""
     tokens: int
     png: bytes = dataclasses.field(repr=False)
+    shapes: Sequence[Mapping[str, Any]] = ()
+    """Boxes, points and polygons, in its pixels."""
+    change: str = ""
+    """How it was augmented at this visit."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +78,15 @@ class PreviewPack:
         return sum(document.tokens for document in self.documents)
 
 
+@runtime_checkable
+class Noting(Protocol):
+    """A source that says more of its images."""
+
+    def notes(self, step: int, *, pack: int) -> Sequence[ImageNote]:
+        """Return what there is to say about each image of a pack."""
+        ...
+
+
 def preview(source: BatchSource, text: TokenText, step: int, *, first: int, count: int) -> Iterator[PreviewPack]:
     """Yield some packs of a step as people may read them.
 
@@ -83,14 +99,17 @@ def preview(source: BatchSource, text: TokenText, step: int, *, first: int, coun
     """
     for number in range(first, first + count):
         batch = source.packs(step, first=number, count=1)
-        documents = tuple(_documents(batch, text, media=source.token_ids.media))
+        notes = source.notes(step, pack=number) if isinstance(source, Noting) else ()
+        documents = tuple(_documents(batch, text, notes, media=source.token_ids.media))
         yield PreviewPack(number=number, tokens_max=source.pack_tokens_in(step), documents=documents)
 
 
-def _documents(batch: PackedBatch, text: TokenText, *, media: int) -> Iterator[PreviewDocument]:
+def _documents(
+    batch: PackedBatch, text: TokenText, notes: Sequence[ImageNote], *, media: int
+) -> Iterator[PreviewDocument]:
     tokens_T, targets_T = np.asarray(batch.tokens_T), np.asarray(batch.targets_T)
     offsets = np.asarray(batch.document_offsets).tolist()
-    pictures = _pictures(batch, int(np.count_nonzero(tokens_T == media)))
+    pictures = _pictures(batch, int(np.count_nonzero(tokens_T == media)), notes)
     for sample_id, start, stop in zip(batch.sample_ids, offsets[:-1], offsets[1:], strict=False):
         # A token is learned where the token before it has a target.
         learned_T = np.concatenate([[False], targets_T[start : stop - 1] != IGNORED_TARGET])
@@ -119,13 +138,14 @@ def _parts(
             yield picture
 
 
-def _pictures(batch: PackedBatch, media_tokens: int) -> Iterator[Picture]:
+def _pictures(batch: PackedBatch, media_tokens: int, notes: Sequence[ImageNote]) -> Iterator[Picture]:
     """Yield the images of a batch in order, each with its share of the tokens that stand for images."""
     patches_PC, grids_I2 = np.asarray(batch.patches_PC), np.asarray(batch.grids_I2)
     side = round((patches_PC.shape[1] / CHANNELS) ** 0.5)
     patches_per_token = len(patches_PC) // max(1, media_tokens)
     at = 0
-    for rows, columns in grids_I2.tolist():
+    for image, (rows, columns) in enumerate(grids_I2.tolist()):
+        note = notes[image] if image < len(notes) else ImageNote(shapes=())
         cut_PC = patches_PC[at : at + rows * columns]
         at += rows * columns
         pixels = cut_PC.reshape(rows, columns, CHANNELS, side, side).transpose(0, 3, 1, 4, 2)
@@ -134,6 +154,8 @@ def _pictures(batch: PackedBatch, media_tokens: int) -> Iterator[Picture]:
             width=columns * side,
             tokens=rows * columns // patches_per_token,
             png=_png(pixels.reshape(rows * side, columns * side, CHANNELS)),
+            shapes=note.shapes,
+            change=note.change,
         )
 
 

@@ -95,6 +95,24 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"spec.data.schedule": [{"fromStep": 5, "weights": [{"source": "one", "weight": 0}]}]},
         "every weight from step 5 on is 0; raise one",
     ),
+    # augmentation
+    (
+        {"spec.data.augment": {"rotate": {"degrees": 5}}},
+        "spec.data.augment.rotate",
+    ),
+    (
+        {"spec.data.augment": {"crop": {"minAreaPercent": 101}}},
+        "spec.data.augment.crop.minAreaPercent is refused: 101",
+    ),
+    (
+        {"spec.data.sources.0.augment": {"scale": {"minPercent": 0}}},
+        "spec.data.sources.0.augment.scale.minPercent is refused: 0",
+    ),
+    ({"spec.data.augment": {"mirror": {"probability": "1.5"}}}, "spec.data.augment.mirror.probability"),
+    (
+        {"spec.data.augment": {"mirror": {"probability": 0.5}}},
+        'a decimal is written as text, in quotes: "0.5" (Kubernetes APIs carry no floats)',
+    ),
     # evaluation
     (
         {"spec.evaluation": {"sets": [{"name": "a", "dataset": "held/a"}, {"name": "a", "dataset": "held/b"}]}},

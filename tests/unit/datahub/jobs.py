@@ -55,6 +55,7 @@ def make_spec(
     samples_max: int = 20,
     on_damage: str = "Stop",
     packs_by: str = "Order",
+    augment: Mapping[str, Any] | None = None,
 ) -> TrainingJobSpec:
     """A nano job over some datasets."""
     names = [f"s{at}" for at in range(len(datasets))]
@@ -82,6 +83,8 @@ def make_spec(
         },
         "training": {"steps": 100, "packsPerStep": packs_per_step},
     }
+    if augment is not None:
+        spec["data"]["augment"] = augment
     if heldout:
         sets = [{"name": f"h{at}", "dataset": dataset} for at, dataset in enumerate(heldout)]
         spec["evaluation"] = {"sets": sets, "samplesMax": samples_max}

@@ -87,6 +87,38 @@ def test_a_box_is_four_finite_numbers_in_order(tmp_path: Path, box: str) -> None
     assert rule_of(lambda: build_record(content, files=FolderFiles(tmp_path), default_id="d")) == "boxes"
 
 
+CORNERS = [[0, 0], [4, 0], [4, 4]]
+SHAPES: list[tuple[dict[str, Any], str, str]] = [
+    ({"points": [{"point": [1, 2]}], "polygons": [{"polygon": CORNERS}], "mirrorSafe": True}, "", ""),
+    ({"points": [{"point": [1, 2]}]}, "at <point:0>", ""),
+    ({}, "no boxes, so <box:7> is text", ""),
+    ({"points": [{"point": [1, 2, 3]}]}, "", "points"),
+    ({"points": [{"point": [1, float("nan")]}]}, "", "points"),
+    ({"points": [{"point": [1, 2], "image": 1}]}, "", "points"),
+    ({"polygons": [{"polygon": CORNERS[:2]}]}, "", "polygons"),
+    ({"polygons": [{"polygon": [[0, 0]] * 257}]}, "", "polygons"),
+    ({"polygons": [{"box": [0, 0, 1, 1]}]}, "", "polygons"),
+    ({"points": [{"point": [1, 2]}]}, "at <point:1>", "boxes"),
+    ({"points": [{"point": [1, 2]}]}, "at <box:0>", "boxes"),
+    ({"points": [{"point": [1, 2]}]}, "<point:0>" * 1001, "boxes"),
+    ({"mirrorSafe": "yes"}, "", "fields"),
+]
+
+
+@pytest.mark.parametrize(("fields", "text", "rule"), SHAPES)
+def test_points_polygons_and_the_marks_that_name_them_are_checked_at_the_door(
+    tmp_path: Path, fields: dict[str, Any], text: str, rule: str
+) -> None:
+    (tmp_path / "a.png").write_bytes(picture(8, 8))
+    content = record("x", ["a.png"], **fields)
+    content["conversations"][1]["content"] += text
+    call = lambda: build_record(content, files=FolderFiles(tmp_path), default_id="d")
+    if rule:
+        assert rule_of(call) == rule
+    else:
+        assert fields.keys() <= call().content.keys()
+
+
 HOSTILE = [
     "[" * 5000 + "]" * 5000,
     '{"id":"x","conversations":' + "[" * 900 + "]" * 900 + "}",

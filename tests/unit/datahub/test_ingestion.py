@@ -50,7 +50,7 @@ def write_source(folder: Path, count: int = 12) -> Path:
     for at in range(count):
         seed = at if at != 5 else 4
         (folder / f"{at}.png").write_bytes(picture(200, 120, seed=seed))
-        lines.append(record(f"r{at}", [f"{at}.png"], boxes=[BOX]))
+        lines.append(record(f"r{at}", [f"{at}.png"], boxes=[BOX], points=[{"point": [10, 20]}]))
     (folder / "junk.png").write_bytes(b"junk")
     return write_jsonl(folder, [*lines, record("junk", ["junk.png"]), "{", record("r1", ["2.png"])])
 
@@ -104,6 +104,7 @@ def test_the_sealed_samples_are_what_the_last_step_left(tmp_path: Path) -> None:
     content = json.loads(files["json"])
     assert content["images"] == [digest_bytes(files["jpg"])]
     assert content["boxes"][0]["box"] == pytest.approx([3.2, 6.333, 35.2, 19.0], abs=0.01)
+    assert content["points"][0]["point"] == pytest.approx([3.2, 6.333], abs=0.01)
     assert content["conversations"][1]["content"] == "It is r3."
     with tarfile.open(fileobj=io.BytesIO(store.get(blob_key(shards.shards[0].digest)))) as archive:
         assert archive.getnames()[:2] == ["000000000000.jpg", "000000000000.json"]

@@ -19,6 +19,7 @@ from PIL import Image
 from polyreme_api.job.data import Augment
 from polyreme_datahub.loader.augment import Visit, draw_change, settings_of, unchanged
 from polyreme_datahub.loader.augment_pixels import change_pixels
+from polyreme_datahub.loader.augment_text import text_rules
 from polyreme_datahub.operations.images import open_upright
 
 PHOTOGRAPH, PAGE = (1000, 704), (504, 350)
@@ -29,6 +30,12 @@ OPERATIONS: dict[str, dict[str, Any]] = {
     "mirror": {"mirror": {"probability": "1"}},
     "color": {"color": {}},
     "all": {"crop": {"minAreaPercent": 60}, "scale": {}, "mirror": {"probability": "1"}, "color": {}},
+}
+TEXT = "The quick brown fox jumps over the lazy dog. " * 222
+SETTINGS = {
+    name: settings
+    for name, given in OPERATIONS.items()
+    if (settings := settings_of(Augment.model_validate(given))) is not None
 }
 ADDED_MAX_RATIO = 0.25
 """Most that all operations together may add to decoding and resizing."""
@@ -49,6 +56,7 @@ def main() -> int:
         "two_passes": lambda at: two_passes(image, at),
         **{name: lambda at, name=name: augmented(image, name, at) for name in OPERATIONS},  # type: ignore[misc]
         "draws": lambda at: [visit("all", at).draw(0, operation) for operation in range(4)],
+        "text_of_10_kb": lambda _: text_rules({"conversations": [{"content": TEXT}]}, SETTINGS["all"]),
     }
     taken = {name: [] for name in made}  # type: dict[str, list[float]]
     for at in range(rounds + 1):
@@ -67,9 +75,7 @@ def main() -> int:
 
 def visit(name: str, number: int) -> Visit:
     """Return a visit of the one sample."""
-    settings = settings_of(Augment.model_validate(OPERATIONS[name]))
-    assert settings is not None
-    return Visit(settings=settings, seed=0, source="s", sample_id="r", number=number)
+    return Visit(settings=SETTINGS[name], seed=0, source="s", sample_id="r", number=number)
 
 
 def augmented(image: Image.Image, name: str, number: int) -> object:

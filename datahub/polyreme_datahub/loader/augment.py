@@ -42,6 +42,11 @@ class AugmentSettings:
     color: tuple[float, float, float] | None = None
     """Brightness, contrast, saturation: most that a factor differs from 1."""
 
+    @property
+    def moves(self) -> bool:
+        """Whether anything on an image may get another place."""
+        return (self.crop_area_min, self.scale_min, self.mirror_probability) != (None, None, None)
+
 
 def settings_of(augment: Augment | None) -> AugmentSettings | None:
     """Read the settings of a source; None where nothing changes."""

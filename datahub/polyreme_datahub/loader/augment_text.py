@@ -12,22 +12,28 @@ from collections.abc import Mapping
 from typing import Any
 
 from polyreme_datahub.index.sample_bytes import MIRROR_SAFE
+from polyreme_datahub.loader.augment import AugmentSettings
 
 _NUMBER = r"[-+]?\d+(?:\.\d+)?"
-COORDINATES = re.compile(
-    rf"[\[({{]\s*{_NUMBER}(?:\s*[,;]\s*{_NUMBER})+\s*[\])}}]"  # (12, 30), [12, 30, 80, 90]
-    r"|<\|?(?:box|point|poly|polygon|quad|ref|bbox|loc)(?:_?(?:start|end|\d+))?\|?>"  # tags of other models
-    r"|\b[xy][12]?\s*[=:]\s*[-+]?\.?\d",  # x = 12
-    re.IGNORECASE,
+COORDINATES = (
+    re.compile(rf"[\[({{]\s*{_NUMBER}(?:\s*[,;]\s*{_NUMBER})+\s*[\])}}]"),
+    re.compile(r"<\|?(?i:box|point|poly|polygon|quad|ref|bbox|loc)(?:_?(?:start|end|\d+))?\|?>"),
+    re.compile(r"[xyXY](?<!\w[xyXY])[12]?\s*[=:]\s*[-+]?\.?\d"),
 )
+"""``(12, 30)``; tags of other models; ``x = 12``. Each begins with a set of characters, which the engine finds fast."""
 ORIENTATION = re.compile(
     r"left|\bright|clockwise|\b(?:east|west)|mirror|starboard|\bport side"
     r"|\blinke?[nrs]?\b|\brechte?[nrs]?\b|\bgauche|\bdroite?\b|\bizquierd|\bderech|\bsinistr|\bdestr[ao]|\besquerd|\bdireit"
-    r"|слева|справа|лев|прав|左|右|왼|오른|يسار|يمين|बाएं|दाएं",
-    re.IGNORECASE,
+    r"|слева|справа|лев|прав|左|右|왼|오른|يسار|يمين|बाएं|दाएं"
 )
 """Words of orientation: English, German, French, Spanish, Italian, Portuguese, Russian, Chinese, Japanese, Korean,
 Arabic, Hindi. Others are not known: declare ``mirrorSafe: false``, or don't mirror the source."""
+STEMS = (
+    *("left", "right", "clockwise", "east", "west", "mirror", "starboard", "port side", "link", "recht", "gauch"),
+    *("droit", "izquierd", "derech", "sinistr", "destr", "esquerd", "direit", "лев", "прав", "左", "右", "왼", "오른"),
+    *("يسار", "يمين", "बाएं", "दाएं"),
+)
+"""One of them is in every text that has a word of orientation; a plain search is ten times as fast as the words'."""
 SEEN_CHARACTERS_MAX = 40
 
 
@@ -40,14 +46,30 @@ class TextRules:
     mirror: str
 
 
-def text_rules(record: Mapping[str, Any]) -> TextRules:
-    """Look through the turns of a sample, as they were before coordinates were written in place of marks."""
+NOTHING_FORBIDDEN = TextRules(geometry="", mirror="")
+
+
+def text_rules(record: Mapping[str, Any], settings: AugmentSettings | None) -> TextRules:
+    """Look through the turns of a sample for what the settings ask for.
+
+    Args:
+        record: As it is stored: its turns have marks where coordinates will be written.
+        settings: Of its source; None: it is not augmented.
+    """
+    if settings is None or not settings.moves:
+        return NOTHING_FORBIDDEN
     texts = [turn["content"] for turn in record["conversations"]]
-    geometry = _found(COORDINATES, texts, "its text holds coordinates")
+    for rule in COORDINATES:
+        if geometry := _found(rule, texts, "its text holds coordinates"):
+            return TextRules(geometry=geometry, mirror=geometry)
     safe = record.get(MIRROR_SAFE)
-    if safe is not None:
-        return TextRules(geometry=geometry, mirror="" if safe else "it declares mirrorSafe: false")
-    return TextRules(geometry=geometry, mirror=_found(ORIENTATION, texts, "its text names a side"))
+    if settings.mirror_probability is None or safe:
+        return NOTHING_FORBIDDEN
+    if safe is False:
+        return TextRules(geometry="", mirror="it declares mirrorSafe: false")
+    lower = [text.lower() for text in texts]
+    suspects = [text for text in lower if any(stem in text for stem in STEMS)]
+    return TextRules(geometry="", mirror=_found(ORIENTATION, suspects, "its text names a side"))
 
 
 def _found(rule: re.Pattern[str], texts: list[str], why: str) -> str:

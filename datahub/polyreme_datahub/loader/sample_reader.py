@@ -83,7 +83,7 @@ class SampleReader:
         files = member_files(data)
         record = json.loads(bytes(files[RECORD_FILE]))
         sizes = [(int(columns) * self._patch_px, int(rows) * self._patch_px) for rows, columns in grids_I2]
-        rules = text_rules(record) if visit is not None else TextRules(geometry="", mirror="")
+        rules = text_rules(record, visit.settings if visit is not None else None)
         changes = [_change(visit, record, image, size, rules) for image, size in enumerate(sizes)]
         planned = shapes_of(record)
         moved = planned if visit is None else moved_shapes(planned, [change.move for change in changes])
@@ -98,7 +98,7 @@ class SampleReader:
             patches_P=self._patches(files, record, changes),
             grids_I2=grids_I2,
             check=check,
-            notes=tuple(_note(moved, image, change, rules, visit) for image, change in enumerate(changes)),
+            notes=tuple(_note(moved, image, change, rules) for image, change in enumerate(changes)),
         )
 
     def _encode(
@@ -145,16 +145,12 @@ def _hull(items: Sequence[Mapping[str, Any]]) -> Box | None:
     return min(across), min(down), max(across), max(down)
 
 
-def _note(
-    shapes: Mapping[str, Sequence[Any]], image: int, change: ImageChange, rules: TextRules, visit: Visit | None
-) -> ImageNote:
+def _note(shapes: Mapping[str, Sequence[Any]], image: int, change: ImageChange, rules: TextRules) -> ImageNote:
     words = [change.words]
-    if visit is not None:
-        settings = visit.settings
-        if rules.geometry and (settings.crop_area_min, settings.scale_min, settings.mirror_probability) != (None,) * 3:
-            words.append(f"no crop, scale or mirror: {rules.geometry}")
-        elif rules.mirror and settings.mirror_probability is not None:
-            words.append(f"no mirror: {rules.mirror}")
+    if rules.geometry:
+        words.append(f"no crop, scale or mirror: {rules.geometry}")
+    elif rules.mirror:
+        words.append(f"no mirror: {rules.mirror}")
     mine = tuple(item for items in shapes.values() for item in items if item["image"] == image)
     return ImageNote(shapes=mine, change="; ".join(filter(None, words)))
 

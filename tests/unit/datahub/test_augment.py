@@ -24,7 +24,7 @@ from polyreme_datahub.index.format import check_of
 from polyreme_datahub.index.shapes import moved_shapes
 from polyreme_datahub.loader.augment import ImageChange, Visit, draw_change, settings_of, unchanged
 from polyreme_datahub.loader.augment_pixels import change_pixels
-from polyreme_datahub.loader.augment_text import text_rules
+from polyreme_datahub.loader.augment_text import NOTHING_FORBIDDEN, text_rules
 from polyreme_datahub.loader.engine_client import EngineSource
 from polyreme_datahub.loader.preview import Picture, preview
 from polyreme_datahub.loader.source import PackedSource
@@ -307,8 +307,22 @@ def test_colors_are_those_of_pillows_matrix_within_a_level_and_gray_stays_gray()
 def test_a_text_with_sides_or_coordinates_forbids_what_would_make_it_wrong(
     text: str, record: dict[str, Any], geometry: bool, mirror: bool
 ) -> None:
-    rules = text_rules({"conversations": [{"role": "assistant", "content": text}], **record})
-    assert (not rules.geometry, not rules.mirror) == (geometry, mirror)
+    content = {"conversations": [{"role": "assistant", "content": text}], **record}
+    rules = text_rules(content, settings_of(Augment.model_validate(EVERYTHING)))
+    assert (not rules.geometry, not (rules.geometry or rules.mirror)) == (geometry, geometry and mirror)
+    assert text_rules(content, settings_of(Augment.model_validate({"color": {}}))) == NOTHING_FORBIDDEN
+
+
+def test_every_known_word_of_orientation_is_found_in_a_sentence() -> None:
+    words = (
+        "Left leftmost right clockwise counterclockwise East west mirrored starboard links linker rechts rechte gauche "
+    )
+    words += "droite izquierda derecha sinistra destra esquerda direita слева справа левый 左 右"
+    words += " 왼쪽 오른쪽 يسار يمين बाएं दाएं"
+    settings = settings_of(Augment.model_validate({"mirror": {}}))
+    for word in words.split():
+        content = {"conversations": [{"role": "assistant", "content": f"A cup, {word}."}]}
+        assert text_rules(content, settings).mirror, word
 
 
 def test_what_is_forbidden_is_not_drawn_and_what_is_not_set_changes_nothing() -> None:

@@ -25,6 +25,7 @@ from polyreme_datahub.index.shapes import moved_shapes
 from polyreme_datahub.loader.augment import ImageChange, Visit, draw_change, settings_of, unchanged
 from polyreme_datahub.loader.augment_pixels import change_pixels
 from polyreme_datahub.loader.augment_text import NOTHING_FORBIDDEN, text_rules
+from polyreme_datahub.loader.balance import StepSplit
 from polyreme_datahub.loader.engine_client import EngineSource
 from polyreme_datahub.loader.preview import Picture, preview
 from polyreme_datahub.loader.source import PackedSource
@@ -116,7 +117,14 @@ def test_tokens_and_pixels_are_the_same_for_any_ranks_threads_restarts_and_with_
     engine.begin_attempt()
     try:
         assert engine.descriptor is not None
-        served = EngineSource(engine.descriptor, attempt=1, job_file=str(path), open_wait_s=10.0, pixels=True)
+        served = EngineSource(
+            engine.descriptor,
+            attempt=1,
+            job_file=str(path),
+            open_wait_s=10.0,
+            pixels=True,
+            split=StepSplit(data_ranks=2),
+        )
         assert read(served, each=2) == expected
         served.close()
     finally:

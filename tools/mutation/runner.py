@@ -96,14 +96,11 @@ class MutationPlugin:
         self._root, self._mutants, self._extra = root, mutants, extra
         self._processes, self._on_done = processes, on_done
         self._tests: dict[str, Callable[[], bool]] = {}
-        self._sources: dict[str, str] = {}
+        self._sources = {file: (root / file).read_text("utf-8") for file in {mutant.file for mutant in mutants}}
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Run instead of the tests themselves."""
         self._tests = {item.nodeid: functools.partial(_passes, session, item) for item in session.items} | self._extra
-        self._sources = {
-            file: (self._root / file).read_text("utf-8") for file in {mutant.file for mutant in self._mutants}
-        }
         for file in self._sources:
             # Some modules are imported by the functions that need them: a child can only plant what is loaded.
             importlib.import_module(".".join(Path(file).with_suffix("").parts[1:]).removesuffix(".__init__"))
@@ -162,14 +159,17 @@ class MutationPlugin:
             most_s = int(START_S + SLOWER * cpu_s)
             resource.setrlimit(resource.RLIMIT_CPU, (most_s, most_s + 5))
             resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-            verdict = f"{Verdict.UNPLANTED} "
-            if exchange(self._root / mutant.file, self._sources[mutant.file], mutant):
-                failed = next((name for name in chosen if not self._tests[name]()), None)
-                verdict = f"{Verdict.SURVIVED} " if failed is None else f"{Verdict.KILLED} {failed}"
-        except BaseException as error:  # noqa: BLE001 - a mutant may break whatever runs the tests
-            verdict = f"{Verdict.KILLED} {type(error).__name__}"
+            verdict = self._verdict(mutant, chosen)
+        except BaseException as error:  # noqa: BLE001 - its limits could not be set
+            verdict = f"{Verdict.UNPLANTED} {error!r}"
         os.write(writes, verdict.encode())
         os._exit(0)
+
+    def _verdict(self, mutant: Mutant, chosen: Sequence[str]) -> str:
+        return verdict_of(
+            lambda: exchange(self._root / mutant.file, self._sources[mutant.file], mutant),
+            lambda: next((name for name in chosen if not self._tests[name]()), None),
+        )
 
     def _reap(self, children: dict[int, tuple[Mutant, int, int]]) -> None:
         pid, _ = os.wait()
@@ -179,6 +179,25 @@ class MutationPlugin:
         verdict, _, test = said.partition(" ")
         # Who was ended before it said anything has used up its time.
         self._on_done(Outcome(mutant=mutant, verdict=Verdict(verdict or "timeout"), test=test, tests=tests))
+
+
+def verdict_of(plant: Callable[[], bool], first_failed: Callable[[], str | None]) -> str:
+    """Return what became of a mutant, and by which test; an error kills it only once it is planted.
+
+    Args:
+        plant: Plants it, and tells whether it could.
+        first_failed: Runs tests, and returns the first that fails.
+    """
+    try:
+        if not plant():
+            return f"{Verdict.UNPLANTED} "
+    except BaseException as error:  # noqa: BLE001 - nothing of the mutant has run
+        return f"{Verdict.UNPLANTED} {error!r}"
+    try:
+        failed = first_failed()
+    except BaseException as error:  # noqa: BLE001 - a mutant may break whatever runs the tests
+        return f"{Verdict.KILLED} {type(error).__name__}"
+    return f"{Verdict.SURVIVED} " if failed is None else f"{Verdict.KILLED} {failed}"
 
 
 class Tracer:
@@ -212,12 +231,13 @@ def exchange(path: Path, source: str, mutant: Mutant) -> bool:
     wanted = str(path), old.co_qualname, old.co_firstlineno
     exchanged = False
     for found in gc.get_objects():
-        if isinstance(found, FunctionType):
+        # By type: isinstance asks the objects, and one that is deprecated answers with a warning.
+        if type(found) is FunctionType:
             code = found.__code__
             if (code.co_filename, code.co_qualname, code.co_firstlineno) == wanted:
                 found.__code__ = new
                 exchanged = True
-        elif isinstance(found, _CachedFunction):
+        elif type(found) is _CachedFunction:
             found.cache_clear()
     return exchanged
 

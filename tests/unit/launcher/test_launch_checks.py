@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from polyreme_api.progress import Outcome
 from polyreme_launcher.protocol import follower as f
 from polyreme_launcher.protocol import leader as l
-from polyreme_launcher.protocol.check_rounds import WARM_S, CheckOrder, render_report
-from polyreme_launcher.protocol.check_verdict import Measured
+from polyreme_launcher.protocol.check_rounds import (
+    ROUNDS_MAX,
+    WARM_S,
+    CheckOrder,
+    Rounds,
+    advance,
+    met,
+    parse_report,
+    render_report,
+    report_of,
+)
+from polyreme_launcher.protocol.check_verdict import Finding, Measured
 from polyreme_launcher.protocol.messages import Check, Checked, Directive, Release
 from tests.unit.launcher.launch_scenes import Leader, releases, view
 
@@ -190,3 +202,32 @@ def test_no_process_of_a_check_lives_beside_ranks_or_a_later_attempt() -> None:
     assert tell(released, check(2))[1] == ()
     for message in (directive(2), directive(1, run=False)):
         assert any(isinstance(effect, f.StopChecks) for effect in tell(state, message)[1])
+
+
+def test_a_report_keeps_what_was_wrong() -> None:
+    said = Measured(rates={"Compute": 2.0}, failed={"Disk": "full"}, wrong={"Memory": "bit 3"})
+    assert parse_report(render_report(said)) == said
+
+
+def test_a_place_to_meet_is_taken_once_and_of_this_round_only() -> None:
+    waiting = Rounds(indices=(0, 1), number=1, serial=2, pairs=((0, 1),))
+    assert met(waiting, 1, "a", 7) == waiting, "of an earlier round"
+    placed = met(waiting, 2, "a", 7)
+    assert (placed.address, placed.port) == ("a", 7)
+    assert met(placed, 2, "b", 8) == placed
+
+
+def test_a_report_names_who_passed_or_failed_only_when_the_checks_are_done() -> None:
+    bad = {0: Finding(index=0, reason="Compute", why="slow")}
+    running = Rounds(indices=(0, 1), bad=bad)
+    assert (report_of(running).passed, report_of(running).failed) == ((), ())
+    done = report_of(dataclasses.replace(running, done=True))
+    assert [finding.index for finding in done.failed] == [0]
+    assert done.passed
+
+
+def test_there_are_no_more_rounds_than_have_a_share_of_the_time() -> None:
+    pairs = ((0, 1),)
+    results = {index: Measured(rates={"AllReduce": 9.0}) for index in (0, 1)}
+    last = Rounds(indices=(0, 1), number=ROUNDS_MAX - 1, serial=9, pairs=pairs, reports=results, waves=(pairs,))
+    assert advance(last, ORDER).done

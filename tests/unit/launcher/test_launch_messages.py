@@ -119,3 +119,16 @@ def test_a_followers_proof_cannot_be_sent_back_as_the_leaders() -> None:
 def test_what_is_no_greeting_is_refused(line: bytes) -> None:
     with pytest.raises(InvalidConfigError):
         decode_hello(line)
+
+
+def test_a_proof_for_another_job_and_a_greeting_that_is_no_ascii_are_refused() -> None:
+    secret, job_uid = b"secret", "a"
+    proof = follower_proof(secret, job_uid=job_uid, index=1, replacement=0, leader_nonce="n", follower_nonce="m")
+    hello = Hello(job_uid=job_uid, index=1, replacement=0, nonce="m", proof=proof)
+    assert check_hello(secret, hello, job_uid=job_uid, leader_nonce="n")
+    other = Hello(job_uid="b", index=1, replacement=0, nonce="m", proof=proof)
+    assert not check_hello(secret, other, job_uid=job_uid, leader_nonce="n"), "it says that it belongs to another job"
+    for field in ("job_uid", "nonce", "proof"):
+        line = json.dumps({**json.loads(encode_hello(hello)), field: "\u00fc"}).encode()
+        with pytest.raises(InvalidConfigError, match="greeting"):
+            decode_hello(line)

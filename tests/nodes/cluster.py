@@ -101,9 +101,14 @@ class Cluster:
             servers.kill(server)
         yield folder
         began = time.strftime(TIME_FORMAT, time.gmtime())
-        for name in reversed(names):
-            servers.start(name, commands[name], stop_signal=signal.SIGKILL)
-        self.until(lambda: self.kubectl("get", "--raw", "/readyz"), "the API server is ready")
+        started = [servers.start(name, commands[name], stop_signal=signal.SIGKILL) for name in reversed(names)]
+
+        def ready() -> str:
+            ended = [server.name for server in started if not server.lives]
+            assert not ended, f"{ended} ended at once: see {folder / 'logs'}"
+            return self.kubectl("get", "--raw", "/readyz")
+
+        self.until(ready, "the API server is ready")
         with (folder / RESTARTS).open("a") as log:
             log.write(f"{began} {time.strftime(TIME_FORMAT, time.gmtime())}\n")
 

@@ -120,13 +120,14 @@ class Servers:
         return next((server for server in reversed(self.all) if server.name == name), None)
 
     def kill(self, server: Server) -> None:
-        """End a server by SIGKILL, and forget it."""
+        """End a server by SIGKILL, and forget it; its ports are free then."""
         if server.lives:
             os.kill(server.pid, signal.SIGKILL)
-        while server.lives:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(server.pid, os.WNOHANG)
+        deadline_s = time.monotonic() + STOP_S
+        while (server.lives or _has_threads(server.pid)) and time.monotonic() < deadline_s:
             time.sleep(POLL_S)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(server.pid, os.WNOHANG)
         self.all = [known for known in self.all if known != server]
         self._record()
 
@@ -150,6 +151,14 @@ class Servers:
         path = self._logs / f"{server.name}.log"
         lines = path.read_text(errors="replace").splitlines() if path.exists() else []
         return "\n".join(f"  {line[:300]}" for line in lines[-LOG_LINES_SHOWN:]) + f"\n  ({path})"
+
+
+def _has_threads(pid: int) -> bool:
+    """Tell whether threads are left beside the first: a process is a zombie while they still hold its sockets."""
+    try:
+        return any(task.name != str(pid) for task in Path(f"/proc/{pid}/task").iterdir())
+    except OSError:
+        return False
 
 
 def _end(server: Server) -> None:

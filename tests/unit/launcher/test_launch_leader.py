@@ -323,3 +323,15 @@ def test_a_pod_that_the_attempt_does_not_expect_yet_does_not_join() -> None:
     leader.connected(1, replacement=1)
     assert leader.joined(1, 2, replacement=1) == []
     assert leader.state.joined == {0}
+
+
+def test_ranks_that_train_already_are_not_released_again() -> None:
+    leader = Leader().released()
+    assert releases(leader.joined(1, 1, forked=True)) == []
+    assert releases(leader.joined(1, 1)) == [1], "its connection broke before it forked"
+
+
+def test_a_connection_that_is_made_again_after_the_release_takes_no_join_back() -> None:
+    leader = Leader().released()
+    leader.connected(1)
+    assert leader.state.joined == {0, 1}

@@ -98,3 +98,13 @@ def test_a_move_is_found_by_the_node_s_whole_name() -> None:
     assert was_moved(job, "n1", SINCE_S)
     assert not was_moved(job, "n", SINCE_S)
     assert not was_moved(job, "n1", 2_000.0)
+
+
+def test_ranks_that_resume_on_a_node_that_they_need_not_leave_have_resumed() -> None:
+    incident = Incident(name="i", spec=NodeIncidentSpec(node="n1", since=rfc3339(SINCE_S)))
+    again = _job(2, ["n1", "n2"], (1, 1_005.0, 110))
+    incident = with_entries(incident, [_job(1, ["n1", "n2"])])
+    known = {"u": JobFacts(job=again, progress=_progress(2, 101, began=100, at_s=1_050.0))}
+    for leave, outcome in ((Leave.STAY, "Resumed"), (Leave.DRAIN, "")):
+        record = Record(state=NodeState.QUARANTINED, leave=leave, since_s=SINCE_S)
+        assert with_costs(incident, known, record, 1_200.0).status.jobs[0].outcome == outcome

@@ -2,13 +2,15 @@
 
 import asyncio
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from polyreme_api.data_report import ANNOTATION_DATA, REPORT_BYTES_MAX, DataReport, DataState, data_digest
+from polyreme_api.fields import Condition
 from polyreme_operator.cache.jobs import waits
 from polyreme_operator.reconcile import transition
+from polyreme_operator.reconcile.data_gate import readiness
 from polyreme_operator.reconcile.rebase import rebased
 from polyreme_operator.settings import Settings
 from polyreme_operator.types.actions import WriteStatus
@@ -203,3 +205,11 @@ def test_an_admission_is_not_carried_over_to_a_job_whose_data_is_missing_since()
     )
     assert rebased(write, view(DataState.PROCESSED, version=2, before=before)).resource_version == "2"
     assert rebased(write, view(DataState.MISSING, version=2, before=before)).resource_version == "1", "it conflicts"
+
+
+@pytest.mark.parametrize("was_ready", [True, False])
+def test_a_lost_report_takes_nothing_from_a_job_whose_data_was_ready(was_ready: bool) -> None:
+    status: Literal["True", "False"] = "True" if was_ready else "False"
+    said = Condition(type="DataReady", status=status, reason="DataProcessed", message="82 samples")
+    found = readiness(admitted(job(), conditions=[said]))
+    assert (found is not None and found.ready) == was_ready

@@ -186,3 +186,9 @@ def test_a_launcher_refuses_a_plan_that_it_can_not_read(changes: dict[str, str],
     manifest = with_attempt(**changes)
     with pytest.raises(InvalidConfigError, match=words):
         attempt_view(manifest)
+
+
+def test_an_elastic_job_is_planned_at_every_size_whose_ranks_share_the_packs_of_a_step() -> None:
+    elastic = {"replicas": 4, "devices": 1, "minReplicas": 1, "maxReplicas": 8}
+    view = job(parallelism={"mode": "Explicit", "dp": 2, "tp": 2}, workers=elastic)
+    assert sorted(plan.replicas for plan in view.plans) == [2, 4, 6, 8], "12 packs, by 1, 2, 3 and 4 pairs of ranks"

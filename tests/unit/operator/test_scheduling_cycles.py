@@ -261,3 +261,16 @@ def test_times_of_a_victim_come_from_its_durable_checkpoint(saved_lately: str, o
     jobs = (dataclasses.replace(fresh, status=status), stale, job("high", replicas=1, priority=1))
     batch = schedule(cluster_of(jobs=jobs, nodes=(node("n0", 1), node("n1", 1))), NOW_S)
     assert stopped_uids(batch) == {f"uid-{saved_lately}"}
+
+
+def test_a_draining_queue_leaves_the_jobs_of_others_alone() -> None:
+    queues = (QueueView(name="default"), QueueView(name="team", stop_policy=StopPolicy.HOLD_AND_DRAIN))
+    jobs = (running("runs"), running("drains", queueName="team"))
+    assert stopped_uids(schedule(cluster_of(jobs=jobs, nodes=(node(),), queues=queues), NOW_S)) == {"uid-drains"}
+
+
+def test_a_job_of_a_held_queue_is_told_which_queue_above_it_holds() -> None:
+    queues = (QueueView(name="top", stop_policy=StopPolicy.HOLD), QueueView(name="team", parent="top"))
+    cluster = cluster_of(jobs=(job(queueName="team"),), nodes=(node(),), queues=queues)
+    said = why(cluster, schedule(cluster, NOW_S))["uid-j"].message
+    assert said == "queue top admits nothing: its stopPolicy is Hold"

@@ -1,8 +1,10 @@
 """The tool behind `make cluster-up`, as far as it goes without Go and without a cluster."""
 
 import shutil
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -175,3 +177,23 @@ def test_the_kubeconfig_and_the_keys_are_for_their_owner_alone(tmp_path: Path) -
     path = dump(tmp_path / "kubeconfig", {"a": 1})
     assert path.stat().st_mode & 0o077 == 0
     assert read_json(path) == {"a": 1}
+
+
+def test_a_killed_server_has_no_thread_left_that_holds_its_port(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    first_ends = (
+        "import ctypes, socket, threading, time\n"
+        f"held = socket.create_server(('127.0.0.1', {port}))\n"
+        "threading.Thread(target=time.sleep, args=(2.0,)).start()\n"
+        "print('up', flush=True)\n"
+        "ctypes.CDLL(None).pthread_exit(None)\n"
+    )
+    servers = Servers(tmp_path)
+    server = servers.start("threads", (sys.executable, "-c", first_ends))
+    servers.wait(server, lambda: "up" in (tmp_path / "logs/threads.log").read_text(), what="start", timeout_s=30.0)
+    while server.lives:
+        time.sleep(0.01)
+    with pytest.raises(OSError, match="in use"):
+        socket.create_server(("127.0.0.1", port))
+    servers.kill(server)
+    socket.create_server(("127.0.0.1", port)).close()

@@ -51,7 +51,8 @@ def folder(tmp_path: Path) -> Path:
     records = [*write_records(folder), record("r1", ["00.jpg"], "red"), record("bad", ["missing.png"], "red")]
     for name in ("shapes", "receipts"):
         write_jsonl(folder / f"{name}.jsonl", list(records))
-    (job,) = re.findall(r"^```yaml\n(.*?)^```$", (HOW_TO / "own-data.md").read_text(), re.DOTALL | re.MULTILINE)
+    shown = re.findall(r"^```yaml\n(.*?)^```$", (HOW_TO / "own-data.md").read_text(), re.DOTALL | re.MULTILINE)
+    (job,) = [block for block in shown if "kind: TrainingJob" in block]
     assert "steps: 80" in job
     (folder / "job.yaml").write_text(job.replace("steps: 80", "steps: 4"))
     return folder

@@ -29,6 +29,8 @@ from polyreme_launcher.proc_stats import is_stopped
 FORK_SERVER_DEATHS_MAX = 5
 """Fork servers that may die before one has run ranks; then the launcher gives up."""
 END_WAIT_S = 2.0
+KILLED_WAIT_S = 10.0
+"""How long processes that were killed may take to end: on a busy machine, with much memory, seconds."""
 STOPPED_MAX_S = 10.0
 """Longest time that a fork server may be stopped: it neither reaps nor kills ranks, and nothing else continues it."""
 KILL_WAIT_S = 2.0
@@ -174,7 +176,7 @@ class RankParent:
             await asyncio.wait_for(_reap_all(kill=False), END_WAIT_S)
         self._kill_all()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(_reap_all(kill=True), END_WAIT_S)
+            await asyncio.wait_for(_reap_all(kill=True), KILLED_WAIT_S)
         self._forget_process()
 
     def _forget_process(self) -> None:

@@ -27,6 +27,7 @@ from polyreme_launcher.data_engine import DEATHS_MAX, DataEngine, Observation, W
 from tests.unit.launcher.numbered_packs import DAMAGED_STEP, HANGING_STEP, PACKS, STEPS, NumberedPacks
 
 TICK_S = 0.05
+START_S = 10.0
 SPLIT = StepSplit(data_ranks=1)
 COMMAND = (sys.executable, "-m", "tests.unit.launcher.numbered_packs")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
@@ -57,7 +58,10 @@ class Pod:
         return source
 
     def signal(self, number: signal.Signals) -> int:
-        pid = self.engine.pid
+        until_s = time.monotonic() + START_S
+        # There is none for a moment while a dead one is replaced.
+        while (pid := self.engine.pid) is None and time.monotonic() < until_s:
+            time.sleep(TICK_S)
         assert pid is not None
         os.kill(pid, number)
         return pid

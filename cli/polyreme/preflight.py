@@ -40,8 +40,9 @@ def check(home: Home, run: RunDirectory, job: TrainingJob, *, resumes: bool, fre
         fresh: Whether what the run left in its own folders is set aside first.
 
     Raises:
-        InvalidConfigError: If a dataset is not known, a location is no local folder, weights to start from do not fit,
-            or the checkpoint root holds checkpoints of another model or of a format that this version does not read.
+        InvalidConfigError: If a dataset is not known, a location is no local folder, weights or a tokenizer to start
+            from do not fit, or the checkpoint root holds checkpoints of another model or of a format that this version
+            does not read.
         NotFoundError: If there are no weights to start from where the job says.
         RefusedError: If the checkpoint root is another run's.
     """
@@ -61,6 +62,7 @@ def check(home: Home, run: RunDirectory, job: TrainingJob, *, resumes: bool, fre
     check_folders(run, job)
     if not resumes:
         check_weights(job)
+        check_tokenizer(job)
     url = checkpoint_url(run, job)
     folder = checkpoint_folder(url)
     if (fresh and folder == run.checkpoints) or (folder is not None and not folder.is_dir()):
@@ -143,6 +145,20 @@ def check_weights(job: TrainingJob) -> None:
 
     catalogue = read_catalogue(weights_place(weights.location))
     check_fit(catalogue, shape_at(shape_of(job.spec), curriculum_stages(job.spec), 1))
+
+
+def check_tokenizer(job: TrainingJob) -> None:
+    """Refuse a tokenizer that is missing, or does not fit its template or the model.
+
+    Raises:
+        InvalidConfigError: Naming the first rule that is broken.
+        EnvironmentFailedError: If its bucket can't be reached.
+    """
+    if job.spec.data.tokenizer.location is None:
+        return
+    from polyreme_datahub.released_tokenizer import read_released
+
+    read_released(job.spec.data.tokenizer, embedded=shape_of(job.spec).decoder.vocabulary)
 
 
 def check_objects(home: Home) -> None:

@@ -33,6 +33,7 @@ from polyreme_datahub.registry.datasets import DatasetVersion
 from polyreme_datahub.registry.engine import Database
 from polyreme_datahub.registry.rows import Action, Letter, StageCount
 from polyreme_datahub.registry.work_items import WorkItem
+from polyreme_datahub.released_tokenizer import read_released
 from polyreme_datahub.runner.flow import INGEST, Flow
 from polyreme_datahub.runner.flow_run import Sources, Surroundings, remake, run_flow, run_seal
 from polyreme_datahub.runner.index_work import INDEX, IndexParameters, IndexWork
@@ -133,10 +134,11 @@ class Processing:
         heldout = self._resolve([part.dataset for part in spec.evaluation.sets] if spec.evaluation else [], pinned)
         both = {**trained, **heldout}
         self._versions = {version.id: version for version in both.values()}
+        released = self._released(spec, key if job else "")
         pages = self._run(build_recipe(job_steps(images)), {})
         for version in self._versions.values():
             progress.reject_doubles(self._database, version.id, now_s=self._now_s())
-        digest, data = self._tokenizer(pages, list(trained.values()), spec.data.tokenizer.vocabulary)
+        digest, data = released or self._tokenizer(pages, list(trained.values()), spec.data.tokenizer.vocabulary)
         flow, shared = self._encode(images, digest, data)
         parameters = IndexParameters(images=images, tokenizer=digest, sequence_tokens=longest_pack(spec))
         self._index(flow, shared, parameters, TextTokenizer(data))
@@ -277,6 +279,18 @@ class Processing:
         ended = sum(count.dead + count.dropped for (_, name), count in self._counts.items() if name in upto)
         made = sum(count.hits + count.misses for (_, name), count in self._counts.items() if name == stage)
         return ended + made
+
+    def _released(self, spec: TrainingJobSpec, plan: str) -> tuple[str, bytes] | None:
+        """Return the released tokenizer of a job: as it was when its plan was made, else as it is now."""
+        if spec.data.tokenizer.location is None:
+            return None
+        before = self._plan_before(plan).get("tokenizer") if plan else None
+        if before is not None and (kept := self._stored(str(before))) is not None:
+            return str(before), kept
+        data = read_released(spec.data.tokenizer, embedded=shape_of(spec).decoder.vocabulary)
+        digest = self._lakehouse.put_blob(data)
+        drop_notes(self._store, digest)
+        return digest, data
 
     def _tokenizer(self, pages: Flow, trained: Sequence[DatasetVersion], vocabulary: int) -> tuple[str, bytes]:
         prefix = action_prefix(OPERATION, VERSION, {"vocabulary": vocabulary, "records_max": CORPUS_RECORDS_MAX})

@@ -1,12 +1,13 @@
-"""The tokenizer: byte-level BPE trained on the datasets' own text, digits as tokens of their own, special tokens first.
+"""The tokenizer: byte-level BPE, trained on the datasets' own text or released with weights.
 
-Special tokens never come from text: ``<|media|>`` written in a conversation is encoded as its characters.
+A trained one has digits as tokens of their own and special tokens first. Special tokens never come from text:
+``<|media|>`` written in a conversation is encoded as its characters.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tokenizers import Regex, Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
@@ -15,7 +16,9 @@ from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Split
 from tokenizers.pre_tokenizers import Sequence as PreTokenizers
 from tokenizers.trainers import BpeTrainer
 
+from polyreme_datahub.chat_format import ChatFormat, format_of_template
 from polyreme_datahub.errors import IndexDamagedError
+from polyreme_datahub.tokenizer_file import split_template
 
 PAD, END, MEDIA = "<|pad|>", "<|end|>", "<|media|>"
 ROLE_TOKENS: Mapping[str, str] = {"system": "<|system|>", "user": "<|user|>", "assistant": "<|assistant|>"}
@@ -27,16 +30,6 @@ WORDS = r"[^\s\p{N}]+|\p{N}|\s+"
 TOKEN_CHARACTERS_MAX = 64
 REMEMBERED_MAX, REMEMBERED_CHARACTERS_MAX = 16_384, 256
 """Texts whose tokens one process remembers, such as a question that recurs, and the longest of them."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class SpecialIds:
-    """Ids of the special tokens."""
-
-    pad: int
-    end: int
-    media: int
-    roles: Mapping[str, int]
 
 
 def train_tokenizer(counts: Mapping[str, int], *, vocabulary: int) -> bytes:
@@ -66,36 +59,41 @@ def train_tokenizer(counts: Mapping[str, int], *, vocabulary: int) -> bytes:
 
 
 class TextTokenizer:
-    """A trained tokenizer."""
+    """A tokenizer with the format of its conversations.
 
-    def __init__(self, data: bytes) -> None:
+    Args:
+        stored: As ``tokenizer_file`` stores it.
+
+    Raises:
+        IndexDamagedError: If a trained one lacks a special token.
+        InvalidConfigError: If the template of a released one does not fit it.
+    """
+
+    def __init__(self, stored: bytes) -> None:
+        data, template = split_template(stored)
         self._tokenizer = Tokenizer.from_str(data.decode())
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self.format = self._own_format() if template is None else self._format_of(template)
+        # From here on: what looks like a special token in a text is text.
         self._tokenizer.encode_special_tokens = True
         self._known: dict[str, tuple[int, ...]] = {}
-
-        def number(token: str) -> int:
-            found = self._tokenizer.token_to_id(token)
-            if found is None:
-                raise IndexDamagedError(f"tokenizer lacks a special token: {token}")
-            return found
-
-        self.ids = SpecialIds(
-            pad=number(PAD),
-            end=number(END),
-            media=number(MEDIA),
-            roles={role: number(token) for role, token in ROLE_TOKENS.items()},
-        )
 
     @property
     def size(self) -> int:
         """Tokens in the vocabulary."""
         return int(self._tokenizer.get_vocab_size())
 
+    @property
+    def ids_end(self) -> int:
+        """One more than the largest id."""
+        return max(self._tokenizer.get_vocab().values()) + 1
+
     def encode(self, text: str) -> tuple[int, ...]:
         """Encode text; the newest short texts are remembered."""
         found = self._known.get(text)
         if found is None:
-            found = tuple(self._tokenizer.encode(text).ids)
+            found = self._ids(text)
             if len(text) <= REMEMBERED_CHARACTERS_MAX:
                 if len(self._known) >= REMEMBERED_MAX:
                     self._known.clear()
@@ -105,3 +103,29 @@ class TextTokenizer:
     def decode(self, tokens: Sequence[int]) -> str:
         """Decode tokens to text, without special tokens."""
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
+
+    def _ids(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def _own_format(self) -> ChatFormat:
+        """Return the format of a trained tokenizer: a token a role, and one behind each answer."""
+
+        def number(token: str) -> int:
+            found = self._tokenizer.token_to_id(token)
+            if found is None:
+                raise IndexDamagedError(f"tokenizer lacks a special token: {token}")
+            return int(found)
+
+        end = number(END)
+        return ChatFormat(
+            before={role: (number(token),) for role, token in ROLE_TOKENS.items()},
+            after={role: (end,) if role == "assistant" else () for role in ROLE_TOKENS},
+            end=end,
+            pad=number(PAD),
+            media=number(MEDIA),
+        )
+
+    def _format_of(self, template: Mapping[str, Any]) -> ChatFormat:
+        added = self._tokenizer.get_added_tokens_decoder()
+        specials = {str(token.content): int(number) for number, token in added.items() if token.special}
+        return format_of_template(template, encode=lambda text: list(self._ids(text)), specials=specials)

@@ -159,6 +159,8 @@ def _check_here(home: Home, checked: TrainingJob) -> None:
     weights = checked.spec.model.weights
     if weights is not None and isinstance(weights_place(weights.location), Path):
         preflight.check_weights(checked)
+    if (checked.spec.data.tokenizer.location or "").startswith("file:"):
+        preflight.check_tokenizer(checked)
     if home.has_data:
         preflight.check_data(home, checked)
     for words in preflight.warnings(checked):

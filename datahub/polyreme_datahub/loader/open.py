@@ -32,6 +32,7 @@ from polyreme_datahub.loader.shards import MappedIndex
 from polyreme_datahub.loader.source import Balance, PackedSource
 from polyreme_datahub.objects import open_store
 from polyreme_datahub.operations.values import Blob
+from polyreme_datahub.tokenizer_file import tokenizer_json
 from polyreme_planner.curriculum import mixture_changes, packs_of_stages
 from polyreme_planner.plan import shape_of
 
@@ -116,7 +117,7 @@ def open_held_out(
         [_mapped(store, blobs, plan["manifests"][part.dataset], tokenizer) for part in sets],
         samples_max=spec.evaluation.samples_max,
         pack_tokens=longest_pack(spec),
-        tokenizer=tokenizer.data,
+        tokenizer=tokenizer_json(tokenizer.data),
         store=store,
         placeholders=spec.data.on_damage == "Placeholder",
     )
@@ -126,7 +127,7 @@ def open_tokenizer(objects_url: str, spec: TrainingJobSpec, *, job: str) -> byte
     """Return the ``tokenizer.json`` that a processed job's data was made with; waits for nothing."""
     store = open_store(objects_url)
     plan = _plan(store, spec, job, wait_s=0.0, sleep=sleep_really)
-    return _tokenizer(store, blob_files(objects_url), plan["tokenizer"])
+    return tokenizer_json(_tokenizer(store, blob_files(objects_url), plan["tokenizer"]))
 
 
 def open_token_ids(objects_url: str, spec: TrainingJobSpec, *, job: str) -> TokenIds:

@@ -1,8 +1,8 @@
 """Tokenize: pages and conversation -> token ids, which of them are learned, and where the last answer begins.
 
-Form: role token, text, and ``<|end|>`` after each assistant turn; an image takes one media token for each merged
-cell; a mark such as ``<box:0>`` is written as coordinates first (``index.shapes``). Only assistant turns (and their
-end) are learned; media tokens never are.
+The form of a turn is the tokenizer's (``chat_format``): of a trained one a role token, the text, and ``<|end|>`` after
+each answer. An image takes one media token for each merged cell; a mark such as ``<box:0>`` is written as coordinates
+first (``index.shapes``). Only answers, each with the token that ends it, are learned; tokens of images never are.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from polyreme_datahub.chat_format import ChatFormat
 from polyreme_datahub.errors import BadRecordError
 from polyreme_datahub.index.format import check_of
 from polyreme_datahub.index.shapes import shapes_of, written_turns
@@ -82,29 +83,34 @@ def encode_conversation(
     Raises:
         BadRecordError: If there is no answer, or more tokens than any pack holds.
     """
-    ids = tokenizer.ids
+    form = tokenizer.format
     marked = any(IMAGE_MARK in turn["content"] for turn in turns)
-    opening = next((at for at, turn in enumerate(turns) if turn["role"] == "user"), 0)
-    tokens: list[int] = []
+    first_user = next((at for at, turn in enumerate(turns) if turn["role"] == "user"), 0)
+    tokens = [*form.opening, *(form.default_system if turns[0]["role"] != "system" else ())]
     learned: list[list[int]] = []
     waiting = list(cells)
     prompt, asked, question, expected = 0, "", "", ""
     for at, turn in enumerate(turns):
-        tokens.append(ids.roles[turn["role"]])
+        role, content = turn["role"], turn["content"]
+        tokens += form.before[role]
         start = len(tokens)
-        if not marked and at == opening:
-            tokens += [ids.media] * sum(waiting)
-            waiting.clear()
-        for number, text in enumerate(turn["content"].split(IMAGE_MARK)):
+        if not marked and at == first_user:
+            while waiting:
+                tokens += _image(form, waiting.pop(0))
+        for number, text in enumerate(content.split(IMAGE_MARK)):
             if number:
-                tokens += [ids.media] * waiting.pop(0)
+                tokens += _image(form, waiting.pop(0))
+            begins = len(tokens)
             tokens += tokenizer.encode(text) if text else ()
-        if turn["role"] == "assistant":
-            tokens.append(ids.end)
-            learned += _without(tokens, start, ids.media)
-            prompt, question, expected = start, asked, turn["content"]
-        elif turn["role"] == "user":
-            asked = turn["content"].replace(IMAGE_MARK, "").strip()
+            if role == "assistant":
+                _learn(learned, begins, len(tokens))
+        tokens += form.after[role]
+        if role == "assistant":
+            ends = len(tokens) - len(form.after[role])
+            _learn(learned, ends, ends + 1)
+            prompt, question, expected = start, asked, content
+        elif role == "user":
+            asked = content.replace(IMAGE_MARK, "").strip()
     if not learned:
         raise BadRecordError("conversation without an answer", rule="conversations")
     if len(tokens) > TOKENS_MAX:
@@ -121,14 +127,16 @@ def token_arrays(encoded: Mapping[str, Any]) -> tuple[npt.NDArray[np.uint32], np
     return tokens_T, learned_T
 
 
-def _without(tokens: Sequence[int], start: int, media: int) -> list[list[int]]:
-    """Return the ranges of tokens from ``start`` on that are no media tokens."""
-    ranges: list[list[int]] = []
-    for at in range(start, len(tokens)):
-        if tokens[at] == media:
-            continue
-        if ranges and ranges[-1][1] == at:
-            ranges[-1][1] = at + 1
-        else:
-            ranges.append([at, at + 1])
-    return ranges
+def _image(form: ChatFormat, cells: int) -> list[int]:
+    """Return the tokens of one image."""
+    return [*form.image_before, *[form.media] * cells, *form.image_after]
+
+
+def _learn(ranges: list[list[int]], start: int, stop: int) -> None:
+    """Add a range of learned tokens behind those that there are."""
+    if start == stop:
+        return
+    if ranges and ranges[-1][1] == start:
+        ranges[-1][1] = stop
+    else:
+        ranges.append([start, stop])

@@ -155,14 +155,14 @@ class IndexWork:
             group = self._group(version, item)
             shards += [Shard.from_value(value) for value in group["shards"]]
             samples, tokens = samples + group["samples"], tokens + group["tokens"]
-        ids, parameters = self._tokenizer.ids, self._parameters
+        form, parameters = self._tokenizer.format, self._parameters
         manifest = Manifest(
             version=version.digest,
             name=version.name,
             number=version.number,
             tokenizer=parameters.tokenizer,
             vocabulary=self._tokenizer.size,
-            token_ids={"media": ids.media, "end": ids.end, "pad": ids.pad},
+            token_ids={"media": form.media, "end": form.end, "pad": form.pad},
             patch_px=parameters.images.patch_px,
             merge=parameters.images.merge,
             sequence_tokens=parameters.sequence_tokens,

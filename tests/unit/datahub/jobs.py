@@ -56,6 +56,7 @@ def make_spec(
     on_damage: str = "Stop",
     packs_by: str = "Order",
     augment: Mapping[str, Any] | None = None,
+    tokenizer: Mapping[str, Any] | None = None,
 ) -> TrainingJobSpec:
     """A nano job over some datasets."""
     names = [f"s{at}" for at in range(len(datasets))]
@@ -79,7 +80,7 @@ def make_spec(
             "waitSeconds": 0,
             "onDamage": on_damage,
             "packsBy": packs_by,
-            "tokenizer": {"vocabulary": vocabulary},
+            "tokenizer": tokenizer or {"vocabulary": vocabulary},
         },
         "training": {"steps": 100, "packsPerStep": packs_per_step},
     }

@@ -29,8 +29,8 @@ def turn(role: str, content: str) -> dict[str, str]:
 
 def shown(tokenizer: TextTokenizer, encoded: Mapping[str, Any]) -> str:
     """Write tokens as text: specials as one letter, learned tokens in brackets."""
-    ids = tokenizer.ids
-    names = {ids.media: "#", ids.end: ".", **{number: role[0].upper() for role, number in ids.roles.items()}}
+    form = tokenizer.format
+    names = {form.media: "#", form.end: ".", **{ids[0]: role[0].upper() for role, ids in form.before.items()}}
     learned = {at for start, stop in encoded["learned"] for at in range(start, stop)}
     parts = [names.get(token) or tokenizer.decode([token]) for token in encoded["tokens"]]
     return "".join(f"[{part}]" if at in learned else part for at, part in enumerate(parts))

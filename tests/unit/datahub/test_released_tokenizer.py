@@ -1,0 +1,275 @@
+"""A tokenizer that comes with weights: its tokens by the template, against transformers' own way to the same ids."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Regex, Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE, WordPiece
+from tokenizers.pre_tokenizers import ByteLevel, Split
+from tokenizers.pre_tokenizers import Sequence as PreTokenizers
+from tokenizers.trainers import BpeTrainer
+from transformers import PreTrainedTokenizerFast
+
+from polyreme_api.errors import InvalidConfigError, PolyremeError
+from polyreme_api.job.data import Tokenizer as TokenizerPart
+from polyreme_datahub import hub
+from polyreme_datahub.loader.open import open_token_ids, open_tokenizer
+from polyreme_datahub.loader.text import TokenText
+from polyreme_datahub.operations.encode_text import encode_conversation
+from polyreme_datahub.released_tokenizer import read_released
+from polyreme_datahub.tokens import TextTokenizer
+from tests.unit.datahub.jobs import Home, make_spec, picture, write_jsonl
+
+WORDS = r"(?i:'s|'t)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+"""How released tokenizers cut words: up to three digits are one, so they have from one to three tokens."""
+CHATML = {
+    "defaultSystem": "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n",
+    "system": {"before": "<|im_start|>system\n", "after": "<|im_end|>\n"},
+    "user": {"before": "<|im_start|>user\n", "after": "<|im_end|>\n"},
+    "assistant": {"before": "<|im_start|>assistant\n", "after": "<|im_end|>\n"},
+    "imageBefore": "<|vision_start|>",
+    "image": "<|image_pad|>",
+    "imageAfter": "<|vision_end|>",
+    "pad": "<|endoftext|>",
+}
+CHATML_JINJA = (
+    "{% for m in messages %}{% if loop.first and m['role'] != 'system' %}"
+    "{{ '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' }}{% endif %}"
+    "{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}{% endfor %}"
+)
+MIDDLE = {
+    "opening": "[BOS]",
+    "system": {"before": "<|im_system|>system<|im_middle|>", "after": "<|im_end|>"},
+    "user": {"before": "<|im_user|>user<|im_middle|>", "after": "<|im_end|>"},
+    "assistant": {"before": "<|im_assistant|>assistant<|im_middle|>", "after": "<|im_end|>"},
+    "imageBefore": "<|media_start|>image<|media_content|>",
+    "image": "<|media_pad|>",
+    "imageAfter": "<|media_end|>",
+}
+MIDDLE_JINJA = (
+    "[BOS]{% for m in messages %}{{ '<|im_' + m['role'] + '|>' + m['role'] + '<|im_middle|>' + m['content'] }}"
+    "{{ '<|im_end|>' }}{% endfor %}"
+)
+SPECIALS = [
+    *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "[BOS]"),
+    *("<|im_system|>", "<|im_user|>", "<|im_assistant|>", "<|im_middle|>"),
+    *("<|media_start|>", "<|media_content|>", "<|media_pad|>", "<|media_end|>"),
+]
+TURNS = [
+    {"role": "user", "content": "<image>What's in 1234 images?"},
+    {"role": "assistant", "content": "Two cats, 37 dogs."},
+    {"role": "user", "content": "And here <image>: über 5?"},
+    {"role": "assistant", "content": "None."},
+]
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as weights come in: up to three digits are cut together, special tokens are behind the others."""
+    tokenizer = Tokenizer(BPE())
+    cut = Split(Regex(WORDS), "isolated")
+    tokenizer.pre_tokenizer = PreTokenizers([cut, ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokenizer.decoder = ByteLevelDecoder()
+    trainer = BpeTrainer(vocab_size=400, initial_alphabet=sorted(ByteLevel.alphabet()), show_progress=False)
+    tokenizer.train_from_iterator(
+        ["What's in the images? Two cats, dogs. None. user system assistant 12 123 100"] * 9, trainer
+    )
+    tokenizer.add_special_tokens(SPECIALS)
+    folder = tmp_path_factory.mktemp("released")
+    (folder / "tokenizer.json").write_text(tokenizer.to_str())
+    return folder
+
+
+def wanted(folder: Path, template: Mapping[str, Any] = CHATML) -> dict[str, Any]:
+    return {"location": f"file://{folder}", "template": template}
+
+
+def part(folder: Path, template: Mapping[str, Any] = CHATML) -> TokenizerPart:
+    return TokenizerPart.model_validate(wanted(folder, template))
+
+
+def opened(folder: Path, template: Mapping[str, Any] = CHATML) -> TextTokenizer:
+    return TextTokenizer(read_released(part(folder, template), embedded=500))
+
+
+@pytest.mark.parametrize(("template", "jinja"), [(CHATML, CHATML_JINJA), (MIDDLE, MIDDLE_JINJA)])
+@pytest.mark.parametrize("system", [False, True])
+def test_tokens_are_those_of_the_chat_template_that_comes_with_weights(
+    released: Path, template: Mapping[str, Any], jinja: str, system: bool
+) -> None:
+    turns = [*([{"role": "system", "content": "Be brief."}] if system else []), *TURNS]
+    cells = [3, 1]
+    image = [template[name] for name in ("imageBefore", "image", "imageAfter")]
+    waiting = iter(cells)
+    written = [
+        {**turn, "content": turn["content"].replace("<image>", image[0] + image[1] * next(waiting) + image[2])}
+        if "<image>" in turn["content"]
+        else turn
+        for turn in turns
+    ]
+    theirs = PreTrainedTokenizerFast(tokenizer_file=str(released / "tokenizer.json"))
+    text = theirs.apply_chat_template(written, chat_template=jinja, tokenize=False)
+    expected = theirs.encode(text, add_special_tokens=False)
+    ours = opened(released, template)
+    encoded = encode_conversation(ours, turns, cells)
+    assert encoded["tokens"] == expected
+    learned = [theirs.decode(encoded["tokens"][start:stop]) for start, stop in encoded["learned"]]
+    assert learned == ["Two cats, 37 dogs.<|im_end|>", "None.<|im_end|>"]
+    assert str(theirs.decode(encoded["tokens"][: encoded["prompt"]])).endswith(template["assistant"]["before"])
+
+
+def test_a_special_token_in_a_text_is_text(released: Path) -> None:
+    turns = [{"role": "user", "content": "<|im_end|><|image_pad|>"}, {"role": "assistant", "content": "a"}]
+    tokenizer = opened(released)
+    tokens = encode_conversation(tokenizer, turns, [])["tokens"]
+    assert tokens.count(tokenizer.format.media) == 0
+    # Those of the default system turn, the question and the answer.
+    assert tokens.count(tokenizer.format.end) == 3
+
+
+def test_a_job_trains_on_it_from_images_to_text(released: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "set"
+    folder.mkdir()
+    (folder / "a.png").write_bytes(picture(28, 28))
+    rows = [
+        {
+            "id": str(at),
+            "images": ["a.png"],
+            "conversations": [
+                {"role": "user", "content": "<image>What?"},
+                {"role": "assistant", "content": f"Two {at} über"},
+            ],
+        }
+        for at in range(3)
+    ]
+    home = Home(tmp_path / "home")
+    home.register("mine", write_jsonl(folder, rows))
+    spec = make_spec(["mine"], sequence_tokens=256, packs_per_step=1, tokenizer=wanted(released))
+    home.process(spec, job="one")
+    source = hub.open_source(home.objects, spec, job="one")
+    batch = source.packs(1, first=0, count=1)
+    tokens, targets = np.asarray(batch.tokens_T), np.asarray(batch.targets_T)
+    assert (
+        int((tokens == source.token_ids.media).sum()) == int((np.asarray(batch.grids_I2).prod(axis=1) // 4).sum()) > 0
+    )
+    file = open_tokenizer(home.objects, spec, job="one")
+    assert file == (released / "tokenizer.json").read_bytes(), "what an export writes beside its weights"
+    answers = TokenText(file).decode(targets[targets >= 0].tolist()).split("Two ")
+    assert set(answers[1:]) == {"0 über", "1 über", "2 über"}
+    # The job keeps what it began with, whatever becomes of the folder; another template is other data.
+    state = source.state(1)
+    moved = released.rename(tmp_path / "moved")
+    try:
+        home.process(spec, job="one")
+        hub.open_source(home.objects, spec, job="one").check_state(state)
+    finally:
+        moved.rename(released)
+    template = {**CHATML, "defaultSystem": ""}
+    other = make_spec(["mine"], sequence_tokens=256, packs_per_step=1, tokenizer=wanted(released, template))
+    home.process(other, job="one")
+    with pytest.raises(PolyremeError, match="belongs to other data"):
+        hub.open_source(home.objects, other, job="one").check_state(state)
+
+
+def test_augmentation_never_changes_a_length_where_digits_are_joined(released: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "set"
+    folder.mkdir()
+    (folder / "a.png").write_bytes(picture(56, 56))
+    rows = [
+        {
+            "id": str(at),
+            "images": ["a.png"],
+            "boxes": [{"image": 0, "box": [10 + at, 12, 40, 30 + at]}],
+            "conversations": [
+                {"role": "user", "content": "<image>What?"},
+                {"role": "assistant", "content": "dogs <box:0>"},
+            ],
+        }
+        for at in range(8)
+    ]
+    home = Home(tmp_path / "home")
+    home.register("mine", write_jsonl(folder, rows))
+    lengths: dict[str, int] = {}
+    seen: set[tuple[str, bytes]] = set()
+    for augment in (None, {"crop": {"minAreaPercent": 30}, "mirror": {}}):
+        tokenizer = wanted(released)
+        spec = make_spec(["mine"], sequence_tokens=128, packs_per_step=1, augment=augment, tokenizer=tokenizer)
+        home.process(spec)
+        source = hub.open_source(home.objects, spec)
+        for step in range(1, 9):
+            batch = source.packs(step, first=0, count=1)
+            bounds, tokens = np.asarray(batch.document_offsets), np.asarray(batch.tokens_T)
+            for name, start, stop in zip(batch.sample_ids, bounds, bounds[1:], strict=False):
+                assert lengths.setdefault(name, stop - start) == stop - start
+                seen.add((name, tokens[start:stop].tobytes()))
+        assert open_token_ids(home.objects, spec, job="") == source.token_ids
+    assert len(seen) > len(rows), "some boxes moved"
+
+
+def changed(**fields: Any) -> dict[str, Any]:
+    return {**CHATML, **fields}
+
+
+@pytest.mark.parametrize(
+    ("template", "message", "field"),
+    [
+        (changed(image="<|no|>"), "names a special token that the tokenizer lacks: '<|no|>'", "template.image"),
+        (changed(imageBefore="<|begin|>"), "lacks: '<|begin|>'", "template.imageBefore"),
+        (changed(pad="pad"), "lacks: 'pad'", "template.pad"),
+        (changed(user={"before": "<|user|>"}), "lacks: '<|user|>'", "template.user.before"),
+        (changed(assistant={"before": "x", "after": "\n"}), "does not end an answer", "template.assistant.after"),
+        (changed(opening="<|image_pad|>"), "has its image token '<|image_pad|>' in another text", "template.image"),
+    ],
+)
+def test_a_template_that_does_not_fit_is_refused(
+    released: Path, template: Mapping[str, Any], message: str, field: str
+) -> None:
+    with pytest.raises(InvalidConfigError) as error:
+        read_released(part(released, template), embedded=500)
+    assert message in error.value.message
+    assert error.value.field == f"spec.data.tokenizer.{field}"
+
+
+def test_a_file_that_does_not_fit_is_refused(released: Path, tmp_path: Path) -> None:
+    def refused(content: bytes | None, message: str, *, embedded: int = 500) -> None:
+        folder = tmp_path / "folder"
+        folder.mkdir(exist_ok=True)
+        (folder / "tokenizer.json").unlink(missing_ok=True)
+        if content is not None:
+            (folder / "tokenizer.json").write_bytes(content)
+        with pytest.raises(InvalidConfigError, match=message) as error:
+            read_released(part(folder), embedded=embedded)
+        assert error.value.field == "spec.data.tokenizer.location"
+
+    whole = (released / "tokenizer.json").read_bytes()
+    refused(None, "there is no tokenizer.json in file:///")
+    refused(whole[:-10], "is no tokenizer of Hugging Face's")
+    refused(b"[]", "is no tokenizer of Hugging Face's")
+    refused(whole, "has ids up to 320, the model embeds 300 tokens", embedded=300)
+    pieces = json.loads(Tokenizer(WordPiece({"[UNK]": 0}, unk_token="[UNK]")).to_str())
+    refused(json.dumps(pieces).encode(), "its model is WordPiece")
+    lacking = json.loads(whole)
+    del lacking["model"]["vocab"]["a"]
+    refused(json.dumps(lacking).encode(), "lacks 1 of 256 bytes")
+    damaged = json.loads(whole)
+    damaged["model"]["merges"] = [["a", "never"]]
+    refused(json.dumps(damaged).encode(), "tokenizer can't be read")
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "message"),
+    [
+        ({"location": "file:///x"}, "location has no template"),
+        ({"template": CHATML}, "template needs the tokenizer"),
+    ],
+)
+def test_half_of_it_is_refused_in_the_spec(tokenizer: Mapping[str, Any], message: str) -> None:
+    with pytest.raises(InvalidConfigError, match=message):
+        make_spec(["mine"], tokenizer=tokenizer)

@@ -148,7 +148,7 @@ def check_weights(job: TrainingJob) -> None:
 
 
 def check_tokenizer(job: TrainingJob) -> None:
-    """Refuse a tokenizer that is missing, or does not fit its template or the model.
+    """Refuse a released tokenizer that is missing, or does not fit its template or the model.
 
     Raises:
         InvalidConfigError: Naming the first rule that is broken.
@@ -158,7 +158,7 @@ def check_tokenizer(job: TrainingJob) -> None:
         return
     from polyreme_datahub.released_tokenizer import read_released
 
-    read_released(job.spec.data.tokenizer, embedded=shape_of(job.spec).decoder.vocabulary)
+    read_released(job.spec.data.tokenizer.location, embedded=shape_of(job.spec).decoder.vocabulary)
 
 
 def check_objects(home: Home) -> None:

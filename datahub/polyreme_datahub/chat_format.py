@@ -5,14 +5,49 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated
+
+from pydantic import Field
 
 from polyreme_api.errors import InvalidConfigError
+from polyreme_api.fields import Part
 
+TEMPLATE_FILE = "polyreme-template.json"
+FIELD = "spec.data.tokenizer.location"
 ROLES = ("system", "user", "assistant")
-FIELD = "spec.data.tokenizer.template"
 _NAMED = re.compile(r"<[^<>\s]+>")
 """What looks like a special token."""
+_Text = Annotated[str, Field(max_length=1024)]
+_Token = Annotated[str, Field(min_length=1, max_length=128)]
+
+
+class TurnText(Part):
+    """What is written around the text of a turn."""
+
+    before: _Text = ""
+    after: _Text = ""
+    """Of an answer it begins with the special token that ends the answer."""
+
+
+class ChatTemplate(Part):
+    """How a conversation becomes tokens of a released tokenizer.
+
+    Special tokens count as such in these texts, and never in the text of a dataset.
+    """
+
+    opening: _Text = ""
+    """Before every conversation."""
+    default_system: _Text = ""
+    """Before the first turn, where that is no system turn."""
+    system: TurnText
+    user: TurnText
+    assistant: TurnText
+    image_before: _Text = ""
+    image: _Token
+    """The special token of a part of an image, written once for each part."""
+    image_after: _Text = ""
+    pad: _Token | None = None
+    """The special token that fills packs; none: the one that ends an answer."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +71,12 @@ class ChatFormat:
 
 
 def format_of_template(
-    template: Mapping[str, Any], *, encode: Callable[[str], list[int]], specials: Mapping[str, int]
+    template: ChatTemplate, *, encode: Callable[[str], list[int]], specials: Mapping[str, int]
 ) -> ChatFormat:
     """Build the format of a template.
 
     Args:
-        template: ``data.tokenizer.template``.
+        template: Of a released tokenizer.
         encode: Encodes text in which special tokens count as such.
         specials: Special tokens of the tokenizer, with their ids.
 
@@ -52,7 +87,7 @@ def format_of_template(
     def special(name: str, token: str) -> int:
         found = specials.get(token)
         if found is None:
-            raise _lacks(name, token)
+            raise _refused(name, token, 'a special token of tokenizer.json: in its added_tokens, with "special": true')
         return found
 
     def tokens(name: str, text: str) -> tuple[int, ...]:
@@ -60,33 +95,32 @@ def format_of_template(
             special(name, token)
         return tuple(encode(text))
 
-    before = {role: tokens(f"{role}.before", template[role]["before"]) for role in ROLES}
-    after = {role: tokens(f"{role}.after", template[role]["after"]) for role in ROLES}
+    turns = {role: getattr(template, role) for role in ROLES}
+    before = {role: tokens(f"{role}.before", turn.before) for role, turn in turns.items()}
+    after = {role: tokens(f"{role}.after", turn.after) for role, turn in turns.items()}
     if not after["assistant"] or after["assistant"][0] not in specials.values():
-        raise InvalidConfigError(
-            f"template does not end an answer: its assistant.after is {template['assistant']['after']!r}, expected a "
-            "text that begins with a special token of the tokenizer",
-            field=f"{FIELD}.assistant.after",
-        )
+        rule = "a text that begins with the special token that ends an answer"
+        raise _refused("assistant.after", template.assistant.after, rule)
     end = after["assistant"][0]
-    names = ("opening", "default_system", "image_before", "image_after")
-    around = {name: tokens(name, template[name]) for name in names}
-    media = special("image", template["image"])
-    texts = [*before.values(), *after.values(), *around.values()]
-    if any(media in text for text in texts):
-        raise InvalidConfigError(
-            f"template has its image token {template['image']!r} in another text, expected in images only",
-            field=f"{FIELD}.image",
-        )
-    pad = end if template["pad"] is None else special("pad", template["pad"])
-    return ChatFormat(before=before, after=after, end=end, pad=pad, media=media, **around)
+    media = special("image", template.image)
+    form = ChatFormat(
+        before=before,
+        after=after,
+        end=end,
+        pad=end if template.pad is None else special("pad", template.pad),
+        media=media,
+        opening=tokens("opening", template.opening),
+        default_system=tokens("defaultSystem", template.default_system),
+        image_before=tokens("imageBefore", template.image_before),
+        image_after=tokens("imageAfter", template.image_after),
+    )
+    around = (form.opening, form.default_system, form.image_before, form.image_after)
+    if any(media in text for text in (*before.values(), *after.values(), *around)):
+        raise _refused("image", template.image, "a token that no other text of the template has")
+    return form
 
 
-def _lacks(name: str, token: str) -> InvalidConfigError:
-    head, *rest = name.split("_")
-    field = head + "".join(map(str.capitalize, rest))
+def _refused(name: str, seen: str, rule: str) -> InvalidConfigError:
     return InvalidConfigError(
-        f"template names a special token that the tokenizer lacks: {token!r}; its tokenizer.json lists them under "
-        'added_tokens with "special": true',
-        field=f"{FIELD}.{field}",
+        f"chat template is refused: {name} of {TEMPLATE_FILE} is {seen!r}, expected {rule}", field=FIELD
     )

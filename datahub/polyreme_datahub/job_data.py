@@ -16,7 +16,7 @@ def plan_data(spec: TrainingJobSpec) -> dict[str, object]:
     """Return it as a JSON-able value."""
     shape = shape_of(spec).vision
     tokens = longest_pack(spec)
-    released = {} if spec.data.tokenizer.location is None else {"tokenizer": spec.data.tokenizer.model_dump()}
+    released = {} if spec.data.tokenizer.location is None else {"tokenizer": spec.data.tokenizer.location}
     longest = {"longest_tokens": tokens} if tokens != spec.data.sequence_tokens else {}
     return {
         "sources": [source.dataset for source in spec.data.sources],

@@ -282,12 +282,13 @@ class Processing:
 
     def _released(self, spec: TrainingJobSpec, plan: str) -> tuple[str, bytes] | None:
         """Return the released tokenizer of a job: as it was when its plan was made, else as it is now."""
-        if spec.data.tokenizer.location is None:
+        location = spec.data.tokenizer.location
+        if location is None:
             return None
         before = self._plan_before(plan).get("tokenizer") if plan else None
         if before is not None and (kept := self._stored(str(before))) is not None:
             return str(before), kept
-        data = read_released(spec.data.tokenizer, embedded=shape_of(spec).decoder.vocabulary)
+        data = read_released(location, embedded=shape_of(spec).decoder.vocabulary)
         digest = self._lakehouse.put_blob(data)
         drop_notes(self._store, digest)
         return digest, data

@@ -1,4 +1,4 @@
-"""Reads the tokenizer of released weights: ``tokenizer.json`` in a folder or a bucket, checked before data is made."""
+"""Reads the tokenizer of released weights, and its chat template, from a folder or a bucket, and checks both."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from polyreme_api.errors import InvalidConfigError
-from polyreme_api.job.data import Tokenizer
+from polyreme_api.load import parse_object
 from polyreme_api.store import ObjectNotFoundError
+from polyreme_datahub.chat_format import FIELD, TEMPLATE_FILE, ChatTemplate
 from polyreme_datahub.loader.text import byte_characters
 from polyreme_datahub.locations import local_root, masked
 from polyreme_datahub.objects import open_store
@@ -17,33 +18,24 @@ from polyreme_datahub.tokens import TextTokenizer
 
 FILE = "tokenizer.json"
 FILE_BYTES_MAX = 128 * 2**20
-FIELD = "spec.data.tokenizer.location"
 
 
-def read_released(tokenizer: Tokenizer, *, embedded: int) -> bytes:
+def read_released(location: str, *, embedded: int) -> bytes:
     """Return a released tokenizer as it is stored (``tokenizer_file``).
 
     Args:
-        tokenizer: With a location and a template.
+        location: ``data.tokenizer.location``.
         embedded: Tokens that the model embeds.
 
     Raises:
-        InvalidConfigError: If there is no such file, it is no byte-level BPE, or it does not fit template or model.
+        InvalidConfigError: If a file is missing, it is no byte-level BPE, or it does not fit template or model.
         StoreFailedError: If a bucket can't be reached.
     """
-    assert tokenizer.location is not None, "a spec has both or none"
-    assert tokenizer.template is not None, "a spec has both or none"
-    place = masked(tokenizer.location)
-    data = _read(tokenizer.location)
-    if data is None:
-        raise InvalidConfigError(f"no tokenizer: there is no {FILE} in {place}; copy it there", field=FIELD)
-    if len(data) > FILE_BYTES_MAX:
-        raise InvalidConfigError(
-            f"tokenizer is too large: {FILE} in {place} has more than {FILE_BYTES_MAX} bytes", field=FIELD
-        )
+    place = masked(location)
+    data, template = _read(location, FILE), _parse_template(_read(location, TEMPLATE_FILE), place)
     _check_kind(data, place)
     try:
-        stored = with_template(data, tokenizer.template.model_dump())
+        stored = with_template(data, template.model_dump(by_alias=True))
         opened = TextTokenizer(stored)
     except InvalidConfigError:
         raise
@@ -58,21 +50,32 @@ def read_released(tokenizer: Tokenizer, *, embedded: int) -> bytes:
     return stored
 
 
-def _read(location: str) -> bytes | None:
-    if urlsplit(location).scheme == "s3":
-        try:
-            return open_store(location).get(FILE)
-        except ObjectNotFoundError:
-            return None
+def _read(location: str, name: str) -> bytes:
+    place = masked(location)
     try:
-        with (local_root(location) / FILE).open("rb") as file:
-            return file.read(FILE_BYTES_MAX + 1)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+        if urlsplit(location).scheme == "s3":
+            data = open_store(location).get(name)
+        else:
+            with (local_root(location) / name).open("rb") as file:
+                data = file.read(FILE_BYTES_MAX + 1)
+    except (ObjectNotFoundError, FileNotFoundError, NotADirectoryError) as error:
+        raise InvalidConfigError(f"tokenizer is not whole: there is no {name} in {place}", field=FIELD) from error
     except OSError as error:
+        raise InvalidConfigError(f"tokenizer can't be read: {error.filename}: {error.strerror}", field=FIELD) from error
+    if len(data) > FILE_BYTES_MAX:
         raise InvalidConfigError(
-            f"tokenizer can't be read: {error.filename}: {error.strerror}; give this user the right to read it",
-            field=FIELD,
+            f"tokenizer is too large: {name} in {place} has more than {FILE_BYTES_MAX} bytes", field=FIELD
+        )
+    return data
+
+
+def _parse_template(data: bytes, place: str) -> ChatTemplate:
+    try:
+        return parse_object(json.loads(data), ChatTemplate)
+    except (InvalidConfigError, ValueError) as error:
+        why = error.message if isinstance(error, InvalidConfigError) else f"it is no JSON: {error}"
+        raise InvalidConfigError(
+            f"chat template can't be read: {TEMPLATE_FILE} in {place}: {why}", field=FIELD
         ) from error
 
 

@@ -21,7 +21,7 @@ def with_template(tokenizer: bytes, template: Mapping[str, Any]) -> bytes:
 
     Args:
         tokenizer: Content of its ``tokenizer.json``.
-        template: The job's ``data.tokenizer.template``.
+        template: Content of its ``polyreme-template.json``.
     """
     return canonical_json({"format": FORMAT, "template": dict(template), "tokenizer": tokenizer.decode()})
 

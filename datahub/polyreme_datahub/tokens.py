@@ -16,7 +16,7 @@ from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Split
 from tokenizers.pre_tokenizers import Sequence as PreTokenizers
 from tokenizers.trainers import BpeTrainer
 
-from polyreme_datahub.chat_format import ChatFormat, format_of_template
+from polyreme_datahub.chat_format import ChatFormat, ChatTemplate, format_of_template
 from polyreme_datahub.errors import IndexDamagedError
 from polyreme_datahub.tokenizer_file import split_template
 
@@ -128,4 +128,5 @@ class TextTokenizer:
     def _format_of(self, template: Mapping[str, Any]) -> ChatFormat:
         added = self._tokenizer.get_added_tokens_decoder()
         specials = {str(token.content): int(number) for number, token in added.items() if token.special}
-        return format_of_template(template, encode=lambda text: list(self._ids(text)), specials=specials)
+        parsed = ChatTemplate.model_validate(template)
+        return format_of_template(parsed, encode=lambda text: list(self._ids(text)), specials=specials)

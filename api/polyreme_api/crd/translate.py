@@ -161,7 +161,11 @@ def freeze(schema: Schema, *, mutable: frozenset[str], path: str = "") -> None:
             freeze(inner, mutable=mutable, path=f"{place}.")
         elif place not in mutable:
             spoken = " from {oldSelf} to {self}" if _is_scalar(inner) else ""
-            _add_rule(inner, Rule(rule="self == oldSelf", words=_frozen_words(place, spoken)).to_object())
+            written = Rule(rule="self == oldSelf", words=_frozen_words(place, spoken)).to_object()
+            if spoken:
+                # The expression can't fail, and the definition is applied whole: its size has a bound.
+                del written["message"]
+            _add_rule(inner, written)
     optional = [name for name in schema["properties"] if not _is_always_there(name, schema)]
     if optional:
         _add_rule(schema, _kept_presence(schema, optional, path))

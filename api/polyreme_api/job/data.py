@@ -9,8 +9,6 @@ from polyreme_api.fields import STEPS_MAX, DatasetReference, Name, Part, Probabi
 Weight = Annotated[int, Field(ge=0, le=65_536)]
 PackTokens = Annotated[int, Field(ge=16, le=1_048_576)]
 ColorPercent = Annotated[int, Field(ge=0, le=90)]
-TemplateText = Annotated[str, Field(max_length=1024)]
-Token = Annotated[str, Field(min_length=1, max_length=128)]
 
 
 class Crop(Part):
@@ -95,52 +93,14 @@ class MixtureChange(Part):
     """Weights by source."""
 
 
-class TurnText(Part):
-    """What is written around the text of a turn."""
-
-    before: TemplateText = ""
-    """Before it."""
-    after: TemplateText = ""
-    """After it; for an answer it begins with the special token that ends the answer."""
-
-
-class ChatTemplate(Part):
-    """How a conversation becomes tokens, for a tokenizer that the job does not train.
-
-    Special tokens count as such in these texts, and never in the text of a dataset. Only answers are learned, each
-    with the one token that ends it.
-    """
-
-    opening: TemplateText = ""
-    """Before every conversation."""
-    default_system: TemplateText = ""
-    """Before the first turn, where that is no system turn."""
-    system: TurnText
-    """Around a system turn."""
-    user: TurnText
-    """Around a user's turn."""
-    assistant: TurnText
-    """Around an answer."""
-    image_before: TemplateText = ""
-    """Before the tokens of an image."""
-    image: Token
-    """The special token of a part of an image, written once for each part."""
-    image_after: TemplateText = ""
-    """After the tokens of an image."""
-    pad: Token | None = None
-    """The special token that fills packs; none: the one that ends an answer."""
-
-
 class Tokenizer(Part):
     """Byte-level BPE: trained on the datasets' own text, or that of released weights."""
 
     vocabulary: Annotated[int, Field(ge=300, le=1_000_000)] = 512
     """Largest number of tokens of a tokenizer that is trained, including special tokens; at most the model's."""
     location: Url | None = None
-    """URL of a folder with a ``tokenizer.json`` of Hugging Face's, ``file://`` or ``s3://``, in place of training one.
-    A job reads it once, when its data is first processed; needs ``template``."""
-    template: ChatTemplate | None = None
-    """How a conversation becomes tokens of the tokenizer in ``location``."""
+    """URL of a folder with a ``tokenizer.json`` of Hugging Face's and a ``polyreme-template.json``, ``file://`` or
+    ``s3://``, in place of training one. A job reads it once, when its data is first processed."""
 
 
 class Data(Part):

@@ -71,7 +71,6 @@ class TrainingJobSpec(Scheduling):
     def _references(self) -> "TrainingJobSpec":
         if "data" in self.model_fields_set:
             check_sources(self.data)
-            check_tokenizer(self.data)
             check_stages(self.training, self.data)
         if self.evaluation is not None:
             check_held_out(self.evaluation, self.data)
@@ -145,21 +144,6 @@ def check_sources(data: Data) -> None:
                 )
         if not any(weight.weight for weight in change.weights):
             raise ValueError(f"data.schedule: every weight from step {change.from_step} on is 0; raise one")
-
-
-def check_tokenizer(data: Data) -> None:
-    """Refuse half of a tokenizer that is not trained.
-
-    Raises:
-        ValueError: Naming what is missing.
-    """
-    tokenizer = data.tokenizer
-    if tokenizer.location is not None and tokenizer.template is None:
-        raise ValueError(
-            "data.tokenizer: location has no template, which says how turns and images become tokens; add template"
-        )
-    if tokenizer.template is not None and tokenizer.location is None:
-        raise ValueError("data.tokenizer: template needs the tokenizer that has its tokens; add location")
 
 
 def check_stages(training: Training, data: Data) -> None:

@@ -18,7 +18,6 @@ from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast
 
 from polyreme_api.errors import InvalidConfigError, PolyremeError
-from polyreme_api.job.data import Tokenizer as TokenizerPart
 from polyreme_datahub import hub
 from polyreme_datahub.loader.open import open_token_ids, open_tokenizer
 from polyreme_datahub.loader.text import TokenText
@@ -87,16 +86,17 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def wanted(folder: Path, template: Mapping[str, Any] = CHATML) -> dict[str, Any]:
-    return {"location": f"file://{folder}", "template": template}
+def wanted(folder: Path, template: object = CHATML) -> dict[str, str]:
+    (folder / "polyreme-template.json").write_text(json.dumps(template))
+    return {"location": f"file://{folder}"}
 
 
-def part(folder: Path, template: Mapping[str, Any] = CHATML) -> TokenizerPart:
-    return TokenizerPart.model_validate(wanted(folder, template))
+def read(folder: Path, template: object = CHATML, *, embedded: int = 500) -> bytes:
+    return read_released(wanted(folder, template)["location"], embedded=embedded)
 
 
 def opened(folder: Path, template: Mapping[str, Any] = CHATML) -> TextTokenizer:
-    return TextTokenizer(read_released(part(folder, template), embedded=500))
+    return TextTokenizer(read(folder, template))
 
 
 @pytest.mark.parametrize(("template", "jinja"), [(CHATML, CHATML_JINJA), (MIDDLE, MIDDLE_JINJA)])
@@ -163,7 +163,7 @@ def test_a_job_trains_on_it_from_images_to_text(released: Path, tmp_path: Path) 
     assert file == (released / "tokenizer.json").read_bytes(), "what an export writes beside its weights"
     answers = TokenText(file).decode(targets[targets >= 0].tolist()).split("Two ")
     assert set(answers[1:]) == {"0 über", "1 über", "2 über"}
-    # The job keeps what it began with, whatever becomes of the folder; another template is other data.
+    # The job keeps what it began with, whatever becomes of the folder; for another job another template is other data.
     state = source.state(1)
     moved = released.rename(tmp_path / "moved")
     try:
@@ -174,8 +174,10 @@ def test_a_job_trains_on_it_from_images_to_text(released: Path, tmp_path: Path) 
     template = {**CHATML, "defaultSystem": ""}
     other = make_spec(["mine"], sequence_tokens=256, packs_per_step=1, tokenizer=wanted(released, template))
     home.process(other, job="one")
+    hub.open_source(home.objects, other, job="one").check_state(state)
+    home.process(other, job="another")
     with pytest.raises(PolyremeError, match="belongs to other data"):
-        hub.open_source(home.objects, other, job="one").check_state(state)
+        hub.open_source(home.objects, other, job="another").check_state(state)
 
 
 def test_augmentation_never_changes_a_length_where_digits_are_joined(released: Path, tmp_path: Path) -> None:
@@ -218,23 +220,27 @@ def changed(**fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("template", "message", "field"),
+    ("template", "message"),
     [
-        (changed(image="<|no|>"), "names a special token that the tokenizer lacks: '<|no|>'", "template.image"),
-        (changed(imageBefore="<|begin|>"), "lacks: '<|begin|>'", "template.imageBefore"),
-        (changed(pad="pad"), "lacks: 'pad'", "template.pad"),
-        (changed(user={"before": "<|user|>"}), "lacks: '<|user|>'", "template.user.before"),
-        (changed(assistant={"before": "x", "after": "\n"}), "does not end an answer", "template.assistant.after"),
-        (changed(opening="<|image_pad|>"), "has its image token '<|image_pad|>' in another text", "template.image"),
+        (changed(image="<|no|>"), "image of polyreme-template.json is '<|no|>', expected a special token"),
+        (changed(imageBefore="<|begin|>"), "imageBefore of polyreme-template.json is '<|begin|>'"),
+        (changed(pad="pad"), "pad of polyreme-template.json is 'pad'"),
+        (changed(user={"before": "<|user|>"}), "user.before of polyreme-template.json is '<|user|>'"),
+        (changed(assistant={"after": "x"}), "assistant.after of polyreme-template.json is 'x', expected a text that"),
+        (
+            changed(opening="<|image_pad|>"),
+            "image of polyreme-template.json is '<|image_pad|>', expected a token that no",
+        ),
+        (changed(sytem={}), "unknown field: sytem, did you mean 'system'?"),
+        ({"image": "<|image_pad|>"}, "field missing: system is required (and 2 more)"),
+        ([], "chat template can't be read"),
     ],
 )
-def test_a_template_that_does_not_fit_is_refused(
-    released: Path, template: Mapping[str, Any], message: str, field: str
-) -> None:
+def test_a_template_that_does_not_fit_is_refused(released: Path, template: object, message: str) -> None:
     with pytest.raises(InvalidConfigError) as error:
-        read_released(part(released, template), embedded=500)
+        read(released, template)
     assert message in error.value.message
-    assert error.value.field == f"spec.data.tokenizer.{field}"
+    assert error.value.field == "spec.data.tokenizer.location"
 
 
 def test_a_file_that_does_not_fit_is_refused(released: Path, tmp_path: Path) -> None:
@@ -245,7 +251,7 @@ def test_a_file_that_does_not_fit_is_refused(released: Path, tmp_path: Path) -> 
         if content is not None:
             (folder / "tokenizer.json").write_bytes(content)
         with pytest.raises(InvalidConfigError, match=message) as error:
-            read_released(part(folder), embedded=embedded)
+            read(folder, embedded=embedded)
         assert error.value.field == "spec.data.tokenizer.location"
 
     whole = (released / "tokenizer.json").read_bytes()
@@ -261,15 +267,7 @@ def test_a_file_that_does_not_fit_is_refused(released: Path, tmp_path: Path) -> 
     damaged = json.loads(whole)
     damaged["model"]["merges"] = [["a", "never"]]
     refused(json.dumps(damaged).encode(), "tokenizer can't be read")
-
-
-@pytest.mark.parametrize(
-    ("tokenizer", "message"),
-    [
-        ({"location": "file:///x"}, "location has no template"),
-        ({"template": CHATML}, "template needs the tokenizer"),
-    ],
-)
-def test_half_of_it_is_refused_in_the_spec(tokenizer: Mapping[str, Any], message: str) -> None:
-    with pytest.raises(InvalidConfigError, match=message):
-        make_spec(["mine"], tokenizer=tokenizer)
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "tokenizer.json").write_bytes(whole)
+    with pytest.raises(InvalidConfigError, match=r"there is no polyreme-template\.json"):
+        read_released(f"file://{tmp_path}/bare", embedded=500)

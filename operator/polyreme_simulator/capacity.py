@@ -50,6 +50,10 @@ class CapacityFacts:
         """Node, devices and time of binding of pods that are none of ours, by UID."""
         self._foreign_past: list[tuple[float, str, int]] = []
         """Until when such pods were there, where, and with how many devices."""
+        self._running: dict[str, tuple[str, str, int]] = {}
+        """Job, node and devices of our pods that run, by UID."""
+        self._ended: list[tuple[float, str, str, int]] = []
+        """Until when others of them ran, with the same."""
         self._strays: set[str] = set()
         """Pods, by UID, whose creation landed after the end of the admission under which it was sent."""
         self.changed_s = 0.0
@@ -61,6 +65,7 @@ class CapacityFacts:
         match record.kind:
             case "Pod" if owner_uid(record.manifest):
                 self._note_stray(change, world)
+                self._note_end(record.uid, record.manifest, deleted, world)
                 if not deleted:
                     self._pod_changed(record.manifest, world)
             case "Pod":
@@ -124,7 +129,10 @@ class CapacityFacts:
         return self.domains.holds(spec.get("topology") or {}, slots, wanted)
 
     def has_room(self, uid: str, *, without: Collection[str], world: ClusterView) -> bool:
-        """Tell whether a job's least size has room by all that may be known of nodes, were some jobs not there."""
+        """Tell whether a job's least size has room by all that may be known of nodes, were some jobs not there.
+
+        Pods that ended a moment ago may be known to run.
+        """
         job, since_s = self._observed.jobs[uid], self.known_since_s(world)
         topology, workers = job["spec"].get("topology") or {}, job["spec"]["workers"]
         taken = self.held_by_node(without={uid, *without})
@@ -133,6 +141,8 @@ class CapacityFacts:
             taken[node] += count
         for until_s, node, count in self._foreign_past:
             taken[node] += count if until_s >= since_s else 0
+        for until_s, of, node, count in self._ended:
+            taken[node] += count if until_s >= since_s and of not in {uid, *without} else 0
         usable = self._usable.intersection(*(names for until_s, names in self._usable_past if until_s >= since_s))
         devices, least = workers.get("devices", 1), workers.get("minReplicas") or workers["replicas"]
         rooms = {name: (world.nodes[name].devices - taken[name]) // devices for name in sorted(usable)}
@@ -183,6 +193,19 @@ class CapacityFacts:
     def _pod_changed(self, pod: Manifest, world: ClusterView) -> None:
         if pod["spec"].get("nodeName") and (pod.get("status") or {}).get("phase") == "Running":
             self._check_nodes(self._held(aside=self._strays)[0], world)
+
+    def _note_end(self, uid: str, pod: Manifest, deleted: bool, world: ClusterView) -> None:
+        """Remember for a while that a pod of ours ran until now."""
+        if not deleted and (pod.get("status") or {}).get("phase") == "Running":
+            self._running[uid] = (
+                pod["metadata"]["labels"][labels.LABEL_JOB_UID],
+                pod["spec"]["nodeName"],
+                devices_of(pod),
+            )
+        elif (ran := self._running.pop(uid, None)) is not None:
+            now_s = world.time_s()
+            self._ended = [entry for entry in self._ended if now_s - entry[0] < BLIND_S]
+            self._ended.append((now_s, *ran))
 
     def _note_stray(self, change: Change, world: ClusterView) -> None:
         """Remember a pod that comes when its job is admitted no longer, or is gone, while writes may be late.

@@ -270,6 +270,27 @@ def test_what_is_freed_may_be_taken_while_the_quota_for_both_may_still_be_known(
     assert scene.broken("what is made free for one goes to no lesser one") == broken
 
 
+@pytest.mark.parametrize(("ended_s", "broken"), [(0.1, False), (10.0, True)])
+def test_what_is_freed_may_be_taken_while_pods_that_kept_the_other_from_starting_may_be_known_to_run(
+    scene: Scene, ended_s: float, broken: bool
+) -> None:
+    for name in ("n0", "n1"):
+        scene.world.add_node(name, 2)
+    by = scene.job("by", workers={"replicas": 2, "devices": 2}, priority=6)
+    victim, lesser = scene.job("victim", workers=TWO_DEVICES), scene.job("lesser", workers=TWO_DEVICES, priority=5)
+    before = scene.job("before", workers=TWO_DEVICES, priority=7)
+    scene.admit(victim, "n1")
+    asked = {"by": by["metadata"]["uid"], "byName": "default/by", "requestedAt": scene.now(), "deadline": scene.now()}
+    scene.say(victim, preemption=asked, conditions={"Admitted": "!Suspended"})
+    scene.wait(10.0)
+    pod = scene.pod(before, nodeName="n0")
+    scene.runs(pod)
+    scene.world.store.change(ObjectRef.of(pod), {"status": {"phase": "Succeeded"}}, subresource="status")
+    scene.wait(ended_s)
+    scene.admit(lesser, "n1")
+    assert scene.broken("what is made free for one goes to no lesser one") == broken
+
+
 @pytest.mark.parametrize("ahead_s", [0, 45])
 @pytest.mark.parametrize(("waited_s", "broken"), [(5.0, True), (11.0, False)])
 def test_a_preempted_job_has_its_grace_by_whatever_clock_it_was_granted(

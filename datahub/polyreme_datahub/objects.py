@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import math
 import os
 import re
 import threading
@@ -40,10 +41,6 @@ ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT")
 """Variables that name a bucket's server."""
 REQUEST_TRIES_MAX = 3
 """Tries of one request to a bucket's server before a try of ours has failed."""
-REQUEST_RETRIES_S = 30
-"""Longest time over which one request is tried again."""
-REQUEST_S_MAX = 300
-"""Longest time of one request: a range of 64 MiB over a slow line."""
 CONNECT_S_MAX = 10
 JOINED_BYTES_MAX = 5 << 20
 """Parts of at most so many bytes together go to a bucket in one request: it takes more in pieces of this size."""
@@ -55,8 +52,43 @@ _CODE = re.compile(r"<Code>(\w+)</Code>")
 _Result = TypeVar("_Result")
 
 
-def open_store(url: str, *, sleep: Sleep = time.sleep) -> ObjectStore:  # noqa: TID251 - the shell's default
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long a bucket's server is waited for."""
+
+    request_s: float
+    """Longest time of one request."""
+    retries_s: float
+    """Longest time after which the client begins it again."""
+    tries_s: float
+    """Longest time after which we begin another try."""
+
+    @property
+    def worst_s(self) -> float:
+        """Longest time until the caller has an answer or an error."""
+        return self.tries_s + self.retries_s + self.request_s
+
+
+WHOLE_OBJECTS = Patience(request_s=300, retries_s=30, tries_s=math.inf)
+"""For a range of 64 MiB over a slow line; the number of tries ends it."""
+SAMPLES = Patience(request_s=15, retries_s=15, tries_s=25)
+"""For what a rank waits for: samples, and pieces of 8 MiB of their shards."""
+
+
+def open_store(
+    url: str,
+    *,
+    sleep: Sleep = time.sleep,  # noqa: TID251 - the shell's default
+    steady_s: Callable[[], float] = time.monotonic,  # noqa: TID251 - the shell's default
+    patience: Patience = WHOLE_OBJECTS,
+) -> ObjectStore:
     """Open the store at ``url``: ``file:///absolute/folder`` or ``s3://bucket/prefix``.
+
+    Args:
+        url: The URL.
+        sleep: Waits between two tries.
+        steady_s: A clock that never jumps [s].
+        patience: How long a bucket's server is waited for.
 
     Raises:
         InvalidConfigError: If no store of this release has that scheme, or the URL holds credentials.
@@ -64,7 +96,7 @@ def open_store(url: str, *, sleep: Sleep = time.sleep) -> ObjectStore:  # noqa: 
     """
     if urlsplit(url).scheme == "s3":
         check_endpoints(os.environ)
-        return BucketStore(*bucket_of(url), sleep=sleep)
+        return BucketStore(*bucket_of(url), sleep=sleep, steady_s=steady_s, patience=patience)
     return LocalObjectStore(local_root(url), sleep=sleep)
 
 
@@ -115,10 +147,18 @@ def bucket_of(url: str) -> tuple[str, str]:
 class BucketStore:
     """Objects in an S3 bucket, under a prefix."""
 
-    def __init__(self, bucket: str, prefix: str, *, sleep: Sleep) -> None:
+    def __init__(
+        self,
+        bucket: str,
+        prefix: str,
+        *,
+        sleep: Sleep,
+        steady_s: Callable[[], float],
+        patience: Patience = WHOLE_OBJECTS,
+    ) -> None:
         self._where = f"s3://{bucket}/{prefix}"
         self._bucket, self._prefix = bucket, prefix
-        self._sleep = sleep
+        self._sleep, self._steady_s, self._patience = sleep, steady_s, patience
         self._opened: tuple[int, S3Store] | None = None
         self._lock = threading.Lock()
 
@@ -241,18 +281,19 @@ class BucketStore:
             prefix=self._prefix or None,
             client_options={
                 "allow_http": True,  # only where AWS_ENDPOINT_URL says http
-                "timeout": datetime.timedelta(seconds=REQUEST_S_MAX),
-                "connect_timeout": datetime.timedelta(seconds=CONNECT_S_MAX),
+                "timeout": datetime.timedelta(seconds=self._patience.request_s),
+                "connect_timeout": datetime.timedelta(seconds=min(CONNECT_S_MAX, self._patience.request_s)),
             },
             retry_config={
                 "max_retries": REQUEST_TRIES_MAX - 1,
-                "retry_timeout": datetime.timedelta(seconds=REQUEST_RETRIES_S),
+                "retry_timeout": datetime.timedelta(seconds=self._patience.retries_s),
             },
         )
 
     def _try(self, key: str, call: Callable[[], _Result]) -> _Result:
         from obstore import exceptions
 
+        began_s = self._steady_s()
         for tried in range(1, TRIES_MAX + 1):
             try:
                 return call()
@@ -264,8 +305,9 @@ class BucketStore:
                     raise _BehindTheEndError from error
                 if isinstance(error, FileNotFoundError | exceptions.NotFoundError) and not failure.final:
                     raise ObjectNotFoundError(f"no object at {key} under {self._where}") from error
-                if failure.final or tried == TRIES_MAX:
-                    tries = "" if failure.final else f" after {tried} tries"
+                spent_s = self._steady_s() - began_s
+                if failure.final or tried == TRIES_MAX or spent_s >= self._patience.tries_s:
+                    tries = "" if failure.final else f" after {tried} tries in {spent_s:.0f} s"
                     raise StoreFailedError(
                         f"object store {self._where} failed at {key or 'its listing'}{tries}: {failure.reason}",
                         field=failure.field,

@@ -1,4 +1,4 @@
-"""A proxy between clients and a server that cuts connections, or answers 503 for a while, when it is told to."""
+"""A proxy between clients and a server that cuts connections, answers 503, or nothing at all, when it is told to."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ class CutProxy:
         self._lock = threading.Lock()
         self.refusing = False
         """Answer 503 to every request of a new connection."""
+        self.silent = False
+        """Take what a new connection sends, and never answer."""
         self.cuts = self.refusals = 0
 
     def __enter__(self) -> Self:
@@ -58,6 +60,9 @@ class CutProxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
+            if self.silent:
+                threading.Thread(target=self._swallow, args=(client,), daemon=True).start()
+                continue
             if self.refusing:
                 threading.Thread(target=self._refuse, args=(client,), daemon=True).start()
                 continue
@@ -71,6 +76,15 @@ class CutProxy:
             with self._lock:
                 self._open |= {client, server}
             threading.Thread(target=self._pass, args=(client, server), daemon=True).start()
+
+    def _swallow(self, client: socket.socket) -> None:
+        with self._lock:
+            self._open.add(client)
+        with contextlib.suppress(OSError), client:
+            while client.recv(READ_BYTES):
+                pass
+        with self._lock:
+            self._open.discard(client)
 
     def _refuse(self, client: socket.socket) -> None:
         with contextlib.suppress(OSError), client:

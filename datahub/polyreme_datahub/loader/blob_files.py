@@ -31,7 +31,7 @@ from polyreme_datahub.digests import blob_key
 from polyreme_datahub.errors import IndexDamagedError
 from polyreme_datahub.loader.background_fetches import BackgroundFetches, NoRoomError, process_lives
 from polyreme_datahub.locations import local_root
-from polyreme_datahub.objects import open_store
+from polyreme_datahub.objects import SAMPLES, open_store
 
 BYTES_MAX = 64 * 2**30
 """Size of the folder of copies, unless the environment says otherwise."""
@@ -365,7 +365,7 @@ def blob_files(url: str, environment: Mapping[str, str] | None = None) -> BlobFi
         raise InvalidConfigError(
             f"{CACHE_BYTES} is {limit!r}, expected a whole number of bytes", field=f"the variable {CACHE_BYTES}"
         )
-    return CopiedBlobs(open_store(url), folder, bytes_max=int(limit))
+    return CopiedBlobs(open_store(url, patience=SAMPLES), folder, bytes_max=int(limit))
 
 
 def read_blob(store: ObjectStore, digest: str) -> bytes:

@@ -30,7 +30,7 @@ from polyreme_datahub.loader.evaluation import HeldOutSource
 from polyreme_datahub.loader.order import ORDER_VERSION, WINDOW_PACKS, OrderPlan, Segment
 from polyreme_datahub.loader.shards import MappedIndex
 from polyreme_datahub.loader.source import Balance, PackedSource
-from polyreme_datahub.objects import open_store
+from polyreme_datahub.objects import SAMPLES, open_store
 from polyreme_datahub.operations.values import Blob
 from polyreme_datahub.tokenizer_file import tokenizer_json
 from polyreme_planner.curriculum import mixture_changes, packs_of_stages
@@ -63,7 +63,7 @@ def open_packs(
         split: How the trainer splits a step, for ``spec.data.packs_by: Cost``; None: packs keep the order's numbers.
     """
     threads = decode_threads(os.environ, processes=processes)
-    store, blobs = open_store(objects_url), blob_files(objects_url)
+    store, blobs = open_store(objects_url, patience=SAMPLES), blob_files(objects_url)
     plan = _plan(store, spec, job, wait_s=wait_s, sleep=sleep)
     names = tuple(source.name for source in spec.data.sources)
     digests = [plan["manifests"][source.dataset] for source in spec.data.sources]
@@ -108,7 +108,7 @@ def open_held_out(
     """Open the held-out data; see ``polyreme_datahub.hub.open_evaluation``."""
     if spec.evaluation is None:
         return None
-    store, blobs = open_store(objects_url), blob_files(objects_url)
+    store, blobs = open_store(objects_url, patience=SAMPLES), blob_files(objects_url)
     plan = _plan(store, spec, job, wait_s=wait_s, sleep=sleep)
     sets = spec.evaluation.sets
     tokenizer = Blob(_tokenizer(store, blobs, plan["tokenizer"]), digest=plan["tokenizer"])
@@ -125,14 +125,14 @@ def open_held_out(
 
 def open_tokenizer(objects_url: str, spec: TrainingJobSpec, *, job: str) -> bytes:
     """Return the ``tokenizer.json`` that a processed job's data was made with; waits for nothing."""
-    store = open_store(objects_url)
+    store = open_store(objects_url, patience=SAMPLES)
     plan = _plan(store, spec, job, wait_s=0.0, sleep=sleep_really)
     return tokenizer_json(_tokenizer(store, blob_files(objects_url), plan["tokenizer"]))
 
 
 def open_token_ids(objects_url: str, spec: TrainingJobSpec, *, job: str) -> TokenIds:
     """Return the special tokens of a processed job's data; reads a manifest, and no samples."""
-    store = open_store(objects_url)
+    store = open_store(objects_url, patience=SAMPLES)
     plan = _plan(store, spec, job, wait_s=0.0, sleep=sleep_really)
     manifest = read_blob(store, plan["manifests"][spec.data.sources[0].dataset])
     return TokenIds(**special_tokens(manifest))

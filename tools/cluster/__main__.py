@@ -48,8 +48,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tools.cluster", description=__doc__)
+    parser.add_argument("--folder", type=Path, default=FOLDER)
     shared = argparse.ArgumentParser(add_help=False)
-    shared.add_argument("--folder", type=Path, default=FOLDER)
+    # Before the command or after it; the command's own default would replace what was given before it.
+    shared.add_argument("--folder", type=Path, default=argparse.SUPPRESS)
     commands = parser.add_subparsers(dest="command", required=True)
     start = commands.add_parser("up", parents=[shared])
     start.add_argument("--nodes", type=int, default=0, help="Nodes that run pods in containers.")

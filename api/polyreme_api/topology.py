@@ -38,9 +38,18 @@ class Spares(Part):
 
     level: Name
     """Level, such as ``rack``: each of its domains keeps spares of its own."""
-    nodes: Annotated[int, Field(ge=1, le=SPARES_MAX)]
+    nodes: Annotated[int, Field(ge=1, le=SPARES_MAX)] | None = None
     """Nodes that each domain keeps. Workers that leave a lost or faulty node are placed there; a gang that must be
     placed as a whole is not."""
+    percent: Annotated[int, Field(ge=1, le=50)] | None = None
+    """Share of its nodes that each domain keeps, rounded up, in place of ``nodes``."""
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> "Spares":
+        if (self.nodes is None) == (self.percent is None):
+            seen = "neither" if self.nodes is None else f"nodes {self.nodes} and percent {self.percent}"
+            raise ValueError(f"spares of level {self.level} need nodes or percent, seen {seen}; set one of them")
+        return self
 
 
 class ClusterTopologySpec(Part):

@@ -218,6 +218,16 @@ RULED: list[Case] = [
     ),
     (
         "ClusterTopology",
+        {"spec.spares": {"level": "rack"}},
+        ("spec.spares:", "spares of level rack need nodes or percent", "set one of them"),
+    ),
+    (
+        "ClusterTopology",
+        {"spec.spares": {"level": "rack", "nodes": 1, "percent": 10}},
+        ("spec.spares:", "spares of level rack need nodes or percent", "set one of them"),
+    ),
+    (
+        "ClusterTopology",
         {"spec.spares": {"level": "block", "nodes": 1}},
         ("spec:", "spares.level block is no level, the levels are", "name one of them"),
     ),

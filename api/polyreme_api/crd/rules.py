@@ -308,6 +308,13 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
             plain="the host is always below the last level; drop the level of the host",
         ),
     ),
+    "Spares": (
+        Rule(
+            rule="has(self.nodes) != has(self.percent)",
+            words="spares of level {self.level} need nodes or percent, and not both; set one of them",
+            plain="spares need nodes or percent, and not both; set one of them",
+        ),
+    ),
     "ClusterTopologySpec": (
         Rule(
             rule="self.levels.all(a, self.levels.exists_one(b, b.name == a.name))",

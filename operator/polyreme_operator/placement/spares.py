@@ -4,7 +4,7 @@ They are chosen again in each scheduling cycle, idle nodes first: a spare that a
 node, and a domain without one keeps the next node whose worker leaves. A node is no spare while it is out of service,
 in probation, or without devices.
 
-Shape suffixes: N nodes, K candidates.
+Shape suffixes: N nodes, K candidates, D domains.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ def spares_N(inventory: Inventory, spares: SparesView, *, reserved_N: BoolArray 
     order_K = np.lexsort((-row_K, inventory.busy_N[row_K] > 0, reserved_K, domain_K))
     sorted_K = domain_K[order_K]
     place_K = np.arange(len(sorted_K)) - np.searchsorted(sorted_K, sorted_K)
-    found_N[row_K[order_K[place_K < spares.nodes]]] = True
+    # A share is one of all nodes of the domain, whatever state they are in: it does not shrink while nodes fail.
+    size_D = np.bincount(domain_N[domain_N >= 0], minlength=1)
+    kept_D = np.maximum(spares.nodes, -(-size_D * spares.percent // 100))
+    found_N[row_K[order_K[place_K < kept_D[sorted_K]]]] = True
     return found_N
 
 

@@ -51,7 +51,9 @@ class SparesView:
     """Nodes that each domain of a level keeps for repairs."""
 
     level: str
-    nodes: int
+    nodes: int = 0
+    percent: int = 0
+    """Share of a domain's nodes, rounded up, where ``nodes`` is 0."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -88,7 +88,10 @@ def parse_topology(manifest: Manifest) -> TopologyView | None:
 
 
 def _spares(given: Mapping[str, Any] | None) -> SparesView | None:
-    return None if given is None else SparesView(level=given["level"], nodes=_count(given["nodes"]) or 0)
+    if given is None:
+        return None
+    nodes, percent = (_count(given.get(name)) or 0 for name in ("nodes", "percent"))
+    return SparesView(level=given["level"], nodes=nodes, percent=percent)
 
 
 def parse_fault_policy(manifest: Manifest) -> PolicyView:

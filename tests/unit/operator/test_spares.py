@@ -36,6 +36,15 @@ def test_each_domain_keeps_its_last_idle_nodes_in_service() -> None:
     assert names(free, taints=probation, reserved="b0/r1/h02") == ["b0/r0/h01", "b0/r1/h01"]
 
 
+def test_a_share_is_one_of_all_nodes_of_the_domain_and_rounded_up() -> None:
+    free = grid(1, 2, 5)
+    assert names(free, SparesView(level="rack", percent=10)) == ["b0/r0/h04", "b0/r1/h04"]
+    assert names(free, SparesView(level="rack", percent=21)) == ["b0/r0/h03", "b0/r0/h04", "b0/r1/h03", "b0/r1/h04"]
+    assert names(free, SparesView(level="block", percent=20)) == ["b0/r1/h03", "b0/r1/h04"]
+    out = [f"b0/r0/h0{at}" for at in range(4)]
+    assert names(free, SparesView(level="rack", percent=40), out=out) == ["b0/r0/h04", "b0/r1/h03", "b0/r1/h04"]
+
+
 def test_a_new_gang_leaves_the_spare_and_says_so() -> None:
     for replicas, placed in ((1, True), (2, False)):
         seen = cluster_of(jobs=(job("j", replicas=replicas),), nodes=TWO_NODES, levels=RACKS, spares=ONE)

@@ -55,6 +55,16 @@ class PackedBatch:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerFile:
+    """A tokenizer as others read it."""
+
+    content: bytes
+    """``tokenizer.json``."""
+    chat_template: str
+    """Jinja, as transformers renders it, with one token for each image."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TokenIds:
     """Special tokens that model and decoding need."""
 

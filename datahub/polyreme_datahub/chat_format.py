@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Annotated
@@ -48,6 +49,17 @@ class ChatTemplate(Part):
     image_after: _Text = ""
     pad: _Token | None = None
     """The special token that fills packs; none: the one that ends an answer."""
+
+
+PAD, END, MEDIA = "<|pad|>", "<|end|>", "<|media|>"
+OWN_TEMPLATE = ChatTemplate(
+    system=TurnText(before="<|system|>"),
+    user=TurnText(before="<|user|>"),
+    assistant=TurnText(before="<|assistant|>", after=END),
+    image=MEDIA,
+    pad=PAD,
+)
+"""Of a tokenizer that a job trains: a token for each role, and one after each answer."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +130,31 @@ def format_of_template(
     if any(media in text for text in (*before.values(), *after.values(), *around)):
         raise _refused("image", template.image, "a token that no other text of the template has")
     return form
+
+
+def jinja_of(template: ChatTemplate) -> str:
+    """Write a template as transformers' chat templates are written, for those who serve the model."""
+    begin = _shown(template.opening)
+    if template.default_system:
+        begin += f"{{% if messages[0]['role'] != 'system' %}}{_shown(template.default_system)}{{% endif %}}"
+    image = _shown(template.image_before + template.image + template.image_after)
+    content = (
+        "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
+        f"{{% if part['type'] == 'text' %}}{{{{ part['text'] }}}}{{% else %}}{image}{{% endif %}}"
+        "{% endfor %}{% endif %}"
+    )
+    turns = [
+        f"{{% {word} message['role'] == '{role}' %}}{_shown(turn.before)}{content}{_shown(turn.after)}"
+        for word, role in zip(("if", "elif", "elif"), ROLES, strict=True)
+        for turn in [getattr(template, role)]
+    ]
+    answer = f"{{% if add_generation_prompt %}}{_shown(template.assistant.before)}{{% endif %}}"
+    return f"{begin}{{% for message in messages %}}{''.join(turns)}{{% endif %}}{{% endfor %}}{answer}"
+
+
+def _shown(text: str) -> str:
+    """Write a text as a Jinja expression."""
+    return f"{{{{ {json.dumps(text, ensure_ascii=False)} }}}}" if text else ""
 
 
 def _refused(name: str, seen: str, rule: str) -> InvalidConfigError:

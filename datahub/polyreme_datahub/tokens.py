@@ -7,7 +7,6 @@ A trained one has digits as tokens of their own and special tokens first. Specia
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from tokenizers import Regex, Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
@@ -16,13 +15,21 @@ from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Split
 from tokenizers.pre_tokenizers import Sequence as PreTokenizers
 from tokenizers.trainers import BpeTrainer
 
-from polyreme_datahub.chat_format import ChatFormat, ChatTemplate, format_of_template
+from polyreme_api.errors import InvalidConfigError
+from polyreme_datahub.chat_format import (
+    END,
+    MEDIA,
+    OWN_TEMPLATE,
+    PAD,
+    ROLES,
+    ChatFormat,
+    ChatTemplate,
+    format_of_template,
+)
 from polyreme_datahub.errors import IndexDamagedError
 from polyreme_datahub.tokenizer_file import split_template
 
-PAD, END, MEDIA = "<|pad|>", "<|end|>", "<|media|>"
-ROLE_TOKENS: Mapping[str, str] = {"system": "<|system|>", "user": "<|user|>", "assistant": "<|assistant|>"}
-SPECIALS = (PAD, END, MEDIA, *ROLE_TOKENS.values())
+SPECIALS = (PAD, END, MEDIA, *(getattr(OWN_TEMPLATE, role).before for role in ROLES))
 OPERATION, VERSION = "train-tokenizer", 1
 PHRASES_VOCABULARY_MAX = 4096
 """Up to this vocabulary merges cross spaces, so that a recurring question is one token; above, words are the bound."""
@@ -74,7 +81,7 @@ class TextTokenizer:
         self._tokenizer = Tokenizer.from_str(data.decode())
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self.format = self._own_format() if template is None else self._format_of(template)
+        self.format = self._own_format() if template is None else self._format_of(ChatTemplate.model_validate(template))
         # From here on: what looks like a special token in a text is text.
         self._tokenizer.encode_special_tokens = True
         self._known: dict[str, tuple[int, ...]] = {}
@@ -108,25 +115,12 @@ class TextTokenizer:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def _own_format(self) -> ChatFormat:
-        """Return the format of a trained tokenizer: a token a role, and one behind each answer."""
+        try:
+            return self._format_of(OWN_TEMPLATE)
+        except InvalidConfigError as error:
+            raise IndexDamagedError(f"tokenizer lacks a special token: {error.message}") from error
 
-        def number(token: str) -> int:
-            found = self._tokenizer.token_to_id(token)
-            if found is None:
-                raise IndexDamagedError(f"tokenizer lacks a special token: {token}")
-            return int(found)
-
-        end = number(END)
-        return ChatFormat(
-            before={role: (number(token),) for role, token in ROLE_TOKENS.items()},
-            after={role: (end,) if role == "assistant" else () for role in ROLE_TOKENS},
-            end=end,
-            pad=number(PAD),
-            media=number(MEDIA),
-        )
-
-    def _format_of(self, template: Mapping[str, Any]) -> ChatFormat:
+    def _format_of(self, template: ChatTemplate) -> ChatFormat:
         added = self._tokenizer.get_added_tokens_decoder()
         specials = {str(token.content): int(number) for number, token in added.items() if token.special}
-        parsed = ChatTemplate.model_validate(template)
-        return format_of_template(parsed, encode=lambda text: list(self._ids(text)), specials=specials)
+        return format_of_template(template, encode=lambda text: list(self._ids(text)), specials=specials)

@@ -79,6 +79,9 @@ def test_an_exported_checkpoint_is_the_runs_own_export_and_loads(
     tokenizer = AutoTokenizer.from_pretrained(folder)
     written = "Which digits, left to right?"
     assert tokenizer.decode(tokenizer(written)["input_ids"]) == written
+    turns = [{"role": "user", "content": written}]
+    asked = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    assert asked == f"<|user|>{written}<|assistant|>"
     model = AutoModelForCausalLM.from_pretrained(folder / "text")
     assert sum(value.numel() for value in model.parameters()) > 0
     again = home.call("checkpoint", "export", NAME, "--to", str(folder))

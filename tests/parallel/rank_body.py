@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from polyreme_api.batch import BatchSource
+from polyreme_api.batch import BatchSource, TokenizerFile
 from polyreme_api.errors import PolyremeError
 from polyreme_api.job import TrainingJobSpec
 from polyreme_api.progress import ProgressRecord
@@ -169,7 +169,9 @@ def settings_of(request: Mapping[str, Any], rank: int, listener: socket.socket |
             every_steps=request.get("evaluated_every", 0), samples_max=50, answer_tokens_max=4
         ),
         weights=Path(request["weights"]) if "weights" in request else None,
-        tokenizer=request["tokenizer"].encode() if "tokenizer" in request else None,
+        tokenizer=TokenizerFile(content=request["tokenizer"].encode(), chat_template="")
+        if "tokenizer" in request
+        else None,
         export_to=Path(request["export"]) if "export" in request else None,
     )
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from polyreme_api.batch import TokenIds
+from polyreme_api.batch import TokenIds, TokenizerFile
 from polyreme_planner.shapes import KIMI_VL_NANO
 from polyreme_trainer.export.huggingface import export_model
 from polyreme_trainer.model.initialise import build_model
@@ -29,7 +29,8 @@ def weights(tmp_path: Path) -> Path:
         if tensor.ndim == 1:
             tensor.copy_(torch.randn(tensor.shape, generator=torch.Generator().manual_seed(len(name))))
     tokens = TokenIds(media=5, end=1, pad=0)
-    export_model(state, KIMI_VL_NANO, tmp_path / "weights", tokens=tokens, tokenizer=TOKENIZER.encode())
+    tokenizer = TokenizerFile(content=TOKENIZER.encode(), chat_template="")
+    export_model(state, KIMI_VL_NANO, tmp_path / "weights", tokens=tokens, tokenizer=tokenizer)
     return tmp_path / "weights"
 
 

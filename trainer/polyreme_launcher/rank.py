@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from polyreme_api import environment as names
-from polyreme_api.batch import BatchSource, EvaluationSource
+from polyreme_api.batch import BatchSource, EvaluationSource, TokenizerFile
 from polyreme_api.environment import RankEnvironment
 from polyreme_api.errors import InvalidConfigError, PolyremeError, RunFailedError
 from polyreme_api.exit_codes import ExitCode
@@ -234,7 +234,7 @@ def parse_job_file(path: str) -> TrainingJob:
     return parse_job(json.loads(Path(path).read_text(encoding="utf-8")))
 
 
-def _open_tokenizer(environment: Mapping[str, str], spec: TrainingJobSpec) -> bytes:
+def _open_tokenizer(environment: Mapping[str, str], spec: TrainingJobSpec) -> TokenizerFile:
     url, job = environment[names.OBJECTS_URL], environment[names.JOB_UID]
     return open_tokenizer(url, spec, job=job)
 

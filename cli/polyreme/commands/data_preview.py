@@ -63,7 +63,7 @@ def preview(
     if first >= of_packs:
         raise InvalidConfigError(f"no pack {first}: step {step} has {of_packs}, from 0 on", field="--pack")
     with busy(f"reading step {step}"):
-        text = TokenText(open_tokenizer(home.objects_url, spec, job=uid))
+        text = TokenText(open_tokenizer(home.objects_url, spec, job=uid).content)
         shown = list(packs_of(source, text, step, first=first, count=min(count, of_packs - first)))
     rows = [_row(pack) for pack in shown]
     if output is Format.JSON:

@@ -13,10 +13,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from polyreme_api.batch import TokenIds
+from polyreme_api.batch import TokenIds, TokenizerFile
 from polyreme_api.errors import EnvironmentFailedError
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.store import ObjectNotFoundError, ObjectStore
+from polyreme_datahub.chat_format import OWN_TEMPLATE, ChatTemplate, jinja_of
 from polyreme_datahub.errors import IndexDamagedError
 from polyreme_datahub.index.damage import note_damage
 from polyreme_datahub.index.format import parse_plan, plan_key, special_tokens
@@ -32,7 +33,7 @@ from polyreme_datahub.loader.shards import MappedIndex
 from polyreme_datahub.loader.source import Balance, PackedSource
 from polyreme_datahub.objects import SAMPLES, open_store
 from polyreme_datahub.operations.values import Blob
-from polyreme_datahub.tokenizer_file import tokenizer_json
+from polyreme_datahub.tokenizer_file import split_template, tokenizer_json
 from polyreme_planner.curriculum import mixture_changes, packs_of_stages
 from polyreme_planner.plan import shape_of
 
@@ -123,11 +124,13 @@ def open_held_out(
     )
 
 
-def open_tokenizer(objects_url: str, spec: TrainingJobSpec, *, job: str) -> bytes:
-    """Return the ``tokenizer.json`` that a processed job's data was made with; waits for nothing."""
+def open_tokenizer(objects_url: str, spec: TrainingJobSpec, *, job: str) -> TokenizerFile:
+    """Return the tokenizer that a processed job's data was made with; waits for nothing."""
     store = open_store(objects_url, patience=SAMPLES)
     plan = _plan(store, spec, job, wait_s=0.0, sleep=sleep_really)
-    return tokenizer_json(_tokenizer(store, blob_files(objects_url), plan["tokenizer"]))
+    content, template = split_template(_tokenizer(store, blob_files(objects_url), plan["tokenizer"]))
+    parsed = OWN_TEMPLATE if template is None else ChatTemplate.model_validate(template)
+    return TokenizerFile(content=content, chat_template=jinja_of(parsed))
 
 
 def open_token_ids(objects_url: str, spec: TrainingJobSpec, *, job: str) -> TokenIds:

@@ -19,11 +19,12 @@ from transformers import PreTrainedTokenizerFast
 
 from polyreme_api.errors import InvalidConfigError, PolyremeError
 from polyreme_datahub import hub
+from polyreme_datahub.chat_format import OWN_TEMPLATE, ChatTemplate, jinja_of
 from polyreme_datahub.loader.open import open_token_ids, open_tokenizer
 from polyreme_datahub.loader.text import TokenText
 from polyreme_datahub.operations.encode_text import encode_conversation
 from polyreme_datahub.released_tokenizer import read_released
-from polyreme_datahub.tokens import TextTokenizer
+from polyreme_datahub.tokens import TextTokenizer, train_tokenizer
 from tests.unit.datahub.jobs import Home, make_spec, picture, write_jsonl
 
 WORDS = r"(?i:'s|'t)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -125,6 +126,42 @@ def test_tokens_are_those_of_the_chat_template_that_comes_with_weights(
     assert str(theirs.decode(encoded["tokens"][: encoded["prompt"]])).endswith(template["assistant"]["before"])
 
 
+@pytest.mark.parametrize(
+    "form", [OWN_TEMPLATE, ChatTemplate.model_validate(CHATML), ChatTemplate.model_validate(MIDDLE)]
+)
+@pytest.mark.parametrize("system", [False, True])
+def test_the_template_that_is_exported_makes_the_tokens_that_were_trained_on(
+    released: Path, form: ChatTemplate, system: bool
+) -> None:
+    if form == OWN_TEMPLATE:
+        file = train_tokenizer({"What's in 1234 images?": 9}, vocabulary=400)
+        ours = TextTokenizer(file)
+    else:
+        file, ours = (released / "tokenizer.json").read_bytes(), opened(released, form.model_dump(by_alias=True))
+    theirs = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(file.decode()))
+    turns = [*([{"role": "system", "content": "Be brief."}] if system else []), *TURNS]
+    parts: list[Any] = [
+        {
+            **turn,
+            "content": [
+                part
+                for at, text in enumerate(turn["content"].split("<image>"))
+                for part in [*([{"type": "image"}] if at else []), {"type": "text", "text": text}]
+            ]
+            if "<image>" in turn["content"]
+            else turn["content"],
+        }
+        for turn in turns
+    ]
+    text = theirs.apply_chat_template(parts, chat_template=jinja_of(form), tokenize=False)
+    encoded = encode_conversation(ours, turns, [1, 1])
+    assert theirs.encode(text, add_special_tokens=False) == encoded["tokens"]
+    asked = theirs.apply_chat_template(
+        parts[:-1], chat_template=jinja_of(form), tokenize=False, add_generation_prompt=True
+    )
+    assert theirs.encode(asked, add_special_tokens=False) == encoded["tokens"][: encoded["prompt"]]
+
+
 def test_a_special_token_in_a_text_is_text(released: Path) -> None:
     turns = [{"role": "user", "content": "<|im_end|><|image_pad|>"}, {"role": "assistant", "content": "a"}]
     tokenizer = opened(released)
@@ -159,7 +196,7 @@ def test_a_job_trains_on_it_from_images_to_text(released: Path, tmp_path: Path) 
     assert (
         int((tokens == source.token_ids.media).sum()) == int((np.asarray(batch.grids_I2).prod(axis=1) // 4).sum()) > 0
     )
-    file = open_tokenizer(home.objects, spec, job="one")
+    file = open_tokenizer(home.objects, spec, job="one").content
     assert file == (released / "tokenizer.json").read_bytes(), "what an export writes beside its weights"
     answers = TokenText(file).decode(targets[targets >= 0].tolist()).split("Two ")
     assert set(answers[1:]) == {"0 über", "1 über", "2 über"}

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyreme_api.batch import TokenIds
+from polyreme_api.batch import TokenIds, TokenizerFile
 from polyreme_planner.shapes import ModelShape
 from polyreme_trainer.export.config import model_config, text_config
 from polyreme_trainer.export.names import text_part, to_checkpoint
@@ -46,7 +46,7 @@ def export_model(
     directory: pathlib.Path,
     *,
     tokens: TokenIds,
-    tokenizer: bytes | None = None,
+    tokenizer: TokenizerFile | None = None,
     shard_bytes_max: int = SHARD_BYTES_MAX,
 ) -> None:
     """Write a model in memory: the full state dict of ``KimiVL``, with all experts, on any device.
@@ -71,7 +71,7 @@ def export_tensors(
     directory: pathlib.Path,
     *,
     tokens: TokenIds,
-    tokenizer: bytes | None = None,
+    tokenizer: TokenizerFile | None = None,
     shard_bytes_max: int = SHARD_BYTES_MAX,
 ) -> None:
     """Write the whole model and its text part; an older export at ``directory`` is replaced.
@@ -82,7 +82,7 @@ def export_tensors(
         shape: Sizes of the model.
         directory: Where the export shall be; its parent is created.
         tokens: Special tokens for the configuration.
-        tokenizer: ``tokenizer.json`` to put beside the weights, for ``AutoTokenizer``.
+        tokenizer: To put beside the weights, for ``AutoTokenizer``.
         shard_bytes_max: Largest weights file [bytes].
 
     Raises:
@@ -193,15 +193,16 @@ def _lay_out(group: Mapping[str, Tensor]) -> tuple[bytes, dict[str, int]]:
     return len(text).to_bytes(8, "little") + text, {name: 8 + len(text) + begin for name, begin in begins.items()}
 
 
-def _write_tokenizer(directory: pathlib.Path, tokenizer: bytes, tokens: TokenIds) -> None:
-    words = {entry["id"]: entry["content"] for entry in json.loads(tokenizer)["added_tokens"]}
+def _write_tokenizer(directory: pathlib.Path, tokenizer: TokenizerFile, tokens: TokenIds) -> None:
+    words = {entry["id"]: entry["content"] for entry in json.loads(tokenizer.content)["added_tokens"]}
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "pad_token": words[tokens.pad],
         "eos_token": words[tokens.end],
         "clean_up_tokenization_spaces": False,
+        "chat_template": tokenizer.chat_template,
     }
-    (directory / TOKENIZER_FILE).write_bytes(tokenizer)
+    (directory / TOKENIZER_FILE).write_bytes(tokenizer.content)
     _sync(directory / TOKENIZER_FILE)
     _write_json(directory / TOKENIZER_CONFIG_FILE, config)
 

@@ -6,6 +6,7 @@ import logging
 
 import torch.distributed as dist
 
+from polyreme_api.batch import TokenizerFile
 from polyreme_api.errors import PolyremeError
 from polyreme_trainer.export.huggingface import TOKENIZER_FILE
 from polyreme_trainer.parallel import collectives
@@ -45,10 +46,11 @@ def begin(state: TrainState, settings: TrainSettings, meshes: Meshes, *, group: 
         _compare_tokenizers(folder, settings.tokenizer)
 
 
-def _compare_tokenizers(folder: Folder, own: bytes | None) -> None:
+def _compare_tokenizers(folder: Folder, own: TokenizerFile | None) -> None:
     """Report whether a token's number means another text to the weights: the shapes in the files do not show that."""
-    has_one = own is not None and folder.size_bytes(TOKENIZER_FILE) is not None
-    if has_one and folder.read(TOKENIZER_FILE) != own:
+    if own is None or folder.size_bytes(TOKENIZER_FILE) is None:
+        return
+    if folder.read(TOKENIZER_FILE) != own.content:
         _log.warning(
             "weights of %s were trained with another tokenizer: their %s differs from this job's, so token ids mean "
             "other text; use the same datasets and data.tokenizer, or retrain the embeddings",

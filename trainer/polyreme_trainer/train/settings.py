@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from polyreme_api.batch import TokenizerFile
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.store import ObjectStore
 from polyreme_planner.costs import Recompute
@@ -167,8 +168,8 @@ class TrainSettings:
     evaluation: EvaluationSettings = EvaluationSettings()
     export_to: Path | StoredExport | None = None
     """Folder, or place in a bucket, of the trained model, which rank 0 writes after the last step; None: no export."""
-    tokenizer: bytes | None = None
-    """``tokenizer.json`` to put beside the exported model, and to compare with that of ``weights``."""
+    tokenizer: TokenizerFile | None = None
+    """To put beside the exported model, and to compare with that of ``weights``."""
 
     def __post_init__(self) -> None:
         """Refuse settings that do not go together.

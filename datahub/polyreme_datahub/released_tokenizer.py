@@ -51,9 +51,13 @@ def read_released(location: str, *, embedded: int) -> bytes:
 
 
 def _read(location: str, name: str) -> bytes:
-    place = masked(location)
+    place, scheme = masked(location), urlsplit(location).scheme
+    if scheme not in {"s3", "file"}:
+        raise InvalidConfigError(
+            f"tokenizer's location is {place!r}, expected file:///folder or s3://bucket/prefix", field=FIELD
+        )
     try:
-        if urlsplit(location).scheme == "s3":
+        if scheme == "s3":
             data = open_store(location).get(name)
         else:
             with (local_root(location) / name).open("rb") as file:

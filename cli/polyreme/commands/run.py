@@ -159,7 +159,7 @@ def _check_here(home: Home, checked: TrainingJob) -> None:
     weights = checked.spec.model.weights
     if weights is not None and isinstance(weights_place(weights.location), Path):
         preflight.check_weights(checked)
-    if (checked.spec.data.tokenizer.location or "").startswith("file:"):
+    if not (checked.spec.data.tokenizer.location or "").startswith("s3:"):
         preflight.check_tokenizer(checked)
     if home.has_data:
         preflight.check_data(home, checked)

@@ -308,3 +308,5 @@ def test_a_file_that_does_not_fit_is_refused(released: Path, tmp_path: Path) -> 
     (tmp_path / "bare" / "tokenizer.json").write_bytes(whole)
     with pytest.raises(InvalidConfigError, match=r"there is no polyreme-template\.json"):
         read_released(f"file://{tmp_path}/bare", embedded=500)
+    with pytest.raises(InvalidConfigError, match="location is '/bare', expected file:///folder or s3://bucket/prefix"):
+        read_released("/bare", embedded=500)

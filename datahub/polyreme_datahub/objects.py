@@ -62,17 +62,22 @@ class Patience:
     """Longest time after which the client begins it again."""
     tries_s: float
     """Longest time after which we begin another try."""
+    tries_max: int = TRIES_MAX
+    """Most tries of ours."""
 
     @property
     def worst_s(self) -> float:
         """Longest time until the caller has an answer or an error."""
-        return self.tries_s + self.retries_s + self.request_s
+        return self.tries_s + DELAY_S_MAX + self.retries_s + self.request_s
 
 
 WHOLE_OBJECTS = Patience(request_s=300, retries_s=30, tries_s=math.inf)
 """For a range of 64 MiB over a slow line; the number of tries ends it."""
-SAMPLES = Patience(request_s=15, retries_s=15, tries_s=25)
-"""For what a rank waits for: samples, and pieces of 8 MiB of their shards."""
+SAMPLES = Patience(request_s=15, retries_s=15, tries_s=25, tries_max=64)
+"""For what a rank waits for: samples, and pieces of 8 MiB of their shards. Time ends it: a server that refuses for some
+seconds costs them, and no attempt."""
+DELAY_S_MAX = 1.0
+"""Longest wait between two tries of ours."""
 
 
 def open_store(
@@ -294,7 +299,7 @@ class BucketStore:
         from obstore import exceptions
 
         began_s = self._steady_s()
-        for tried in range(1, TRIES_MAX + 1):
+        for tried in range(1, self._patience.tries_max + 1):
             try:
                 return call()
             except exceptions.AlreadyExistsError as error:
@@ -306,13 +311,13 @@ class BucketStore:
                 if isinstance(error, FileNotFoundError | exceptions.NotFoundError) and not failure.final:
                     raise ObjectNotFoundError(f"no object at {key} under {self._where}") from error
                 spent_s = self._steady_s() - began_s
-                if failure.final or tried == TRIES_MAX or spent_s >= self._patience.tries_s:
+                if failure.final or tried == self._patience.tries_max or spent_s >= self._patience.tries_s:
                     tries = "" if failure.final else f" after {tried} tries in {spent_s:.0f} s"
                     raise StoreFailedError(
                         f"object store {self._where} failed at {key or 'its listing'}{tries}: {failure.reason}",
                         field=failure.field,
                     ) from error
-                self._sleep(delay_s(tried))
+                self._sleep(min(DELAY_S_MAX, delay_s(tried)))
         raise AssertionError("the last try returns or raises")
 
 

@@ -27,8 +27,8 @@ from tests.unit.datahub.jobs import digits, make_spec
 
 pytestmark = [pytest.mark.services, pytest.mark.slow]
 SPEC = make_spec(["one"])
-SHORT = Patience(request_s=1, retries_s=1, tries_s=1)
-STORM_S = 1.5
+SHORT = Patience(request_s=1, retries_s=1, tries_s=1, tries_max=SAMPLES.tries_max)
+STORM_S = 4.0
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_a_server_that_stays_away_is_one_clear_error(
     trouble(proxy)
     proxy.cut()
     with pytest.raises(
-        StoreFailedError, match=r"object store s3://.* failed at blobs/sha256/.* after \d tries in \d+ s"
+        StoreFailedError, match=r"object store s3://.* failed at blobs/sha256/.* after \d+ tries in \d+ s"
     ):
         read(source)
     proxy.cut()

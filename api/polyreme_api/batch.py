@@ -56,7 +56,7 @@ class PackedBatch:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerFile:
-    """A tokenizer as others read it."""
+    """A tokenizer in the form that other programs read."""
 
     content: bytes
     """``tokenizer.json``."""

@@ -32,7 +32,7 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
 
     A batch has tensors under the names of ``polyreme_api.batch.PackedBatch`` (``tokens_T``, ``targets_T`` with -100
     where nothing is learned, ``positions_T``, ``document_offsets``, ``patches_PC``, ``grids_I2``), and ``sample_ids``
-    and ``step``. With workers each reads every so manieth step, so that the steps come in order.
+    and ``step``. With N workers, each reads every Nth step, so the loader yields the steps in order.
 
     ``state_dict`` is that of torchdata's ``StatefulDataLoader``, or, without a loader, of a loop over this dataset.
 
@@ -65,7 +65,7 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
         self._rank, self._ranks = rank, ranks
         self._steps = spec.training.steps if steps is None else steps
         self._next_step, self._worker = 1, (0, 0)
-        """The next step, and number and count of the workers by whom it is read; (0, 0): by no worker of a loader."""
+        """The next step; number of the worker that reads it and count of workers, (0, 0) without workers."""
         self._state: Mapping[str, Any] | None = None
         """Of the data, at the step before the next one."""
 
@@ -83,7 +83,7 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
                 f"state of worker {self._worker[0]} of {self._worker[1]}, this is worker {worker[0]} of {worker[1]}; "
                 "use as many workers as when it was saved"
             )
-        # A state that no worker saved is where all of them begin; each worker's own is where it goes on.
+        # A state saved without workers is where all of them begin; a worker's own state is where it continues.
         step = self._next_step + (worker[0] if self._worker != worker else 0)
         source = self._open()
         if self._state is not None:
@@ -97,7 +97,7 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
             yield batch
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where this dataset is, as JSON-able data: some hundred bytes."""
+        """Return the position in the data as JSON: a few hundred bytes."""
         return {
             "version": STATE_VERSION,
             "nextStep": self._next_step,
@@ -106,7 +106,7 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state.
+        """Continue from a state.
 
         Raises:
             RefusedError: If it is no state of this class.

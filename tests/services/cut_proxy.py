@@ -1,4 +1,4 @@
-"""A proxy between clients and a server that cuts connections, answers 503, or nothing at all, when it is told to."""
+"""A proxy between clients and a server that, when asked, cuts connections, answers 503 or never answers."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from tools.cluster.servers import ServerError
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; 1 when it failed, with the reason."""
-    options = _parser().parse_args(arguments)
+    options = build_parser().parse_args(arguments)
     try:
         match options.command:
             case "up":
@@ -46,7 +46,8 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(prog="python -m tools.cluster", description=__doc__)
     parser.add_argument("--folder", type=Path, default=FOLDER)
     shared = argparse.ArgumentParser(add_help=False)

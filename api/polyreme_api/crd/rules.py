@@ -28,6 +28,8 @@ class Rule:
     """The sentence without values; empty: the words as they are, less what stands in braces."""
     of_optional: bool = False
     """Whether it holds of every object that has no fields but those that are always there."""
+    values_always: bool = False
+    """Whether the server can always put the values in: then it gets no second sentence without them."""
 
     @property
     def message(self) -> str:
@@ -36,8 +38,9 @@ class Rule:
 
     def to_object(self) -> dict[str, str]:
         """Return it as an entry of ``x-kubernetes-validations``."""
+        message = {} if self.values_always else {"message": self.message}
         spoken = {"messageExpression": _cel_text(self.words)} if _VALUE.search(self.words) else {}
-        return {"rule": self.rule, "message": self.message, **spoken}
+        return {"rule": self.rule, **message, **spoken}
 
 
 def _cel_text(words: str) -> str:

@@ -160,12 +160,10 @@ def freeze(schema: Schema, *, mutable: frozenset[str], path: str = "") -> None:
         if "properties" in inner and KEEPS_UNKNOWN not in inner:
             freeze(inner, mutable=mutable, path=f"{place}.")
         elif place not in mutable:
-            spoken = " from {oldSelf} to {self}" if _is_scalar(inner) else ""
-            written = Rule(rule="self == oldSelf", words=_frozen_words(place, spoken)).to_object()
-            if spoken:
-                # The expression can't fail, and the definition is applied whole: its size has a bound.
-                del written["message"]
-            _add_rule(inner, written)
+            scalar = _is_scalar(inner)
+            words = _frozen_words(place, " from {oldSelf} to {self}" if scalar else "")
+            # One sentence, not two: a definition is applied whole, and its size is bounded.
+            _add_rule(inner, Rule(rule="self == oldSelf", words=words, values_always=scalar).to_object())
     optional = [name for name in schema["properties"] if not _is_always_there(name, schema)]
     if optional:
         _add_rule(schema, _kept_presence(schema, optional, path))

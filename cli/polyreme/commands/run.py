@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
 
 import typer
 
@@ -153,18 +154,21 @@ def _check_here(home: Home, checked: TrainingJob) -> None:
         PolyremeError: As ``polyreme run`` would end, but for what lies in a bucket: that is not read.
     """
     from polyreme import preflight
-    from polyreme_launcher.urls import weights_place
 
     preflight.check_folders(home.run(checked.metadata.namespace, checked.metadata.name), checked)
     weights = checked.spec.model.weights
-    if weights is not None and isinstance(weights_place(weights.location), Path):
+    if weights is not None and not _in_bucket(weights.location):
         preflight.check_weights(checked)
-    if not (checked.spec.data.tokenizer.location or "").startswith("s3:"):
+    if not _in_bucket(checked.spec.data.tokenizer.location or ""):
         preflight.check_tokenizer(checked)
     if home.has_data:
         preflight.check_data(home, checked)
     for words in preflight.warnings(checked):
         note(words)
+
+
+def _in_bucket(location: str) -> bool:
+    return urlsplit(location).scheme == "s3"
 
 
 def _show_plan(checked: TrainingJob, output: Format) -> int:

@@ -13,7 +13,7 @@ import pytest
 from polyreme_system.files import read_json, write_json
 from tools.build_cache import BuildError
 from tools.cluster import binaries
-from tools.cluster.__main__ import _parser
+from tools.cluster.__main__ import build_parser
 from tools.cluster.binaries import CONTROL_PLANE, PROGRAMS, client_path, missing_programs, program_path, programs
 from tools.cluster.cluster import FOLDER, down, named_cluster, up
 from tools.cluster.servers import STATE_NAME, ServerError, Servers, free_ports
@@ -203,5 +203,5 @@ def test_a_killed_server_has_no_thread_left_that_holds_its_port(tmp_path: Path) 
 @pytest.mark.parametrize("words", [["--folder", "x", "up"], ["up", "--folder", "x"]])
 def test_the_folder_is_named_before_the_command_or_after_it(words: list[str]) -> None:
     # Benchmarks name it before.
-    assert _parser().parse_args(words).folder == Path("x")
-    assert _parser().parse_args(["down"]).folder == FOLDER
+    assert build_parser().parse_args(words).folder == Path("x")
+    assert build_parser().parse_args(["down"]).folder == FOLDER

@@ -24,6 +24,8 @@ LAYERS_ABOVE_BASE = 3
 ABOVE_BASE_BYTES_MAX = 80e6
 # What a build may read of this machine and an image must not hold.
 MIRROR = "mirror-of-this-machine.example"
+CANARY = "canary-30db1c5f"
+SECRETS = ("AWS_SECRET_ACCESS_KEY", "PGPASSWORD", "POLYREME_TOPICS_TOKEN")
 OF_THIS_MACHINE = re.compile(r"^(etc/pip\.conf|run/secrets/.*|var/cache/pip/.*|build/.*|root/..*)$")
 
 
@@ -33,7 +35,8 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> list[archive.Archive]:
     require(debian.FOR_IMAGES)
     wishes = [Wish(images=("operator",), base=_base(), cached=cached) for cached in (True, False)]
     folders = [tmp_path_factory.mktemp("images") for _ in wishes]
-    environment = {**os.environ, "SOURCE": "https://source.example/polyreme", "PIP_TRUSTED_HOST": MIRROR}
+    secrets = dict.fromkeys(SECRETS, CANARY)
+    environment = {**os.environ, **secrets, "SOURCE": "https://source.example/polyreme", "PIP_TRUSTED_HOST": MIRROR}
     return [
         archive.read(build(wish, Buildah(), environment, folder=folder)["operator"])
         for wish, folder in zip(wishes, folders, strict=True)
@@ -85,7 +88,9 @@ def test_the_image_holds_no_torch_no_installer_and_nothing_of_this_machine(image
     assert {"kubernetes", "kopf", "numpy"} <= packages
     assert not {"torch", "pip", "setuptools", "uv"} & packages
     assert [name for name in files if OF_THIS_MACHINE.match(name)] == []
-    assert [name for name, (_, content) in files.items() if MIRROR.encode() in content] == []
+    for private in (MIRROR, CANARY):
+        assert private not in str(image.config)
+        assert [name for name, (_, content) in files.items() if private.encode() in content] == []
     # Where a builder mounts its own over them, empty files stay.
     assert not any(files[name][1] for name in ("etc/hosts", "etc/hostname", "etc/resolv.conf") if name in files)
     times = {member.mtime for member, _ in files.values()}

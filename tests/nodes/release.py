@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,17 @@ JOB_S_MAX = 600.0
 _WARM = "import torch, polyreme_trainer.train.loop, polyreme.data.main, polyreme_operator.service, pulsar, psycopg2"
 
 
-def prepare(cluster: Cluster) -> None:
-    """Give the nodes our images, and the namespaces of system and jobs the restricted level and the packages."""
+def prepare(cluster: Cluster, *, whole: Sequence[str] = ()) -> None:
+    """Give the nodes our images, and the namespaces of system and jobs the restricted level and the packages.
+
+    Args:
+        cluster: Where.
+        whole: Images that are built with the packages of others; the rest are thin.
+    """
     if cluster.folder is not None:
         assert set(THIN) <= set(PYTHON_IMAGES)
         folder = ROOT / "build/images/thin"
-        wish = Wish(images=("s3",), thin=THIN, base=base.LOCAL)
+        wish = Wish(images=("s3", *whole), thin=[name for name in THIN if name not in whole], base=base.LOCAL)
         cluster.load(list(build(wish, find(None), os.environ, folder=folder).values()))
         # Pods may not write bytecode beside the packages, and compiling torch takes each of them half a minute.
         subprocess.run([sys.executable, "-c", _WARM], check=True, env={**os.environ, "PYTHONDONTWRITEBYTECODE": ""})
@@ -130,10 +135,10 @@ class Release:
         return "\n".join(lines)[-12000:]
 
 
-def job(cluster: Cluster, path: Path) -> Manifest:
-    """Return the job of a file as pods run it: where images are thin, its workers mount the packages."""
+def job(cluster: Cluster, path: Path, *, whole: bool = False) -> Manifest:
+    """Return the job of a file as pods run it: where the trainer's image is thin, its workers mount the packages."""
     manifest: Manifest = yaml.safe_load(path.read_text())
-    if cluster.folder is not None:
+    if cluster.folder is not None and not whole:
         container = {"name": "trainer", "volumeMounts": packages.MOUNTS}
         manifest["spec"]["workers"]["template"] = {"spec": {"volumes": packages.VOLUMES, "containers": [container]}}
     return manifest

@@ -1,7 +1,8 @@
 """``make soak-nodes``: jobs on real nodes in the production profile, with everything killed at random, again and again.
 
 ``ROUNDS=`` jobs, 10 unless told, each with every kind of disturbance in an order that ``SEED=`` draws; as root, on
-nodes of its own. The losses of each job must be those of an undisturbed one, bit for bit.
+nodes of its own. The losses of each job must be those of an undisturbed one, bit for bit. Workers run the trainer's
+whole image, which takes ten minutes to build the first time.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ def main() -> int:
         losses = losses_of_embedded(embedded)
         disturbances = Disturbances(cluster, release, servers, rng)
         with agents(cluster, release, servers) as hosts:
-            with created(cluster, job(cluster, write_job("faulty", folder))) as training:
+            with created(cluster, job(cluster, write_job("faulty", folder), whole=True)) as training:
                 faulty = lose_gpu(cluster, hosts, training)
             repair(cluster, hosts, faulty)
             for number in range(rounds):
@@ -178,7 +179,7 @@ def main() -> int:
 def prepared_cluster() -> Iterator[Cluster]:
     """The cluster, with our images and what pods mount."""
     with cluster_for_tests() as cluster:
-        prepare(cluster)
+        prepare(cluster, whole=["trainer"])
         yield cluster
 
 
@@ -194,7 +195,7 @@ def one_round(
     """Train one job, with everything happening to it, and return its records."""
     for node in cluster.get("nodes")["items"]:
         cluster.offer(node["metadata"]["name"], DEVICES)
-    manifest = job(cluster, write_job(name, folder, failurePolicy={"maxRestarts": 50, "noProgressMax": 20}))
+    manifest = job(cluster, write_job(name, folder, failurePolicy={"maxRestarts": 50, "noProgressMax": 20}), whole=True)
     # The first round ends the probation of the node that was repaired.
     manifest["spec"] |= {"ttlSecondsAfterFinished": TTL_S, "acceptProbation": True}
     with created(cluster, manifest) as training:

@@ -27,7 +27,6 @@ SETUP_TIMES := $(if $(wildcard $(RUN)),,$(VENV)/.setup-times.json)
 CONCURRENT := $(wildcard tests/unit tests/property tests/contract tests/simulator tests/golden)
 OTHER := $(filter-out $(CONCURRENT) tests/cluster tests/device tests/nodes tests/services tests/soak,$(patsubst %/,%,$(wildcard tests/*/)))
 ANYWHERE := not cluster and not device and not nodes and not services
-ALONE := parallel
 # Property tests draw other examples with each commit, and the same ones whenever a commit is tested again (tests/conftest.py).
 SEED ?= $(or $(shell git rev-parse --short=12 HEAD 2> /dev/null),0)
 PYTEST := $(BIN)/python -m pytest --hypothesis-profile=ci --hypothesis-seed=$(SEED) -q
@@ -43,7 +42,7 @@ BENCHMARKS := $(patsubst benchmarks/%/run.py,%,$(wildcard benchmarks/*/run.py))
 GPU_PEERS := $(or $(POLYREME_GPU_PEERS),$(HOME)/.cache/polyreme/gpu-peers)
 SOAKS := $(patsubst tests/soak/%.py,%,$(wildcard tests/soak/*.py))
 
-.PHONY: help setup quickstart lint check test test-concurrent test-serial test-whole test-servers test-all test-services servers services-up services-down services-status cluster-up cluster-down test-cluster test-nodes test-device images images-load release-check audit docs manifests lock format clean bench gpu-peers
+.PHONY: help setup quickstart lint check test test-concurrent test-whole test-servers test-all test-services servers services-up services-down services-status cluster-up cluster-down test-cluster test-nodes test-device images images-load release-check audit docs manifests lock format clean bench gpu-peers
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' Makefile
@@ -59,19 +58,21 @@ quickstart: $(RUN) ## set up and run the main job, with a rank killed half-way
 	@POLYREME_SETUP_TIMES="$(SETUP_TIMES)" $(BIN)/python -m polyreme.quickstart
 
 lint: $(DEV) ## style, format, types, layers, avoided words
+	@# mypy takes most of the time, and one core.
 	@mkdir -p build; status=0; \
+	$(BIN)/mypy --no-error-summary > build/types.txt 2>&1 & typing=$$!; \
 	$(BIN)/ruff check --output-format=concise --quiet . || status=1; \
 	$(BIN)/ruff format --check --output-format=concise --quiet . || status=1; \
-	$(BIN)/mypy --no-error-summary || status=1; \
 	$(BIN)/lint-imports > build/layers.txt 2>&1 || { cat build/layers.txt; status=1; }; \
 	$(BIN)/python tools/avoided_words.py || status=1; \
+	wait $$typing || { cat build/types.txt; status=1; }; \
 	exit $$status
 
 check: lint ## the developer's loop: lint, unit, property, contracts on the embedded parts
-	@$(PYTEST) $(TWO_CORES) -m "$(ANYWHERE) and not $(ALONE)" $(wildcard tests/unit tests/property tests/contract)
+	@$(PYTEST) $(TWO_CORES) -m "$(ANYWHERE)" $(wildcard tests/unit tests/property tests/contract)
 
 test: $(DEV) ## set up and pass the tests that need no server
-	@$(BIN)/python tools/run_targets.py lint test-concurrent test-serial test-whole
+	@$(BIN)/python tools/run_targets.py lint test-concurrent test-whole
 
 test-servers: $(DEV) ## the tests on real servers: PostgreSQL, Pulsar, S3, Kubernetes; gets what it needs once
 	@$(BIN)/python tools/run_targets.py servers test-services test-cluster test-nodes
@@ -88,11 +89,7 @@ servers: $(DEV) ## get the S3 server and Kubernetes (by Go), Pulsar (by Maven) a
 	@PYTHONPATH=. $(BIN)/python -m tools.debian
 
 test-concurrent: $(DEV) ## the tests that share nothing, on two cores
-	@$(PYTEST) $(TWO_CORES) -m "$(ANYWHERE) and not $(ALONE)" --junit-xml=build/reports/$@.xml $(CONCURRENT)
-
-# pytest exits with 5 when nothing is selected: there may be no such test among these folders.
-test-serial: $(DEV) ## of the same folders, the tests that start several torch processes
-	@$(PYTEST) -m "$(ANYWHERE) and parallel" --junit-xml=build/reports/$@.xml $(CONCURRENT) || test $$? = 5
+	@$(PYTEST) $(TWO_CORES) -m "$(ANYWHERE)" --junit-xml=build/reports/$@.xml $(CONCURRENT)
 
 test-whole: $(DEV) ## the folders of tests that start many processes each
 	@$(if $(OTHER),$(PYTEST) --timeout=900 -n 3 --dist loadfile -m "$(ANYWHERE)" --junit-xml=build/reports/$@.xml $(OTHER),echo "no such folder yet")

@@ -3,11 +3,13 @@
 One job goes through all tests of this module, in their order.
 """
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.nodes import previous
 from tests.nodes.cluster import Cluster
 from tests.nodes.release import DEVICES, SYSTEM, Job, Release, created, is_true, job, production_values, state
 from tests.nodes.servers import Outside
@@ -27,9 +29,12 @@ def training(
     """A job that trains until it is deleted, started by the previous version."""
     for node in cluster.get("nodes")["items"]:
         cluster.offer(node["metadata"]["name"], DEVICES)
-    cluster.tag(PREVIOUS_TAG)
-    previous = production_values(cluster, servers.values(), image={"tag": PREVIOUS_TAG})
-    production.install(previous, chart=PREVIOUS_CHART)
+    if commit := os.environ.get(previous.VARIABLE):
+        previous.load_previous(cluster, commit, PREVIOUS_TAG)
+    else:
+        cluster.tag(PREVIOUS_TAG)
+    earlier = production_values(cluster, servers.values(), image={"tag": PREVIOUS_TAG})
+    production.install(earlier, chart=PREVIOUS_CHART)
     folder = tmp_path_factory.mktemp("job")
     with created(cluster, job(cluster, shortened("long", folder, training={"steps": STEPS}))) as made:
         made.until(lambda status: status.get("step", 0) > 0 and is_true(status, "Running"), "it trains")

@@ -40,7 +40,7 @@ IMAGE_OPTIONS = $(if $(BASE),--base $(BASE)) $(if $(BUILDER),--builder $(BUILDER
 	$(if $(TAG),--tag $(TAG)) $(if $(ENGINE),--engine $(ENGINE)) $(if $(THIN),--thin $(THIN))
 BENCHMARKS := $(patsubst benchmarks/%/run.py,%,$(wildcard benchmarks/*/run.py))
 GPU_PEERS := $(or $(POLYREME_GPU_PEERS),$(HOME)/.cache/polyreme/gpu-peers)
-SOAKS := $(patsubst tests/soak/%.py,%,$(wildcard tests/soak/*.py))
+SOAKS := $(subst _,-,$(patsubst tests/soak/%.py,%,$(wildcard tests/soak/*.py)))
 
 .PHONY: help setup quickstart lint check test test-concurrent test-whole test-servers test-all test-services servers services-up services-down services-status cluster-up cluster-down test-cluster test-nodes test-device images images-load release-check audit docs manifests lock format clean bench gpu-peers
 
@@ -171,8 +171,8 @@ test-device: $(DEV) ## the tests on an accelerator; they fail where there is non
 	@$(PYTEST) --timeout=900 -m device --junit-xml=build/reports/$@.xml tests/device
 
 soak-%: $(DEV) ## one test that is too long for CI
-	@test -f tests/soak/$*.py || { echo "no tests/soak/$*.py; there are: $(SOAKS)" >&2; exit 2; }
-	@$(BIN)/python tests/soak/$*.py
+	@test -f tests/soak/$(subst -,_,$*).py || { echo "no soak is called $*; there are: $(SOAKS)" >&2; exit 2; }
+	@$(BIN)/python tests/soak/$(subst -,_,$*).py
 
 clean: ## remove the environment and every cache
 	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -1,0 +1,145 @@
+"""A naive walker of a job's packs, written from the definitions of the order; it shares no code with the loader.
+
+One sample at a time, without arrays, windows known in advance or anything remembered: slow and plain. Definitions:
+the docstrings of ``loader.order``, ``mixture``, ``permutation`` and ``packing``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil, floor
+
+WINDOW_PACKS = 256
+ROUNDS = 6
+WORD = 2**64 - 1
+
+Visit = tuple[int, int, int]
+"""Source, how often it has come round before, sample."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """Steps with the same weights."""
+
+    first_step: int
+    weights: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Walk:
+    """What an order is made of; every sample fits a pack."""
+
+    seed: int
+    names: Sequence[str]
+    lengths: Sequence[Sequence[int]]
+    phases: Sequence[Phase]
+    packs_per_step: int
+    pack_tokens: int
+
+    def steps(self, count: int) -> Iterator[list[list[Visit]]]:
+        """Yield the packs of steps 1, 2, ... ``count``."""
+        turns = [0] * len(self.names)
+        step = 1
+        for number, phase in enumerate(self.phases):
+            following = self.phases[number + 1].first_step if number + 1 < len(self.phases) else count + WINDOW_PACKS
+            taken = [0] * len(self.names)
+            slot = 0
+            while step < following:
+                if step > count:
+                    return
+                steps = min(max(1, WINDOW_PACKS // self.packs_per_step), following - step)
+                visits = self._window(phase, slot, list(taken), turns, steps * self.packs_per_step)
+                packs = _packed(
+                    [self._tokens(visit) for visit in visits], self.pack_tokens, steps * self.packs_per_step
+                )
+                used = sum(map(len, packs))
+                for source in (visit[0] for visit in visits[:used]):
+                    taken[source] += 1
+                filled = [[visits[at] for at in pack] for pack in packs]
+                filled += [[] for _ in range(steps * self.packs_per_step - len(filled))]
+                places = [_permuted(at, len(filled), f"{self.seed}:packs:{step}") for at in range(len(filled))]
+                for at in range(steps):
+                    if step + at <= count:
+                        mine = places[at * self.packs_per_step : (at + 1) * self.packs_per_step]
+                        yield [filled[place] for place in mine]
+                slot, step = slot + used, step + steps
+            turns = [before + more for before, more in zip(turns, taken, strict=True)]
+
+    def _tokens(self, visit: Visit) -> int:
+        return self.lengths[visit[0]][visit[2]]
+
+    def _window(self, phase: Phase, slot: int, taken: list[int], turns: Sequence[int], packs: int) -> list[Visit]:
+        """Return as many samples as would fit a window's packs without a gap."""
+        visits: list[Visit] = []
+        total = 0
+        while True:
+            source = _earliest_deadline(phase.weights, taken, slot)
+            size = len(self.lengths[source])
+            epoch, position = divmod(turns[source] + taken[source], size)
+            visit = (source, epoch, _permuted(position, size, f"{self.seed}:{self.names[source]}:{epoch}"))
+            total += self._tokens(visit)
+            if total > packs * self.pack_tokens:
+                return visits
+            visits.append(visit)
+            taken[source] += 1
+            slot += 1
+
+
+def _earliest_deadline(weights: Sequence[int], taken: Sequence[int], slot: int) -> int:
+    """Return who takes a slot: of those whose next sample may come, the one that must come first."""
+    whole = sum(weights)
+    share = [Fraction(whole, weight) if weight else None for weight in weights]
+    may = [
+        (ceil((taken[source] + 1) * each), source)
+        for source, each in enumerate(share)
+        if each is not None and floor(taken[source] * each) <= slot
+    ]
+    return min(may)[1]
+
+
+def _permuted(position: int, size: int, key: str) -> int:
+    """Return a position's place in the permutation that a key names: a Feistel network, walked until inside."""
+    bits = max(1, ((size - 1).bit_length() + 1) // 2)
+    mask = (1 << bits) - 1
+    keys = struct.unpack(f"<{ROUNDS}Q", hashlib.blake2b(key.encode(), digest_size=8 * ROUNDS).digest())
+    while True:
+        left, right = position >> bits, position & mask
+        for each in keys:
+            mixed = ((right + each) & WORD) * 0x9E3779B97F4A7C15 & WORD
+            mixed = (mixed ^ (mixed >> 29)) * 0xBF58476D1CE4E5B9 & WORD
+            left, right = right, left ^ ((mixed ^ (mixed >> 32)) & mask)
+        position = left << bits | right
+        if position < size:
+            return position
+
+
+def _packed(lengths: Sequence[int], capacity: int, packs_max: int) -> list[list[int]]:
+    """Pack the longest prefix that needs no more packs than there are."""
+    count = len(lengths)
+    while True:
+        packs = _best_fit(lengths[:count], capacity)
+        over = sum(lengths[at] for pack in packs[packs_max:] for at in pack)
+        if not over:
+            return packs
+        while over > 0:
+            count -= 1
+            over -= lengths[count]
+
+
+def _best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
+    """Best-fit decreasing, by looking at every pack."""
+    packs: list[list[int]] = []
+    free: list[int] = []
+    for at in sorted(range(len(lengths)), key=lambda at: (-lengths[at], at)):
+        fitting = [(free[pack], pack) for pack in range(len(packs)) if free[pack] >= lengths[at]]
+        if not fitting:
+            packs.append([])
+            free.append(capacity)
+        pack = min(fitting)[1] if fitting else len(packs) - 1
+        packs[pack].append(at)
+        free[pack] -= lengths[at]
+    return [sorted(pack) for pack in packs]

@@ -182,9 +182,10 @@ def read(planted: Planted, folder: Path, *, ranks: int, threads: int, steps: int
     lines = folder / f"lines-{len(list(folder.glob('lines-*'))):03}"
     words = [planted.home.objects, planted.job_file, ranks, steps, lines, folder / "state.json"]
     environment = {**os.environ, "POLYREME_DATA_THREADS": str(threads)}
-    reader = subprocess.Popen(
-        [sys.executable, "-m", "tests.unit.datahub.exact_reader", *map(str, words)], env=environment
-    )
+    command = [sys.executable, "-m", "tests.unit.datahub.exact_reader", *map(str, words)]
+    log = folder / "log"
+    with log.open("a") as errors:
+        reader = subprocess.Popen(command, env=environment, stderr=errors)
     until_s = time.monotonic() + LIMIT_S
     while kill is not None and reader.poll() is None and time.monotonic() < until_s:
         if lines.exists() and lines.stat().st_size:
@@ -194,7 +195,7 @@ def read(planted: Planted, folder: Path, *, ranks: int, threads: int, steps: int
         time.sleep(0.01)
     code = reader.wait(LIMIT_S)
     if code not in {0, -signal.SIGKILL}:
-        raise AssertionError(f"reader of {ranks} ranks ended with {code}")
+        raise AssertionError(f"reader of {ranks} ranks ended with {code}: {log.read_text()[-4000:]}")
     return code == 0
 
 

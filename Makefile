@@ -42,7 +42,7 @@ BENCHMARKS := $(patsubst benchmarks/%/run.py,%,$(wildcard benchmarks/*/run.py))
 GPU_PEERS := $(or $(POLYREME_GPU_PEERS),$(HOME)/.cache/polyreme/gpu-peers)
 SOAKS := $(subst _,-,$(patsubst tests/soak/%.py,%,$(wildcard tests/soak/*.py)))
 
-.PHONY: help setup quickstart lint check test test-concurrent test-whole test-servers test-all test-services servers services-up services-down services-status cluster-up cluster-down test-cluster test-nodes test-device images images-load release-check audit docs manifests lock format clean bench gpu-peers
+.PHONY: help setup quickstart lint check test test-concurrent test-whole test-servers test-all test-services servers services-build services-up services-down services-status cluster-up cluster-down test-cluster test-nodes test-device images images-load release-check audit docs manifests lock format clean bench gpu-peers
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' Makefile
@@ -75,7 +75,8 @@ test: $(DEV) ## set up and pass the tests that need no server
 	@$(BIN)/python tools/run_targets.py lint test-concurrent test-whole
 
 test-servers: $(DEV) ## the tests on real servers: PostgreSQL, Pulsar, S3, Kubernetes; gets what it needs once
-	@$(BIN)/python tools/run_targets.py servers test-services test-cluster test-nodes
+	@# Kubernetes is compiled beside the tests that need none.
+	@$(BIN)/python tools/run_targets.py services-build test-services servers test-cluster test-nodes
 
 test-all: $(DEV) ## both: what CI runs
 	@# The servers are built beside the tests that need none, with what these leave of the cores; who needs one waits.
@@ -83,10 +84,12 @@ test-all: $(DEV) ## both: what CI runs
 	building=$$!; status=0; $(MAKE) test || status=1; $(MAKE) test-servers || status=1; \
 	kill $$building 2> /dev/null || true; exit $$status
 
-servers: $(DEV) ## get the S3 server and Kubernetes (by Go), Pulsar (by Maven) and, as root, Debian packages, once for all checkouts
+services-build: $(DEV) ## get the S3 server (by Go), Pulsar (by Maven) and, as root, Debian packages, once for all checkouts
 	@$(SERVICES) build
-	@$(CLUSTER) build
 	@PYTHONPATH=. $(BIN)/python -m tools.debian
+
+servers: services-build ## get all servers: those of services-build, and Kubernetes (by Go)
+	@$(CLUSTER) build
 
 test-concurrent: $(DEV) ## the tests that share nothing, on two cores
 	@$(PYTEST) $(TWO_CORES) -m "$(ANYWHERE)" --junit-xml=build/reports/$@.xml $(CONCURRENT)

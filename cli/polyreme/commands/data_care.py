@@ -83,7 +83,7 @@ def gc(
 
 
 def rebuild_registry(context: typer.Context, output: OutputOption = Format.TABLE) -> None:
-    """Restore a lost registry from the object store: all versions, and samples that only a registry knew.
+    """Restore a lost registry from the object store: all versions, their samples, and what operations made of them.
 
     What the registry has already stays; the same command may be repeated. Tags, statistics and dead letters lie only in
     the registry. Exit code 8 if objects could not be read as what they should be; all others are restored.
@@ -95,10 +95,10 @@ def rebuild_registry(context: typer.Context, output: OutputOption = Format.TABLE
     home = _home(context)
     with busy("reading the object store"):
         report = rebuild(home.registry_url, home.objects_url)
-    columns = [(name, name) for name in ("versions", "samples", "artifacts")]
+    columns = [(name, name) for name in ("versions", "samples", "artifacts", "actions")]
     emit("RebuildReport", plain(report), output=output, columns=columns)
     for reference in report.unsealed:
-        note(f"{reference}: its samples are not in the store; polyreme data ingest or polyreme run reads them again")
+        note(f"{reference}: its samples are not listed in the store; polyreme data ingest or polyreme run reads them")
     for damage in report.damaged:
         note(f"not restored: {damage}")
     if report.damaged:

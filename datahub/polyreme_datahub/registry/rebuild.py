@@ -3,15 +3,15 @@
 ``versions/<name>/<number>.json`` says all that the version's row says; it is stored before the row is committed.
 A removed version's object is replaced by a mark before its row goes. Of a subset or a split, whose samples stand in the
 registry alone, ``versions/<name>/<number>/samples-<first>.jsonl`` lists the samples, and where their records and raw
-objects lie; ``versions/<name>/<number>/sealed.json`` is written last and has the digest of each list. What operations
-made is not listed: it is made again, or found again where two stores share it.
+objects lie; ``versions/<name>/<number>/sealed.json`` is written last and has the digest of each list. What was ingested
+and what operations made is in lists of its own (``result_lists``).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,6 +26,7 @@ from polyreme_datahub.registry.datasets import DatasetVersion, VersionDocument, 
 from polyreme_datahub.registry.engine import Database
 from polyreme_datahub.registry.lineage import samples_after
 from polyreme_datahub.registry.marks import Read, named
+from polyreme_datahub.registry.result_lists import ListDamagedError, ListRestorer
 from polyreme_datahub.registry.results import places_of
 from polyreme_datahub.registry.rows import SampleRow, columns
 
@@ -45,6 +46,8 @@ class RebuildReport:
     versions: int = 0
     samples: int = 0
     artifacts: int = 0
+    actions: int = 0
+    """Results of operations."""
     unsealed: list[str] = dataclasses.field(default_factory=list)
     """Versions whose samples are not listed: processing ingests them again."""
     damaged: list[str] = dataclasses.field(default_factory=list)
@@ -118,9 +121,10 @@ def seal_samples(database: Database, store: ObjectStore, version: DatasetVersion
 def rebuild_registry(database: Database, store: ObjectStore) -> RebuildReport:
     """Restore datasets, versions, samples and artifacts from the object store; what the registry has stays.
 
-    May be killed and run again. Tags, pins, statistics, dead letters and what operations made are not restored.
+    May be killed and run again. Tags, pins, statistics and dead letters are not restored.
     """
     report = RebuildReport()
+    restored_ids: list[tuple[VersionDocument, int]] = []
     for info in store.list(VERSIONS):
         if not info.key.endswith(".json") or info.key.endswith(f"/{SEALED}"):
             continue
@@ -132,10 +136,36 @@ def rebuild_registry(database: Database, store: ObjectStore) -> RebuildReport:
             if restored is None:
                 continue
             report.versions += 1
+            restored_ids.append((document, restored))
             _restore_samples(database, store, document, restored, report)
         except _DamagedError as error:
             _note(report.damaged, f"{info.key}: {error}")
+    _restore_results(database, store, restored_ids, report)
     return report
+
+
+def _restore_results(
+    database: Database, store: ObjectStore, versions: Sequence[tuple[VersionDocument, int]], report: RebuildReport
+) -> None:
+    """Restore what lists of results name: all artifacts first, since a result may name those of another version."""
+    restorer = ListRestorer(database, store)
+    lists: list[tuple[str, int]] = []
+    for of, version_id in versions:
+        keys = restorer.keys(of.name, of.number)
+        lists += [(key, version_id) for key in keys]
+        if keys:
+            report.unsealed = [one for one in report.unsealed if one != f"{of.name}@{of.number}"]
+    whole: list[tuple[str, int]] = []
+    for key, version_id in lists:
+        try:
+            report.artifacts += restorer.artifacts(key)
+            whole.append((key, version_id))
+        except ListDamagedError as error:
+            _note(report.damaged, f"{key}: {error}")
+    for key, version_id in whole:
+        samples, actions = restorer.rows(key, version_id)
+        report.samples += samples
+        report.actions += actions
 
 
 def _restore_samples(

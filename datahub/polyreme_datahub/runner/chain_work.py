@@ -22,6 +22,7 @@ from polyreme_datahub.recipes.recipe import Step
 from polyreme_datahub.registry import results
 from polyreme_datahub.registry.datasets import DatasetVersion
 from polyreme_datahub.registry.engine import Database
+from polyreme_datahub.registry.result_lists import store_list
 from polyreme_datahub.registry.rows import VALUE_BYTES_MAX, Action, Drop, Letter, Results, SampleRow, StageCount
 from polyreme_datahub.registry.work_items import WorkItem
 from polyreme_datahub.runner.flow import INGEST, Flow, Stage
@@ -342,6 +343,7 @@ class ChainWork:
             counts=counts,
             reused=sorted(pending.reused) if finished else (),
         )
+        store_list(self._lakehouse.store, self._flow.versions[item.version_id], outcome)
         written = results.commit(
             self._database,
             outcome,

@@ -170,13 +170,17 @@ def test_a_job_trains_on_a_sealed_version_and_copies_no_image(tmp_path: Path) ->
 
 def test_a_sealed_version_is_read_again_after_the_registry_is_lost(tmp_path: Path) -> None:
     home, other = Home(tmp_path), Home(tmp_path, url=f"sqlite:///{tmp_path}/other.sqlite")
-    report = ingest(home, write_source(tmp_path / "source"), recipe())
+    pages = write_source(tmp_path / "source")
+    report = ingest(home, pages, recipe())
     first = home.process(make_spec(["pages"], sequence_tokens=128))
     database = open_database(other.registry)
     assert rebuild_registry(database, open_store(home.objects)).versions >= 1
     database.close()
     second = other.process(make_spec(["pages"], sequence_tokens=128))
     assert second.datasets[0].manifest == first.datasets[0].manifest
+    again = ingest(other, pages, recipe())
+    assert again.manifest == report.manifest
+    assert made(again) == {"deduplicate-images": 11}, "a barrier alone decides again"
     source = SamplesSource({"manifest": report.manifest}, open_store(home.objects))
     assert source.record_id(0) == source.read(0).sample_id == "r0"
 

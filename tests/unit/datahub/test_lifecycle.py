@@ -8,7 +8,8 @@ import pytest
 
 from polyreme_datahub import hub, lifecycle
 from polyreme_datahub.errors import PredicateInvalidError, SourceInvalidError
-from tests.unit.datahub.jobs import Home, digits, make_spec
+from polyreme_datahub.objects import open_store
+from tests.unit.datahub.jobs import Home, digits, make_spec, picture, record, write_jsonl
 
 
 def test_a_processed_dataset_is_tagged_split_collected_and_trained_on_by_its_tag(tmp_path: Path) -> None:
@@ -42,6 +43,42 @@ def test_a_processed_dataset_is_tagged_split_collected_and_trained_on_by_its_tag
     rebuilt = lifecycle.rebuild_registry(*lost)
     assert rebuilt.versions == 4, "what was removed stays so"
     assert "two/first" not in [each.name for each in hub.list_datasets(lost[0])]
-    assert (rebuilt.samples, kept.records) == (60 + 40, 40), "samples that only the registry had"
+    assert (rebuilt.samples, kept.records) == (60 + 60 + 40, 40)
     anew = lifecycle.subset(*urls, "two", "two/first", "ordinal < 20")
     assert (anew.reference, lifecycle.rebuild_registry(*lost).versions) == ("two/first@1", 5)
+
+
+def test_a_rebuilt_registry_knows_what_operations_made(tmp_path: Path) -> None:
+    home, other = Home(tmp_path), Home(tmp_path, url=f"sqlite:///{tmp_path}/other.sqlite")
+    lines = [record(f"r{at}", [f"{at % 4}.png"]) for at in range(30)] + [record("bad", ["missing.png"])]
+    for at in range(4):
+        (tmp_path / f"{at}.png").write_bytes(picture(56, 28, seed=at))
+    home.register("mine", write_jsonl(tmp_path, lines))
+    first = home.process(make_spec(["mine"]))
+    rebuilt = lifecycle.rebuild_registry(other.registry, home.objects)
+    assert (rebuilt.samples, rebuilt.damaged) == (30, [])
+    second = other.process(make_spec(["mine"]))
+    assert second.datasets[0].manifest == first.datasets[0].manifest
+    assert second.datasets[0].dead_letters == first.datasets[0].dead_letters
+    made = {stage.stage: stage.misses for stage in second.stages if stage.misses}
+    assert made == {"index": 30}, "the index alone is made again"
+
+
+def test_what_lists_of_results_name_and_is_gone_is_made_again(tmp_path: Path) -> None:
+    home, other = Home(tmp_path), Home(tmp_path, url=f"sqlite:///{tmp_path}/other.sqlite")
+    (tmp_path / "a.png").write_bytes(picture(56, 28))
+    home.register("mine", write_jsonl(tmp_path, [record(f"r{at}", ["a.png"]) for at in range(8)]))
+    first = home.process(make_spec(["mine"]))
+    store = open_store(home.objects)
+    lists = [info.key for info in store.list("versions/mine/1/results/")]
+    store.put(lists[0], b"torn")
+    listing = store.get("versions/mine/1.json").decode()
+    for info in list(store.list("blobs/")):
+        if info.key.rpartition("/")[2] not in listing:
+            store.delete(info.key)
+    rebuilt = lifecycle.rebuild_registry(other.registry, home.objects)
+    assert (rebuilt.samples, rebuilt.artifacts) == (0, 0)
+    assert [note.partition(":")[0] for note in rebuilt.damaged] == lists[:1]
+    assert other.process(make_spec(["mine"])).datasets[0].manifest == first.datasets[0].manifest
+    hub.remove_dataset(other.registry, home.objects, "mine@1")
+    assert list(store.list("versions/mine/1/results/")) == []

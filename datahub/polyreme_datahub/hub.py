@@ -44,8 +44,8 @@ def register(
         registry_url: ``sqlite:////absolute/path`` or ``postgresql+psycopg2://...``.
         objects_url: ``file:///absolute/directory`` or ``s3://bucket/prefix``.
         name: Name of the dataset, as jobs write it; ``sample/`` is polyreme's own.
-        source: A ``.jsonl`` file or a folder of images (docs/reference/dataset-format.md), also as ``s3://bucket/...``,
-            or a description of generated pages.
+        source: A ``.jsonl`` file, or a folder of images, shards or tables (docs/reference/dataset-format.md), also as
+            ``s3://bucket/...``, or a description of generated pages.
         progress: Called now and then with what was found so far.
 
     Raises:
@@ -174,7 +174,7 @@ def ingest(
     May be killed, cancelled and run again: what is committed is reused, and the same outcome is the same version.
 
     Args:
-        source: A ``.jsonl`` file or a folder of images; or a dataset, as ``name`` or ``name@number``.
+        source: What ``register`` takes; or a dataset, as ``name`` or ``name@number``.
         name: Dataset that gets the version. The records of a file or a folder become a version of ``<name>/source``.
         recipe: Content of the recipe's YAML file.
         registry_url: As in ``register``.

@@ -29,6 +29,7 @@ from polyreme_datahub.runner.sample_seal import SEAL, SealWork
 from polyreme_datahub.runner.sealed_version import put_rows
 from polyreme_datahub.sources.bucket import SCHEME
 from polyreme_datahub.sources.samples import KIND
+from polyreme_datahub.sources.source_forms import is_pattern
 
 SOURCE = "source"
 """Last part of the name of the dataset that holds the records."""
@@ -190,7 +191,10 @@ class Ingestion:
 
 def is_path(source: str | Path | Mapping[str, Any]) -> bool:
     """Tell whether a source is files or a description, and not the name of a dataset."""
-    return isinstance(source, Mapping) or str(source).startswith(SCHEME) or Path(str(source)).exists()
+    if isinstance(source, Mapping) or str(source).startswith(SCHEME):
+        return True
+    path = Path(str(source))
+    return path.exists() or (is_pattern(str(source)) and path.parent.is_dir())
 
 
 def _reports(outcomes: Outcomes, meter: FlowMeter) -> tuple[OperationReport, ...]:

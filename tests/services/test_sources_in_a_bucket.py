@@ -19,6 +19,7 @@ from polyreme_datahub.sources.open import open_source
 from polyreme_datahub.sources.types import Source
 from tests.unit.datahub.jobs import Home, make_spec, picture, record, write_jsonl
 from tests.unit.datahub.test_pdf_pages import document
+from tests.unit.datahub.test_shards_and_tables import FORMS
 
 pytestmark = [pytest.mark.services]
 NAMES = ("a", "a b#%41+.x", "deep/er/ü", "z")
@@ -123,3 +124,26 @@ def test_a_large_listing_is_stored_in_a_bucket_in_parts(bucket: str, tmp_path: P
         assert lakehouse.put_file(file, before=lambda *blob: seen.append(blob)) == (digest_bytes(data), len(data))
     assert seen == [(digest_bytes(data), len(data))]
     assert lakehouse.get_blob(seen[0][0]) == data
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_shards_and_tables_in_a_bucket_are_the_version_of_a_folder_and_read_by_ranges(
+    bucket: str, home: Home, tmp_path: Path, form: str
+) -> None:
+    folder, store = FORMS[form](tmp_path / "set"), open_store(bucket)
+    files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.*") if path.is_file()}
+    for name, data in files.items():
+        store.put(name, data)
+    here, local = add(home, str(folder))
+    there, source = add(home, bucket)
+    assert (there.digest, there.number, there.source["path"]) == (here.digest, 1, bucket)
+    assert [source.read(at) for at in range(6)] == [local.read(at) for at in range(6)]
+    part = home.process(make_spec(["mine"])).datasets[0]
+    assert (part.samples, part.dead_letters) == (6, ())
+    name = max(name for name in files if "-of-" in name)
+    source = add(home, bucket)[1]
+    store.put(name, files[name] + b"\0")
+    with pytest.raises(SourceInvalidError, match=rf"file changed since it was registered: .*{name}"):
+        source.read(5)
+    assert source.read(0) == local.read(0)
+    assert add(home, f"{bucket}/{min(name for name in files if '-of-' in name)}")[0].records == 3

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -53,19 +52,28 @@ OutputOption = Annotated[Format, typer.Option("-o", "--output", help="Output for
 def register(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="Name of the dataset, as jobs write it.")],
-    source: Annotated[str, typer.Argument(help="A .jsonl file or a folder of images and texts, also s3://bucket/...")],
+    source: Annotated[
+        str, typer.Argument(help="A .jsonl file, or a folder of images, shards or tables; also s3://bucket/...")
+    ],
     output: OutputOption = Format.TABLE,
 ) -> None:
     """Register images and conversations as a dataset; changed content becomes a new version.
 
     The format is documented in docs/reference/dataset-format.md.
 
-    Example: polyreme data register receipts ./receipts.jsonl
+    Examples:
+
+      polyreme data register receipts ./receipts.jsonl
+
+      polyreme data register photos s3://bucket/shards
+
+      polyreme data register charts './charts/train-*.parquet'
     """
     from polyreme_datahub.hub import register as register_dataset
+    from polyreme_datahub.ingestion import is_path
     from polyreme_datahub.sources.found import sentence
 
-    if not source.startswith("s3://") and not Path(source).exists():
+    if not is_path(source):
         raise NotFoundError(f"no such file or folder: {source}", field="SOURCE")
     home = _home(context)
     with busy(f"reading {source}") as show:

@@ -1,7 +1,7 @@
 """The files of a dataset in a bucket: identified by key, size and ETag, and read only if the ETag is still the same.
 
-Registering reads no object but JSON Lines and PDFs: a listing by pages, or one request for each file that a record
-names. Requests in flight are bounded by the threads that call.
+Registering reads no object but JSON Lines, PDFs, shards and tables: a listing by pages, or one request for each file
+that a record names. Requests in flight are bounded by the threads that call.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 from polyreme_api.store import ObjectNotFoundError
-from polyreme_datahub.errors import SourceInvalidError
+from polyreme_datahub.errors import BadRecordError, SourceInvalidError
 from polyreme_datahub.objects import BucketStore, open_store
 from polyreme_datahub.sources.external_sort import Row
 from polyreme_datahub.sources.listing import Entry, RangeFile
@@ -63,11 +63,11 @@ class BucketTree:
         return Look(size=size, etag=etag)
 
     def read(self, entry: Entry) -> bytes:
-        """Read an object, or a line of one, if it is still the one that was listed."""
+        """Read an object, or a part of one, if it is still the one that was listed."""
         where = f"{self._url}/{entry.path}"
-        if not entry.size and entry.is_line:
+        if not entry.size and entry.is_part:
             return check_bytes(b"", entry, where=where)
-        start = entry.start if entry.is_line else None
+        start = entry.start if entry.is_part else None
         try:
             data = self._get(entry.path, etag=entry.etag, start=start, length=entry.size)
         except ObjectNotFoundError as error:
@@ -75,6 +75,12 @@ class BucketTree:
         except _ChangedError as error:
             raise changed(where, f"its ETag is no longer {entry.etag}") from error
         return check_bytes(data, entry, where=where)
+
+    def open_found(self, name: str) -> tuple[BinaryIO, str]:
+        """Open an object that ``walk`` found, or say why it is never read."""
+        if reason := refusal(name) or _unnamed(name):
+            raise BadRecordError(problem_of(name, reason), rule="path")
+        return self.open(name)
 
     def open(self, name: str) -> tuple[BinaryIO, str]:
         """Open an object, to be read by ranges of one ETag."""

@@ -6,6 +6,7 @@ of them ahead, and the listing is streamed.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -18,9 +19,10 @@ from typing import Any, BinaryIO
 
 from polyreme_datahub.errors import BadRecordError, SourceInvalidError
 from polyreme_datahub.sources.chunks import FIELD, cut, encode_counts
-from polyreme_datahub.sources.external_sort import Row, sorted_rows
+from polyreme_datahub.sources.external_sort import Row
 from polyreme_datahub.sources.files import FOLDER, JSONL, SUFFIXES
 from polyreme_datahub.sources.found import Found
+from polyreme_datahub.sources.in_order import in_order
 from polyreme_datahub.sources.listing import Entry, ListingWriter
 from polyreme_datahub.sources.records import (
     IMAGE_BYTES_MAX,
@@ -59,13 +61,14 @@ CountPages = Callable[[bytes], int]
 
 
 def describe_folder(
-    tree: Tree, path: str, *, store: Store, count_pages: CountPages, progress: Progress
+    tree: Tree, path: str, rows: Iterable[Row], *, store: Store, count_pages: CountPages, progress: Progress
 ) -> tuple[dict[str, Any], int]:
     """Describe a folder of images, each with the text of the same name beside it, and of PDFs; count the records.
 
     Args:
         tree: The files.
         path: What the user named, in full.
+        rows: Of the images, texts and PDFs, as ``walk`` yields them, by stem.
         store: Stores the listing.
         count_pages: Counts the pages of a PDF (``sandbox.count_pages``).
         progress: Called now and then.
@@ -75,8 +78,9 @@ def describe_folder(
         SourceAwayError: If a file can't be read now.
     """
     found = Found()
-    describer = _Describer(tree, found, count_pages, progress)
-    description, records = describer.describe(FOLDER, path, describer.folder_jobs(), store)
+    describer = _Describer(tree, found, count_pages)
+    entries = describer.entries(describer.folder_jobs(rows))
+    description, records = _describe(FOLDER, path, entries, found, store=store, progress=progress)
     if not records:
         raise SourceInvalidError(
             f"dataset folder holds no image: {path}, expected files ending in {', '.join(sorted({*SUFFIXES, PDF}))}",
@@ -88,13 +92,90 @@ def describe_folder(
 def describe_jsonl(tree: Tree, name: str, path: str, *, store: Store, progress: Progress) -> tuple[dict[str, Any], int]:
     """Describe a JSON Lines file and the files that its lines name; arguments and errors as ``describe_folder``."""
     found = Found()
-    describer = _Describer(tree, found, _no_pages, progress)
+    describer = _Describer(tree, found, _no_pages)
     file, etag = tree.open(name)
     with file:
-        description, records = describer.describe(JSONL, path, describer.line_jobs(name, file, etag), store)
+        entries = describer.entries(describer.line_jobs(name, file, etag))
+        description, records = _describe(JSONL, path, entries, found, store=store, progress=progress)
     if not records:
         raise SourceInvalidError(f"dataset file is empty: {path}, expected at least one record", field="source")
     return {**description, "name": name}, records
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """The entries of one record of a shard or a table."""
+
+    entries: Sequence[Entry]
+    images: int = 0
+
+
+def describe_parts(
+    kind: str,
+    path: str,
+    files: Iterable[str],
+    read: Callable[[str], Iterator[Listed]],
+    *,
+    threads: int,
+    store: Store,
+    progress: Progress,
+) -> tuple[dict[str, Any], int]:
+    """Describe files that hold many records each; errors as ``describe_folder``.
+
+    Args:
+        kind: Of the source.
+        path: What the user named, in full.
+        files: Their paths, in order.
+        read: Yields the records of one; threads call it.
+        threads: Files that are read at once.
+        store: Stores the listing.
+        progress: Called now and then.
+    """
+    found = Found()
+    with contextlib.closing(in_order(files, read, threads=threads)) as parts:
+        entries = _entries_of(parts, found)
+        description, records = _describe(kind, path, entries, found, store=store, progress=progress)
+    if not records:
+        raise SourceInvalidError(f"dataset files hold no record: {path}, expected at least one", field="source")
+    return description, records
+
+
+def _entries_of(parts: Iterable[Listed], found: Found) -> Iterator[Entry]:
+    for record, part in enumerate(parts):
+        found.lines += 1
+        found.images += part.images
+        for entry in part.entries:
+            yield dataclasses.replace(entry, record=record)
+
+
+def _describe(
+    kind: str, path: str, entries: Iterable[Entry], found: Found, *, store: Store, progress: Progress
+) -> tuple[dict[str, Any], int]:
+    with ListingWriter() as listing:
+        sizes = _Sizes()
+        counts = encode_counts(cut(sizes.of(_noted(_numbered(entries), listing, found, progress))))
+        progress(found)
+        digest, size = store(listing.finish()) if sizes.records else ("", 0)
+    description = {
+        "kind": kind,
+        "form": FORM,
+        "path": path,
+        "content": listing.content,
+        "listing": digest,
+        "listing_bytes": size,
+        FIELD: counts,
+        "found": found.counts(),
+    }
+    return description, sizes.records
+
+
+def _noted(entries: Iterable[Entry], listing: ListingWriter, found: Found, progress: Progress) -> Iterator[Entry]:
+    for entry in entries:
+        listing.add(entry)
+        found.note(entry, unread=UNREAD.get(_suffix(entry.member or entry.path), ""))
+        if found.files % PROGRESS_FILES == 0:
+            progress(found)
+        yield entry
 
 
 @dataclasses.dataclass(slots=True)
@@ -109,31 +190,11 @@ class _Job:
 
 
 class _Describer:
-    def __init__(self, tree: Tree, found: Found, count_pages: CountPages, progress: Progress) -> None:
-        self._tree, self._found = tree, found
-        self._count_pages, self._progress = count_pages, progress
+    def __init__(self, tree: Tree, found: Found, count_pages: CountPages) -> None:
+        self._tree, self._found, self._count_pages = tree, found, count_pages
 
-    def describe(self, kind: str, path: str, jobs: Iterable[_Job], store: Store) -> tuple[dict[str, Any], int]:
-        with ListingWriter() as listing:
-            sizes = _Sizes()
-            counts = encode_counts(cut(sizes.of(self._noted(_numbered(self._entries(jobs)), listing))))
-            self._progress(self._found)
-            digest, size = store(listing.finish()) if sizes.records else ("", 0)
-        description = {
-            "kind": kind,
-            "form": FORM,
-            "path": path,
-            "content": listing.content,
-            "listing": digest,
-            "listing_bytes": size,
-            FIELD: counts,
-            "found": self._found.counts(),
-        }
-        return description, sizes.records
-
-    def folder_jobs(self) -> Iterator[_Job]:
+    def folder_jobs(self, rows: Iterable[Row]) -> Iterator[_Job]:
         """Yield the images and texts of a folder by stem, so that a text comes with its images."""
-        rows = sorted_rows((row for row in self._tree.walk() if _is_of_a_folder(row[0])), key=lambda row: _stem(row[0]))
         for record, files in enumerate(_by_stem(rows, self._found)):
             for name, row, bytes_max in files:
                 entry = Entry(record=record, path=name)
@@ -148,7 +209,7 @@ class _Describer:
             for named in named_files(_parsed(line)):
                 yield _Job(Entry(record=record, path=named), IMAGE_BYTES_MAX)
 
-    def _entries(self, jobs: Iterable[_Job]) -> Iterator[Entry]:
+    def entries(self, jobs: Iterable[_Job]) -> Iterator[Entry]:
         """Yield the entries of jobs in order, digested by threads."""
         remaining = iter(jobs)
         with ThreadPoolExecutor(THREADS) as threads:
@@ -195,14 +256,6 @@ class _Describer:
             return [dataclasses.replace(entry, problem=f"{entry.path!r}: {error.message}", rule=error.rule)]
         return [dataclasses.replace(entry, page=page) for page in range(pages)]
 
-    def _noted(self, entries: Iterable[Entry], listing: ListingWriter) -> Iterator[Entry]:
-        for entry in entries:
-            listing.add(entry)
-            self._found.note(entry, unread=UNREAD.get(_suffix(entry.path), ""))
-            if self._found.files % PROGRESS_FILES == 0:
-                self._progress(self._found)
-            yield entry
-
 
 _MISSING: Row = ()
 """What ``walk`` has yielded for a file that it has not found."""
@@ -232,7 +285,7 @@ def _numbered(entries: Iterable[Entry]) -> Iterator[Entry]:
 
 def _by_stem(rows: Iterable[Row], found: Found) -> Iterator[list[tuple[str, Row | None, int]]]:
     """Yield the files of each record of a folder: an image and its text, or a PDF."""
-    for _, group in itertools.groupby(rows, key=lambda row: _stem(row[0])[0]):
+    for _, group in itertools.groupby(rows, key=lambda row: stem(row[0])[0]):
         files = list(group)
         texts = {row[0]: row for row in files if _suffix(row[0]) == TEXT}
         images = [row for row in files if row[0] not in texts]
@@ -272,16 +325,11 @@ def _parsed(line: bytes) -> Any:
         return None
 
 
-def _is_of_a_folder(name: str) -> bool:
-    suffix = _suffix(name)
-    return suffix in SUFFIXES or suffix in UNREAD or suffix in {TEXT, PDF}
-
-
 def _suffix(name: str) -> str:
     return PurePosixPath(name).suffix.lower()
 
 
-def _stem(name: str) -> Sequence[str]:
+def stem(name: str) -> Sequence[str]:
     """Return what names are sorted by: the path without its suffix, then the whole of it."""
     return [name.removesuffix(PurePosixPath(name).suffix), name]
 

@@ -36,7 +36,7 @@ class Found:
         if entry.page >= 0:
             self.pages += 1
             self.documents += entry.page == 0
-        elif entry.is_line or entry.path.lower().endswith(".txt"):
+        elif entry.row >= 0 or entry.is_line or (entry.member or entry.path).lower().endswith((".txt", ".json")):
             pass
         elif entry.problem:
             self.problems += 1

@@ -48,17 +48,29 @@ class Entry:
     """Why the file can't be read: the record becomes a dead letter with this sentence."""
     rule: str = ""
     """Of the dead letter."""
+    member: str = ""
+    """Name inside the file: of a member of a tar shard, or ``row=N`` of a table."""
+    group: int = -1
+    """Of a table's row: its row group, or the first byte of its batch."""
+    row: int = -1
+    """Of a table's row: its position in the group, from 0."""
+
+    @property
+    def is_part(self) -> bool:
+        """Whether it is a range of a file's bytes: a line, or a member of a shard."""
+        return self.start >= 0
 
     @property
     def is_line(self) -> bool:
         """Whether it is a record's own line."""
-        return self.start >= 0
+        return self.is_part and not self.member
 
     @property
     def identity(self) -> list[Any]:
         """What a version's digest is made of: what is read, and under which name, but not where it lies."""
         content = self.problem or self.sha256 or f"{self.size}:{self.etag}"
-        return [self.record, "" if self.is_line else self.path, self.page, self.rule, content]
+        named = [self.member] if self.member else []
+        return [self.record, "" if self.is_line else self.path, self.page, self.rule, content, *named]
 
 
 class ListingWriter:
@@ -68,7 +80,7 @@ class ListingWriter:
         import pyarrow
         import pyarrow.parquet
 
-        numbers = {"record", "start", "size"}
+        numbers = {"record", "start", "size", "group", "row"}
         kinds = {name: pyarrow.int64() if name in numbers else pyarrow.binary() for name in _fields()}
         self._schema = pyarrow.schema(list({**kinds, "page": pyarrow.int32()}.items()))
         self._file: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115 - closed by __exit__
@@ -213,9 +225,10 @@ class Listing:
         except (pyarrow.ArrowException, OSError, ValueError) as error:
             raise self._damaged(error) from error
         rows: dict[int, list[Entry]] = {}
-        columns = [table.column(name).to_pylist() for name in _fields()]
+        names = [name for name in _fields() if name in table.column_names]  # an older release wrote fewer
+        columns = [table.column(name).to_pylist() for name in names]
         for values in zip(*columns, strict=True):
-            entry = Entry(**{name: _loaded(name, value) for name, value in zip(_fields(), values, strict=True)})
+            entry = Entry(**{name: _loaded(name, value) for name, value in zip(names, values, strict=True)})
             rows.setdefault(entry.record, []).append(entry)
         return rows
 

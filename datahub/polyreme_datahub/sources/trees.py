@@ -8,12 +8,12 @@ import hashlib
 import os
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from polyreme_datahub.digests import digest_bytes
-from polyreme_datahub.errors import SourceAwayError, SourceInvalidError
+from polyreme_datahub.errors import BadRecordError, SourceAwayError, SourceInvalidError
 from polyreme_datahub.sources.external_sort import Row
 from polyreme_datahub.sources.listing import Entry
 from polyreme_datahub.sources.names import refusal
@@ -63,7 +63,7 @@ class Tree(Protocol):
         ...
 
     def read(self, entry: Entry) -> bytes:
-        """Read a listed file, or a listed line of it, and check that it is still what was listed.
+        """Read a listed file, or a listed part of it, and check that it is still what was listed.
 
         Raises:
             SourceInvalidError: If it changed since.
@@ -73,6 +73,15 @@ class Tree(Protocol):
 
     def open(self, name: str) -> tuple[BinaryIO, str]:
         """Open a file to be read from its start; return its ETag, too."""
+        ...
+
+    def open_found(self, name: str) -> tuple[BinaryIO, str]:
+        """Open a file that ``walk`` has yielded, as ``open`` does.
+
+        Raises:
+            BadRecordError: If it is one that is never read, such as a pipe or a link that leads outside.
+            SourceAwayError: If it can't be read now.
+        """
         ...
 
 
@@ -129,14 +138,14 @@ class LocalTree:
         return Look(size=size, sha256=digest.hexdigest())
 
     def read(self, entry: Entry) -> bytes:
-        """Read and check a file or a line."""
+        """Read and check a file, or a part of one."""
         try:
             with self._open(entry.path) as (file, size):
                 file.seek(max(0, entry.start))
                 data = file.read(entry.size)
         except _ProblemError as error:
             raise changed(str(self._root / entry.path), error.reason) from error
-        if entry.is_line:
+        if entry.is_part:
             return check_bytes(data, entry, where=str(self._root / entry.path))
         if size != entry.size:
             raise changed(str(self._root / entry.path), f"it has {size} bytes, {entry.size} were registered")
@@ -150,6 +159,15 @@ class LocalTree:
             raise SourceInvalidError(
                 f"dataset file can't be read: {self._root / name}, {error.strerror}", field="source"
             ) from error
+
+    def open_found(self, name: str) -> tuple[BinaryIO, str]:
+        """Open a regular file inside the root."""
+        with ExitStack() as stack:
+            try:
+                file, _ = stack.enter_context(self._open(name))
+            except _ProblemError as error:
+                raise BadRecordError(problem_of(name, error.reason), rule=error.rule) from error
+            return os.fdopen(os.dup(file.fileno()), "rb"), ""
 
     @contextmanager
     def _open(self, name: str) -> Iterator[tuple[BinaryIO, int]]:
@@ -193,7 +211,7 @@ def check_bytes(data: bytes, entry: Entry, *, where: str) -> bytes:
         SourceInvalidError: If they are not those that were listed.
     """
     if len(data) != entry.size or (entry.sha256 and digest_bytes(data) != entry.sha256):
-        part = f" at byte {entry.start}" if entry.is_line else ""
+        part = f" at byte {entry.start}" if entry.is_part else ""
         raise changed(where, f"its bytes{part} are others")
     return data
 

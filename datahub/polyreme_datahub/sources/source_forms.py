@@ -1,0 +1,175 @@
+"""Finds out which form the files of a folder or prefix have: shards, tables, or images with texts."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
+from pathlib import PurePosixPath
+
+from polyreme_datahub.errors import BadRecordError, SourceInvalidError
+from polyreme_datahub.sources.describe import TEXT, UNREAD, stem
+from polyreme_datahub.sources.external_sort import Row, sorted_rows
+from polyreme_datahub.sources.files import FOLDER, SUFFIXES
+from polyreme_datahub.sources.names import shown
+from polyreme_datahub.sources.records import PDF
+from polyreme_datahub.sources.trees import Tree
+
+SHARDS = "webdataset"
+PARQUET = "parquet"
+ARROW = "arrow"
+KINDS: Mapping[str, str] = {
+    ".tar": SHARDS,
+    ".parquet": PARQUET,
+    ".arrow": ARROW,
+    **dict.fromkeys((*SUFFIXES, *UNREAD, PDF), FOLDER),
+}
+"""Form of a folder that holds files of a suffix. Texts belong to images, and say nothing beside other forms."""
+PART_SUFFIXES = tuple(suffix for suffix, kind in KINDS.items() if kind != FOLDER)
+"""Of files that hold many records each."""
+COMPRESSED = re.compile(r"\.(tar\.(gz|bz2|xz|zst)|tgz)$", re.IGNORECASE)
+CACHED = re.compile(r"(.*/)?cache-[^/]*\.arrow")
+"""What ``datasets`` leaves beside a dataset's own files."""
+STATE = "state.json"
+STATE_BYTES_MAX = 16 * 2**20
+SPLIT = re.compile(r"(.+?)-\d+-of-\d+")
+PLAIN_STEMS = frozenset({"data", "part", "shard"})
+"""What numbered files are called that belong to no split of their own."""
+SPLIT_FOLDERS = frozenset({"train", "training", "test", "validation", "valid", "val", "dev"})
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """The form of a folder."""
+
+    kind: str
+    rows: Iterator[Row]
+    """Of its files, sorted: with texts if they are images."""
+
+
+def form_of(rows: Iterable[Row], where: str, *, pattern: str = "*") -> Form:
+    """Find out which form the files of a folder have.
+
+    Args:
+        rows: Of all its files (``Tree.walk``).
+        where: What the user named, for messages.
+        pattern: What files at the root are named like; of other folders none then, unless it is ``*``.
+
+    Raises:
+        SourceInvalidError: If they have several forms, or several splits.
+    """
+    seen = _Seen(where)
+    every = pattern == "*"
+    ordered = sorted_rows(
+        seen.kept(row for row in rows if every or _matches(row[0], pattern)), key=lambda row: stem(row[0])
+    )
+    first = list(itertools.islice(ordered, 1))  # all rows have been seen before the first comes out
+    kind = seen.kind()
+    wanted: Callable[[Row], bool] = (lambda _row: True) if kind == FOLDER else (lambda row: _suffix(row[0]) != TEXT)
+    return Form(kind=kind, rows=filter(wanted, itertools.chain(first, ordered)))
+
+
+def saved_files(tree: Tree, found: Iterable[str], where: str) -> list[str]:
+    """Return the files of a dataset that ``save_to_disk`` wrote, in its order; those found if it has no state.
+
+    Raises:
+        SourceInvalidError: If the state names other files, or rows of them.
+    """
+    names = list(found)
+    try:
+        file, _ = tree.open_found(STATE)
+    except (BadRecordError, SourceInvalidError):
+        return names
+    with file:
+        data = file.read(STATE_BYTES_MAX)
+    try:
+        state = json.loads(data)
+        named = [data_file["filename"] for data_file in state["_data_files"]]
+        rows = state.get("_indices_data_files")
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise SourceInvalidError(f"dataset file {where}/{STATE} is damaged: {error!r}", field="source") from error
+    missing = [name for name in named if name not in names]
+    if missing or rows:
+        what = f"names {missing[0]!r}, which is not there" if missing else "chooses rows; flatten_indices() first"
+        raise SourceInvalidError(f"dataset file {where}/{STATE} {what}", field="source")
+    return named
+
+
+def is_pattern(name: str) -> bool:
+    """Tell whether the last part of a path names files by a pattern."""
+    return "*" in name.rpartition("/")[2] or "?" in name.rpartition("/")[2]
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return "/" not in name and fnmatchcase(name, pattern)
+
+
+class _Seen:
+    """What a folder holds: the first file of each form, and of each split."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._firsts: dict[str, str] = {}
+        self._splits: dict[str, str] = {}
+        self._compressed = ""
+
+    def kept(self, rows: Iterable[Row]) -> Iterator[Row]:
+        for row in rows:
+            name = row[0]
+            suffix = _suffix(name)
+            if COMPRESSED.search(name):
+                self._compressed = self._compressed or name
+            if CACHED.fullmatch(name):
+                continue
+            if kind := KINDS.get(suffix):
+                self._firsts.setdefault(kind, name)
+                if kind != FOLDER:
+                    self._splits.setdefault(split_of(name), name)
+            if kind or suffix == TEXT:
+                yield row
+
+    def kind(self) -> str:
+        """Return the form.
+
+        Raises:
+            SourceInvalidError: If there are several.
+        """
+        kinds = sorted(self._firsts)
+        if len(kinds) > 1:
+            names = " and ".join(shown(self._firsts[kind]) for kind in kinds)
+            raise self._refused(f"holds files of {len(kinds)} forms, such as {names}; name a folder with those of one")
+        if self._compressed and kinds != [FOLDER]:
+            raise self._refused(
+                f"holds a compressed shard: {shown(self._compressed)}, whose members can't be read one by one; "
+                "uncompress it (images hardly shrink)"
+            )
+        if len(self._splits) > 1:
+            raise self._refused(
+                f"holds the splits {', '.join(sorted(self._splits))}; name the files of one, as in "
+                f"'{self._where}/{self._example()}'"
+            )
+        return kinds[0] if kinds else FOLDER
+
+    def _example(self) -> str:
+        split, name = min(self._splits.items(), key=lambda item: (item[0] != "train", item[0]))
+        folder, _, last = name.rpartition("/")
+        own = f"{split}-*{_suffix(last)}" if last.startswith(f"{split}-") else ""
+        return "/".join(filter(None, (shown(folder), own)))
+
+    def _refused(self, reason: str) -> SourceInvalidError:
+        return SourceInvalidError(f"dataset folder {self._where} {reason}", field="source")
+
+
+def split_of(name: str) -> str:
+    """Return the split that a file says to belong to, as Hugging Face names them; empty if it says none."""
+    path = PurePosixPath(name)
+    if (found := SPLIT.match(path.name)) and found[1] not in PLAIN_STEMS:
+        return found[1]
+    return next((part for part in reversed(path.parts[:-1]) if part.lower() in SPLIT_FOLDERS), "")
+
+
+def _suffix(name: str) -> str:
+    return PurePosixPath(name).suffix.lower()

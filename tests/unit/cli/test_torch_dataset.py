@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from polyreme_api.errors import InvalidConfigError, RefusedError
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_datahub import hub
 from tests.unit.datahub.jobs import Home, make_spec, picture, write_jsonl
+from tests.unit.datahub.shards_and_tables import write_shards
 
 STEPS = 7
 
@@ -67,6 +70,40 @@ def test_batches_are_the_packs_of_each_step_shared_among_ranks(home: Home) -> No
                 torch.cat([part[name] for part in parts]), torch.from_numpy(np.asarray(getattr(whole, name)))
             )
         assert [name for part in parts for name in part["sample_ids"]] == list(whole.sample_ids)
+
+
+@pytest.mark.parametrize("packs_by", ["Order", "Cost"])
+def test_a_trace_names_the_steps_that_ranks_get_a_sample_in(home: Home, tmp_path: Path, packs_by: str) -> None:
+    home.register("shards", write_shards(tmp_path / "shards", samples=4))
+    spec = make_spec(
+        ["mine", "shards"],
+        packs_per_step=5,
+        vocabulary=300,
+        schedule=[(4, [1, 0]), (6, [1, 5])],
+        augment={"mirror": {"probability": "0.5"}, "crop": {"minAreaPercent": 60}},
+        packs_by=packs_by,
+    )
+    home.process(spec)
+    source = hub.open_source(home.objects, spec)
+    trained = Counter(
+        (batch["step"], name)
+        for rank in range(3)
+        for batch in dataset(home, spec, rank=rank, ranks=3)
+        for name in batch["sample_ids"]
+    )
+    names = {name for _, name in trained}
+    traced = Counter(
+        (turn.step, name)
+        for name in names
+        for step in range(1, STEPS + 1)
+        for turn in source.turns(source.find(name), step)
+    )
+    assert traced == trained
+    assert len(names) == 32
+    of_shards = {step for step, name in trained if ".tar/" in name}
+    assert of_shards & {1, 2, 3}, "before the mixture changed"
+    assert of_shards & {6, 7}, "and after"
+    assert source.find("nobody") == {}
 
 
 # torchdata calls it when a loader is made.

@@ -110,7 +110,7 @@ class _Place:
     @property
     def path(self) -> str:
         """What was named, in full."""
-        return f"{self.root}/{self.name}" if self.name else self.root
+        return f"{self.root.rstrip('/')}/{self.name}" if self.name else self.root
 
 
 def _place(source: str) -> _Place:
@@ -194,7 +194,9 @@ def open_source(description: Mapping[str, Any], lakehouse: Lakehouse) -> Source:
 
 def _tree(description: Mapping[str, Any]) -> Tree:
     path = str(description["path"])
-    root = str(description.get("root", path.rpartition("/")[0] if description["kind"] == files.JSONL else path))
+    root = str(
+        description.get("root", (path.rpartition("/")[0] or "/") if description["kind"] == files.JSONL else path)
+    )
     return BucketTree(root) if root.startswith(SCHEME) else LocalTree(Path(root))
 
 

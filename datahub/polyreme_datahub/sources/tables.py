@@ -179,7 +179,7 @@ class _Parquet:
             self._file = pyarrow.parquet.ParquetFile(
                 getattr(file, "raw", file), buffer_size=READ_BYTES, pre_buffer=False
             )
-            self.schema = self._file.schema_arrow
+            self.schema = _decoded(self._file.schema_arrow)
         except self._errors as error:
             raise _damaged(error, "it is not Parquet, or cut off") from error
 
@@ -212,7 +212,7 @@ class _Stream:
             first = self._message(0)
             if first is None:
                 raise TableDamagedError("it holds no message")
-            self._first, self.schema = len(first), pyarrow.ipc.read_schema(pyarrow.py_buffer(first))
+            self._first, self.schema = len(first), _decoded(pyarrow.ipc.read_schema(pyarrow.py_buffer(first)))
         except self._errors as error:
             raise _damaged(error, "it is not an Arrow stream, as datasets' save_to_disk writes one") from error
 
@@ -319,6 +319,17 @@ def _holds_bytes(kind: pyarrow.DataType) -> bool:
             return False
         kind = kind.field("bytes").type
     return bool(pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind))
+
+
+def _decoded(schema: pyarrow.Schema) -> pyarrow.Schema:
+    """Return a schema whose names are text.
+
+    Raises:
+        ValueError: If one is not UTF-8; pyarrow finds out only when it is read.
+    """
+    for name in schema.names:
+        name.encode()
+    return schema
 
 
 def _refused(file: str, reason: str) -> SourceInvalidError:

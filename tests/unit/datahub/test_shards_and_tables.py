@@ -21,7 +21,8 @@ from polyreme_datahub.objects import open_store
 from polyreme_datahub.registry.datasets import DatasetVersion, find_version
 from polyreme_datahub.registry.engine import open_database
 from polyreme_datahub.sources import found, tables, tar_members
-from polyreme_datahub.sources.open import open_source
+from polyreme_datahub.sources.open import _tree, open_source
+from polyreme_datahub.sources.trees import LocalTree
 from polyreme_datahub.sources.types import Source
 from tests.unit.datahub.jobs import Home, make_spec, picture
 from tests.unit.datahub.shards_and_tables import rows_of, tar_of, write_arrow, write_parquet, write_shards
@@ -401,6 +402,9 @@ def test_damage_of_a_table_is_a_dead_letter_and_what_is_whole_is_read(
         assert good == ["Picture 8.", *(f"Picture {at}." for at in range(len(good) - 1))]
         assert [one[1] for one in bad] == ["table"], (size, bad)
         assert bad[0][0].startswith(f"b.{form}")
+    if form == "arrow":
+        path.write_bytes(whole.replace(b"license", b"\xfficense"))
+        assert [one[1] for one in letters(library, path)[1]] == ["table"], "a name of a column is not UTF-8"
     if form == "parquet":
         column = pyarrow.parquet.ParquetFile(path.parent / "a.parquet").metadata.row_group(0).column(0)
         assert column.path_in_schema == "image.bytes"
@@ -462,3 +466,9 @@ def test_a_job_trains_on_every_form_and_a_second_run_computes_nothing(
     assert (first.samples, first.dead_letters) == (6, ())
     assert [count.hits for count in second.stages] == [6] * 5
     assert second.manifest == first.manifest
+
+
+def test_a_file_at_the_root_of_the_machine_is_read_from_there() -> None:
+    tree = _tree({"kind": "jsonl", "path": "/etc.jsonl"})
+    assert isinstance(tree, LocalTree)
+    assert tree._root == Path("/")

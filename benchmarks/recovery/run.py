@@ -37,7 +37,7 @@ from polyreme_operator.port import Manifest, ObjectRef
 REPLACE_S, JOBSET_RATIO = 2.0, 1.0
 FAULTY = (1, 2, 8)
 """Nodes that fail at once."""
-DEVICES, RACK = 8, 64
+DEVICES, RACK = 8, 96
 """Devices of a node, nodes of a rack."""
 RACK_LABEL = "example.com/rack"
 WITHIN_S = 240.0

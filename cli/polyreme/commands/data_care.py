@@ -98,7 +98,7 @@ def rebuild_registry(context: typer.Context, output: OutputOption = Format.TABLE
     columns = [(name, name) for name in ("versions", "samples", "artifacts", "actions")]
     emit("RebuildReport", plain(report), output=output, columns=columns)
     for reference in report.unsealed:
-        note(f"{reference}: its samples are not listed in the store; polyreme data ingest or polyreme run reads them")
+        note(f"{reference}: not all of its samples are listed; polyreme data ingest or polyreme run reads the rest")
     for damage in report.damaged:
         note(f"not restored: {damage}")
     if report.damaged:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -49,7 +50,7 @@ class RebuildReport:
     actions: int = 0
     """Results of operations."""
     unsealed: list[str] = dataclasses.field(default_factory=list)
-    """Versions whose samples are not listed: processing ingests them again."""
+    """Versions of whose records some are not listed as samples: processing reads those again."""
     damaged: list[str] = dataclasses.field(default_factory=list)
     """Objects that can't be read as what they should be, at most ``SHOWN_MAX``; the others were restored."""
 
@@ -149,23 +150,28 @@ def _restore_results(
 ) -> None:
     """Restore what lists of results name: all artifacts first, since a result may name those of another version."""
     restorer = ListRestorer(database, store)
-    lists: list[tuple[str, int]] = []
-    for of, version_id in versions:
-        keys = restorer.keys(of.name, of.number)
-        lists += [(key, version_id) for key in keys]
-        if keys:
-            report.unsealed = [one for one in report.unsealed if one != f"{of.name}@{of.number}"]
-    whole: list[tuple[str, int]] = []
-    for key, version_id in lists:
+    lists = [(key, of, number) for of, number in versions for key in restorer.keys(of.name, of.number)]
+    damaged: set[str] = set()
+    restored: Counter[str] = Counter()
+    for key, _, _ in lists:
         try:
             report.artifacts += restorer.artifacts(key)
-            whole.append((key, version_id))
+        except ListDamagedError as error:
+            damaged.add(key)
+            _note(report.damaged, f"{key}: {error}")
+    for key, of, version_id in lists:
+        if key in damaged:
+            continue
+        try:
+            samples, actions = restorer.rows(key, version_id)
         except ListDamagedError as error:
             _note(report.damaged, f"{key}: {error}")
-    for key, version_id in whole:
-        samples, actions = restorer.rows(key, version_id)
-        report.samples += samples
+            continue
         report.actions += actions
+        restored[f"{of.name}@{of.number}"] += samples
+    report.samples += restored.total()
+    records = {f"{of.name}@{of.number}": of.records for of, _ in versions}
+    report.unsealed = [one for one in report.unsealed if restored[one] < records[one]]
 
 
 def _restore_samples(

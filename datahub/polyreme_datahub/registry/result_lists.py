@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection
 
-from polyreme_api.store import ObjectStore
+from polyreme_api.store import ObjectNotFoundError, ObjectStore
 from polyreme_datahub.digests import blob_key, canonical_json, digest_bytes
 from polyreme_datahub.lakehouse import Artifact
 from polyreme_datahub.registry import schema
@@ -28,6 +28,7 @@ from polyreme_datahub.registry.results import insert_actions, places_of
 from polyreme_datahub.registry.rows import Action, Results, SampleRow, columns
 
 SUFFIX = ".jsonl.zz"
+FORMAT = 1
 LEVEL = 1
 LIST_BYTES_MAX = 2**28
 """Of one list, uncompressed; a commit has far less (``CommitPace``)."""
@@ -56,9 +57,9 @@ def store_list(store: ObjectStore, version: DatasetVersion, results: Results) ->
     """Store the list of a commit; the same results are the same object."""
     if not results.samples and not results.actions and not results.artifacts:
         return
-    lines = [canonical_json({"sample": list(columns(row).values())}) for row in results.samples]
-    lines += [canonical_json({"action": list(columns(action).values())}) for action in results.actions]
-    lines += [canonical_json({"artifact": list(columns(row).values())}) for row in results.artifacts]
+    lines = [canonical_json({"format": FORMAT})]
+    for kind, rows in (("sample", results.samples), ("action", results.actions), ("artifact", results.artifacts)):
+        lines += [canonical_json({kind: list(columns(row).values())}) for row in rows]
     content = b"".join(line + b"\n" for line in lines)
     key = f"{results_folder(version.name, version.number)}{digest_bytes(content)}{SUFFIX}"
     store.put(key, zlib.compress(content, LEVEL))
@@ -113,12 +114,15 @@ class ListRestorer:
     def _read(self, key: str) -> ResultList:
         try:
             content = zlib.decompressobj().decompress(self._store.get(key), LIST_BYTES_MAX)
-        except zlib.error as error:
-            raise ListDamagedError(f"can't be decompressed: {error}") from error
+        except (zlib.error, ObjectNotFoundError) as error:
+            raise ListDamagedError(f"can't be read: {error}") from error
         if digest_bytes(content) != key.rpartition("/")[2].removesuffix(SUFFIX):
             raise ListDamagedError("its digest is not that of its name")
+        first, *lines = content.splitlines()
+        if json.loads(first) != {"format": FORMAT}:
+            raise ListDamagedError(f"begins {first[:80]!r}, expected format {FORMAT}")
         found: dict[str, list[list[Any]]] = {"sample": [], "action": [], "artifact": []}
-        for line in content.splitlines():
+        for line in lines:
             for kind, row in json.loads(line).items():
                 found[kind].append(row)
         return ResultList(

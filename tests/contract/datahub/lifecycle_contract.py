@@ -41,6 +41,7 @@ from polyreme_datahub.registry.collection import CollectionReport, collect
 from polyreme_datahub.registry.derived import Derivation
 from polyreme_datahub.registry.engine import Database, open_database
 from polyreme_datahub.registry.predicate import parse_predicate
+from polyreme_datahub.registry.result_lists import store_list
 from polyreme_datahub.registry.rows import Action, IndexRow, Results, SampleRow
 from polyreme_datahub.registry.work_items import WorkItem
 from tests.contract.datahub.work_contract import at_once, item
@@ -251,7 +252,9 @@ class LifecycleContract:
         home.clear_rows()
         home.store.put("versions/torn/1.json", b"{")
         report = rebuild.rebuild_registry(empty, home.store)
-        assert (report.versions, report.samples, report.unsealed) == (2, 2, ["open@1"])
+        assert (report.versions, report.samples, report.unsealed) == (2, 2 + 2, ["open@1"])
+        known = results.outputs_of(empty, ["sealed-decode", "sealed-measure", "sealed-group", "other"])
+        assert (report.actions, sorted(known)) == (3, ["sealed-decode", "sealed-group", "sealed-measure"])
         assert [note.partition(":")[0] for note in report.damaged] == ["versions/torn/1.json"]
         restored = datasets.find_version(empty, "sealed@1")
         assert dataclasses.replace(restored, id=version.id) == version
@@ -292,16 +295,18 @@ class Home:
         content = canonical_json({"shards": [shard]})
         manifest = self.lakehouse.put_blob(content)
         index = IndexRow(key=f"{name} index", version_id=version.id, manifest=manifest, samples=2, tokens=9)
+        made_here = Results(
+            version_id=version.id,
+            samples=rows,
+            artifacts=[*places, *stored],
+            actions=[made, measured, grouped],
+            indexes=[index],
+            blobs={shard: len(name) + 6, group: len(name) + 6, manifest: len(content)},
+        )
+        store_list(self.store, version, made_here)
         results.commit(
             self.database,
-            Results(
-                version_id=version.id,
-                samples=rows,
-                artifacts=[*places, *stored],
-                actions=[made, measured, grouped],
-                indexes=[index],
-                blobs={shard: len(name) + 6, group: len(name) + 6, manifest: len(content)},
-            ),
+            made_here,
             finished=self._item(name),
             owner="w",
             now_s=0.0,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 
 import pytest
 
 from polyreme_datahub import hub, lifecycle
+from polyreme_datahub.digests import digest_bytes
 from polyreme_datahub.errors import PredicateInvalidError, SourceInvalidError
 from polyreme_datahub.objects import open_store
 from tests.unit.datahub.jobs import Home, digits, make_spec, picture, record, write_jsonl
@@ -72,13 +74,17 @@ def test_what_lists_of_results_name_and_is_gone_is_made_again(tmp_path: Path) ->
     store = open_store(home.objects)
     lists = [info.key for info in store.list("versions/mine/1/results/")]
     store.put(lists[0], b"torn")
+    other_format = zlib.compress(b'{"format":2}\n')
+    newer = f"versions/mine/1/results/{digest_bytes(zlib.decompress(other_format))}.jsonl.zz"
+    store.put(newer, other_format)
     listing = store.get("versions/mine/1.json").decode()
     for info in list(store.list("blobs/")):
         if info.key.rpartition("/")[2] not in listing:
             store.delete(info.key)
     rebuilt = lifecycle.rebuild_registry(other.registry, home.objects)
     assert (rebuilt.samples, rebuilt.artifacts) == (0, 0)
-    assert [note.partition(":")[0] for note in rebuilt.damaged] == lists[:1]
+    assert {note.partition(":")[0] for note in rebuilt.damaged} == {lists[0], newer}
+    assert rebuilt.unsealed == ["mine@1"]
     assert other.process(make_spec(["mine"])).datasets[0].manifest == first.datasets[0].manifest
     hub.remove_dataset(other.registry, home.objects, "mine@1")
     assert list(store.list("versions/mine/1/results/")) == []

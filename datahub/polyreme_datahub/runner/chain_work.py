@@ -69,6 +69,8 @@ class _Pending:
     """Digests of stored bytes that were found and not made."""
     stored: Collection[str] = ()
     """Digests of raw bytes that this worker has stored before."""
+    remakes: bool = False
+    """Whether everything is made again, known or not: stored bytes of it are lost."""
 
     @property
     def size_bytes(self) -> int:
@@ -177,7 +179,7 @@ class ChainWork:
         stage = self._flow.stages[-1]
         steps = [step for step in stage.steps if not step.operation.barrier]
         rows = results.samples_between(self._database, version.id, first=first, count=count)
-        pending = _Pending(self._keys[version.id])
+        pending = _Pending(self._keys[version.id], remakes=True)
         samples = {str(row.ordinal): Sample(ordinal=row.ordinal, missing=list(steps)) for row in rows}
         for outcome in self._sandbox(stage).run(self._tasks(version, list(samples.values()), pending)):
             self._take(samples[outcome.key], stage, outcome, pending)
@@ -270,11 +272,24 @@ class ChainWork:
         pending.parts |= {digest: blob.data for digest, blob in blobs.items() if digest not in pending.stored}
         pending.reused |= blobs.keys() & pending.stored
         pending.count(INGEST, misses=1)
-        if not sample.missing:
+        # Most records of a later version are those of an earlier one.
+        if not sample.missing or (version.number > 1 and not pending.remakes and self._known(sample, pending)):
             return None
         value = Value(data=raw.content, blobs=blobs)
         steps = tuple(step.name for step in sample.missing)
         return SampleTask(key=str(sample.ordinal), values={RECORD: value}, steps=steps)
+
+    def _known(self, sample: Sample, pending: _Pending) -> bool:
+        """Take over what another version's steps made of the same record, if that is all of it."""
+        steps = sample.missing
+        hits = resolve([sample], steps, pending.keys, outputs_of=self._outputs_of, ends=pending.ends)
+        if sample.missing:
+            sample.missing, sample.outputs = steps, {}
+            return False
+        for name, count in hits.items():
+            pending.count(name, hits=count)
+        pending.reused |= set(_stored(sample))
+        return True
 
     def _take(self, sample: Sample, stage: Stage, outcome: SampleOutcome, pending: _Pending) -> None:
         """Note what the sandbox made of a sample."""

@@ -10,7 +10,7 @@ import pytest
 from polyreme_api.errors import InvalidConfigError, NotFoundError
 from polyreme_datahub import hub
 from polyreme_datahub.processing import ProcessReport
-from tests.unit.datahub.jobs import Home, digits, make_spec, record, write_jsonl
+from tests.unit.datahub.jobs import Home, digits, make_spec, picture, record, write_jsonl
 
 pytestmark = pytest.mark.slow
 
@@ -86,3 +86,15 @@ def test_an_unknown_dataset_is_refused_with_the_nearest_name(tmp_path: Path) -> 
         hub.check_datasets(home.registry, make_spec(["sample/digit-1"]))
     with pytest.raises(NotFoundError, match="sample/digits-1@7"):
         home.process(make_spec(["sample/digits-1@7"]))
+
+
+def test_a_later_version_computes_new_records_alone(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    for at in range(8):
+        (tmp_path / f"{at}.png").write_bytes(picture(56, 28, seed=at))
+    rows = [record(f"r{at}", [f"{at}.png"]) for at in range(8)]
+    home.register("mine", write_jsonl(tmp_path, rows[:6]))
+    home.process(make_spec(["mine"]))
+    home.register("mine", write_jsonl(tmp_path, rows))
+    counts = {stage.stage: (stage.hits, stage.misses) for stage in home.process(make_spec(["mine@2"])).stages}
+    assert counts["decode"] == counts["compose"] == (6, 2)

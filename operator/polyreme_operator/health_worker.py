@@ -23,6 +23,7 @@ from polyreme_operator.health.node import HealthNode, patch_of
 from polyreme_operator.health.outage import is_mass_outage
 from polyreme_operator.health.policy import PolicyView, overlap_message, policy_of
 from polyreme_operator.health.record import NodeState, Record, parse
+from polyreme_operator.health.repair_rules import repair_result
 from polyreme_operator.health.signs import Reading, read_conditions
 from polyreme_operator.health.states import decide
 from polyreme_operator.health.status import NodeSummary, breaker_of, difference, status_of
@@ -425,6 +426,8 @@ class HealthWorker:
             if shown_s is not None:
                 self._observer.on_node_tainted(now_s - shown_s)
         for note in notes:
+            if (ended := repair_result(before, record, note)) is not None:
+                self._observer.on_node_repair(*ended)
             self._emit(_event(node, note, str(int(now_s))))
 
 

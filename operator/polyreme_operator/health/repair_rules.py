@@ -30,6 +30,21 @@ def may_begin(facts: NodeFacts, record: Record) -> bool:
     )
 
 
+_RESULTS = {"NodeRepairStarted": "Started", "NodeRepaired": "Succeeded", "NodeRepairFailed": "Failed"}
+_ENDS = {"NodeReturned": "Succeeded", "NodeRetired": "Failed"}
+"""What it says of a hook that ran until then."""
+
+
+def repair_result(before: Record | None, after: Record | None, note: Note) -> tuple[str, str] | None:
+    """Return action and result of the repair that a note reports; None if it reports none."""
+    old, new = (None if record is None else record.repair for record in (before, after))
+    if note.reason in _ENDS:
+        ran = old is not None and old.phase in {RepairPhase.REPAIR, RepairPhase.CHECK}
+        return (old.action, _ENDS[note.reason]) if old is not None and ran else None
+    repair = new if note.reason == "NodeRepairStarted" else old
+    return (repair.action, _RESULTS[note.reason]) if repair is not None and note.reason in _RESULTS else None
+
+
 def notes_of(before: Record, after: Record) -> tuple[Note, ...]:
     """Report that a repair begins, ends or fails."""
     old, new = before.repair, after.repair
@@ -40,7 +55,11 @@ def notes_of(before: Record, after: Record) -> tuple[Note, ...]:
     what = f"{new.action}, attempt {new.attempt}"
     match new.phase:
         case RepairPhase.REPAIR:
-            return (Note(reason="NodeRepairStarted", message=f"{what}: Job {new.job}"),)
+            started = Note(reason="NodeRepairStarted", message=f"{what}: Job {new.job}")
+            if old is None or old.phase in {RepairPhase.WAIT, RepairPhase.STOP}:
+                return (started,)
+            failed = f"{old.action}, attempt {old.attempt}, next is {what}"
+            return Note(reason="NodeRepairFailed", message=failed, warning=True), started
         case RepairPhase.SETTLE:
             return (Note(reason="NodeRepaired", message=f"{what}: the hook succeeded; it is examined now"),)
         case RepairPhase.STOP:

@@ -116,6 +116,12 @@ class Metrics(MetricRegistry):
             "class",
             "action",
         )
+        self.node_repairs_total = self._counter(
+            "node_repairs_total",
+            "Hooks that repair nodes, by action and by result: Started, Succeeded, Failed.",
+            "action",
+            "result",
+        )
         self.detect_to_taint_seconds = self._histogram(
             "detect_to_taint_seconds",
             "Time from the first sight of a node's condition to its stored taint.",
@@ -241,6 +247,10 @@ class Metrics(MetricRegistry):
     def on_node_fault(self, fault_class: str, action: str) -> None:
         """Count a fault of a node."""
         self.node_faults_total.labels(fault_class, action).inc()
+
+    def on_node_repair(self, action: str, result: str) -> None:
+        """Count a step of a repair."""
+        self.node_repairs_total.labels(action, result).inc()
 
     def on_node_tainted(self, after_s: float) -> None:
         """Time a taint."""

@@ -70,6 +70,10 @@ class Observer(Protocol):
         """A taint was stored, so long after the operator first saw the condition that asked for it."""
         ...
 
+    def on_node_repair(self, action: str, result: str) -> None:
+        """A hook that repairs a node was started, has succeeded or has failed."""
+        ...
+
     def on_node_states(self, states: Mapping[str, int]) -> None:
         """The state of nodes was decided; ``states`` counts the nodes of each."""
         ...
@@ -111,6 +115,9 @@ class NullObserver:
         """Do nothing."""
 
     def on_node_tainted(self, after_s: float) -> None:
+        """Do nothing."""
+
+    def on_node_repair(self, action: str, result: str) -> None:
         """Do nothing."""
 
     def on_node_states(self, states: Mapping[str, int]) -> None:

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from polyreme_operator.health.facts import Step
 from polyreme_operator.health.owners import OURS, REPAIR_OWNER
 from polyreme_operator.health.policy import Hook
-from polyreme_operator.health.record import NodeState, RepairPhase, parse, render
+from polyreme_operator.health.record import NodeState, Record, RepairPhase, parse, render
 from polyreme_operator.health.repair import LATE_S, JobSight, JobState
+from polyreme_operator.health.repair_rules import repair_result
 from polyreme_operator.port import STATUS_SUBRESOURCE, Manifest, ObjectRef
 from tests.unit.operator.health_stage import SETTINGS, HealthStage
 from tests.unit.operator.node_health_scenes import POLICY, Node, bus_sign, shown
@@ -31,12 +33,18 @@ def broken(**facts: Any) -> Node:
     return node
 
 
-def saw(node: Node, state: JobState, now_s: float, uid: str = "u1") -> None:
+def saw(node: Node, state: JobState, now_s: float, uid: str = "u1") -> Step:
     """Decide after the Job of the repair under way was read."""
     repair = node.record.repair
     assert repair is not None
     node.now(job=JobSight(name=repair.job, uid="" if state is JobState.MISSING else uid, state=state))
-    node.step(now_s)
+    return node.step(now_s)
+
+
+def results(before: Record | None, step: Step) -> list[tuple[str, str]]:
+    """Return what is counted of repairs."""
+    found = (repair_result(before, step.record, note) for note in step.notes)
+    return [each for each in found if each is not None]
 
 
 def phase(node: Node) -> tuple[str, int, str]:
@@ -87,13 +95,16 @@ def test_a_reboot_ends_only_what_the_next_boot_does_not_show() -> None:
 
 
 def test_failures_are_retried_then_the_next_action_then_the_node_is_retired() -> None:
-    node, now_s, tried = broken(), 101.0, []
+    node, now_s, tried, counted = broken(), 101.0, [], []
     for _ in range(3):
-        node.step(now_s)
+        before = node.record
+        counted += results(before, node.step(now_s))
         tried.append(phase(node)[:2])
         saw(node, JobState.RUNNING, now_s + 1.0)
-        saw(node, JobState.FAILED, now_s + 2.0)
+        before = node.record
+        counted += results(before, saw(node, JobState.FAILED, now_s + 2.0))
         now_s += 3.0
+    assert counted == [(action, result) for action, _ in tried for result in ("Started", "Failed")]
     assert tried == [("Reboot", 1), ("Reboot", 2), ("Replace", 1)]
     assert (node.record.state, node.record.repair) == (NodeState.RETIRED, None)
     assert "no repair helped" in node.record.evidence
@@ -226,6 +237,8 @@ def test_the_hook_runs_on_the_node_with_the_annotation_taken_and_both_end() -> N
         assert len(stage.jobs()) == 2
 
     stage.run(story)
+    counted = [stage.metric("polyreme_node_repairs_total", result=each) for each in ("Started", "Succeeded", "Failed")]
+    assert counted == [1.0, 1.0, 0.0]
 
 
 def test_a_policy_with_hooks_says_that_the_operator_runs_none() -> None:

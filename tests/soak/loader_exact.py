@@ -28,7 +28,6 @@ def main() -> int:
     """Run; 0 when every batch was the walker's."""
     steps, kills = int(os.environ.get("STEPS") or STEPS), int(os.environ.get("KILLS") or KILLS)
     seed = int(os.environ.get("SEED") or 1)
-    os.environ["PYTHONPATH"] = str(Path(__file__).parents[2])
     rng, began_s = random.Random(seed), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="polyreme-soak-", dir=os.environ.get("TMPDIR") or "/var/tmp") as name:
         folder = Path(name)

@@ -35,7 +35,7 @@ class PoolLimits:
     cooldown_s: float = 60.0
     """Time for which a pool stays larger than its backlog asks for."""
     tolerance: float = 0.25
-    """A pool is made smaller only if it is this part larger than its backlog asks for."""
+    """A pool is made smaller only if it is this part larger than its backlog asks for, or that is the least."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ def resized(state: PoolState, wanted: int, limits: PoolLimits, *, now_s: float) 
     """Return the next state of a pool whose backlog asks for some workers."""
     if wanted >= state.size or state.size > limits.most:
         return PoolState(size=min(limits.most, wanted))
-    if wanted and wanted >= state.size * (1 - limits.tolerance):
+    if wanted > limits.least and wanted >= state.size * (1 - limits.tolerance):
         return PoolState(size=state.size)
     since_s = now_s if state.low_since_s is None else state.low_since_s
     if now_s - since_s < limits.cooldown_s:

@@ -42,6 +42,7 @@ HOLE = "hole:"
 RANKS = (8, 7, 3, 8)
 THREADS = (1, 2, 4)
 LIMIT_S = 600.0
+ROOT = Path(__file__).parents[3]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +182,7 @@ def read(planted: Planted, folder: Path, *, ranks: int, threads: int, steps: int
     folder.mkdir(exist_ok=True)
     lines = folder / f"lines-{len(list(folder.glob('lines-*'))):03}"
     words = [planted.home.objects, planted.job_file, ranks, steps, lines, folder / "state.json"]
-    environment = {**os.environ, "POLYREME_DATA_THREADS": str(threads)}
+    environment = {**os.environ, "POLYREME_DATA_THREADS": str(threads), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "tests.unit.datahub.exact_reader", *map(str, words)]
     log = folder / "log"
     with log.open("a") as errors:

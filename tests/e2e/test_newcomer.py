@@ -13,6 +13,7 @@ import pytest
 
 from tests.documented import PAGES, ROOT, commands
 from tests.e2e.small_jobs import record, write_jsonl, write_records
+from tests.unit.datahub.shards_and_tables import rows_of, write_parquet, write_saved, write_shards
 
 pytestmark = [pytest.mark.slow, pytest.mark.parallel]
 
@@ -46,11 +47,14 @@ def page_commands(name: str) -> list[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Pictures, two files of records, one record that can't be used, and the job of the page, of fewer steps."""
+    """Pictures, two files of records, a bad one, shards, tables, and the job of the page, of fewer steps."""
     folder = tmp_path / "newcomer"
     records = [*write_records(folder), record("r1", ["00.jpg"], "red"), record("bad", ["missing.png"], "red")]
     for name in ("shapes", "receipts"):
         write_jsonl(folder / f"{name}.jsonl", list(records))
+    write_shards(folder / "shards", samples=40)
+    write_parquet(folder / "hub/data/train-0.parquet", rows_of(0, 80))
+    write_saved(folder / "saved", rows=40)
     shown = re.findall(r"^```yaml\n(.*?)^```$", (HOW_TO / "own-data.md").read_text(), re.DOTALL | re.MULTILINE)
     (job,) = [block for block in shown if "kind: TrainingJob" in block]
     assert "steps: 80" in job
@@ -85,17 +89,19 @@ def call(folder: Path) -> Call:
 
 
 def test_the_pages_about_own_data_do_what_they_show(call: Call, folder: Path) -> None:
-    *first, delete_run, delete_data = page_commands("own-data.md")
-    shown = {command: call(command) for command in first}
+    every = page_commands("own-data.md")
+    deletions = [command for command in every if " rm " in command]
+    shown = {command: call(command) for command in every if command not in deletions}
     assert "1 record of shapes@1 could not be used: polyreme data show shapes@1" in shown["polyreme run job.yaml"]
     assert "bad " in shown["polyreme data show shapes"]
     assert "a000001-s00000004" in shown["polyreme checkpoint ls shapes"]
     assert "intact" in call("polyreme checkpoint verify shapes")
     assert "<mark>" in (folder / "shapes-step-3.html").read_text()
-    for command in page_commands("README.md"):
+    for form in ("register shards", "register rows", "register saved"):
+        (printed,) = [shown[command] for command in shown if form in command]
+        assert "records  80\n" in printed
+    for command in [*page_commands("README.md"), *deletions]:
         call(command.replace("NAME", "shapes"))
-    call(delete_run)
-    call(delete_data)
 
 
 def test_the_page_about_layouts_does_what_it_shows(call: Call, folder: Path) -> None:

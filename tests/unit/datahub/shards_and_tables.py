@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -62,3 +63,14 @@ def write_arrow(path: Path, rows: Mapping[str, Sequence[Any]], *, batch_rows: in
     with path.open("wb") as file, pyarrow.ipc.new_stream(file, table.schema) as writer:
         writer.write_table(table, max_chunksize=batch_rows)
     return path
+
+
+def write_saved(folder: Path, *, files: int = 2, rows: int = 3) -> Path:
+    """Write a folder as ``save_to_disk`` does, with a file of its cache that is no data."""
+    names = [f"data-{at:05}-of-{files:05}.arrow" for at in range(files)]
+    for at, name in enumerate(names):
+        write_arrow(folder / name, rows_of(rows * at, rows))
+    write_arrow(folder / "cache-0123.arrow", rows_of(0, 1))
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names]}))
+    (folder / "dataset_info.json").write_text("{}")
+    return folder

@@ -25,7 +25,7 @@ from polyreme_datahub.sources.open import _tree, open_source
 from polyreme_datahub.sources.trees import LocalTree
 from polyreme_datahub.sources.types import Source
 from tests.unit.datahub.jobs import Home, make_spec, picture
-from tests.unit.datahub.shards_and_tables import rows_of, tar_of, write_arrow, write_parquet, write_shards
+from tests.unit.datahub.shards_and_tables import rows_of, tar_of, write_arrow, write_parquet, write_saved, write_shards
 
 
 class Library(Home):
@@ -54,17 +54,7 @@ def make_parquet(folder: Path) -> Path:
     return folder
 
 
-def make_saved(folder: Path) -> Path:
-    names = [f"data-{at:05}-of-00002.arrow" for at in range(2)]
-    for at, name in enumerate(names):
-        write_arrow(folder / name, rows_of(3 * at, 3))
-    write_arrow(folder / "cache-0123.arrow", rows_of(0, 1))
-    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names]}))
-    (folder / "dataset_info.json").write_text("{}")
-    return folder
-
-
-FORMS: dict[str, Callable[[Path], Path]] = {"shards": write_shards, "parquet": make_parquet, "saved": make_saved}
+FORMS: dict[str, Callable[[Path], Path]] = {"shards": write_shards, "parquet": make_parquet, "saved": write_saved}
 
 
 def answers(source: Source, records: Sequence[int]) -> list[tuple[str, str, bytes]]:
@@ -445,7 +435,7 @@ def test_a_folder_of_two_forms_or_splits_is_refused_with_what_to_name(library: L
     assert "holds files of 2 forms, such as data/a.png and data/" in refused(folder)
     saved = tmp_path / "dict"
     for split in ("train", "test"):
-        make_saved(saved / split)
+        write_saved(saved / split)
     assert refused(saved).endswith(f"name the files of one, as in '{saved}/train'")
     assert library.add(saved / "train").records == 6
     (saved / "train/data-00001-of-00002.arrow").unlink()

@@ -2,9 +2,11 @@
 
 Copies lie in one folder of the machine, which the ranks of all runs share. A copy is written under the name
 ``DIGEST.partial``, checked against its digest, then renamed; one process fetches, under the lock ``DIGEST.lock``, while
-the others wait for it. Nothing is synced: a copy that a crash tore does not pass the checks of its reader, who has it
-fetched again. Whoever maps a copy holds a shared lock on its file, which the kernel drops with the last map; so the
-copies that no process maps can be removed, the least recently used first, once the folder reaches its limit.
+the others wait for it. One that holds the lock and makes no progress (it is stopped, or its disk hangs) is not waited
+for longer than ``STUCK_S``: the next one fetches to a file of its own. Nothing is synced: a copy that a crash tore does
+not pass the checks of its reader, who has it fetched again. Whoever maps a copy holds a shared lock on its file, which
+the kernel drops with the last map; so the copies that no process maps can be removed, the least recently used first,
+once the folder reaches its limit.
 
 A reader of single samples does not wait for copies: it reads ranges from the store while one thread of its process
 fetches the blob in the background.
@@ -15,8 +17,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import logging
 import os
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -29,7 +33,13 @@ from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError
 from polyreme_api.store import ObjectNotFoundError, ObjectStore, StoreFailedError
 from polyreme_datahub.digests import blob_key
 from polyreme_datahub.errors import IndexDamagedError
-from polyreme_datahub.loader.background_fetches import BackgroundFetches, NoRoomError, process_lives
+from polyreme_datahub.loader.background_fetches import (
+    BackgroundFetches,
+    CopyNotWrittenError,
+    NoRoomError,
+    process_lives,
+)
+from polyreme_datahub.loader.file_locks import STUCK_S, LockWaits
 from polyreme_datahub.locations import local_root
 from polyreme_datahub.objects import SAMPLES, open_store
 
@@ -43,6 +53,8 @@ FETCHES_MAX = 4
 """Blobs that one process fetches at once."""
 PARTIAL = ".partial"
 LOCK = ".lock"
+
+_log = logging.getLogger(__name__)
 
 
 class BlobFiles(Protocol):
@@ -152,11 +164,15 @@ class CopiedBlobs:
         store: Where the blobs lie.
         folder: Holds the copies.
         bytes_max: Most bytes of all copies together.
+        waits: How the locks of other processes are waited for; its clock also says when room is looked for again.
     """
 
-    def __init__(self, store: ObjectStore, folder: Path, *, bytes_max: int) -> None:
+    def __init__(self, store: ObjectStore, folder: Path, *, bytes_max: int, waits: LockWaits | None = None) -> None:
         self._store, self._folder, self._bytes_max = store, folder, bytes_max
-        self._fetches = BackgroundFetches(lambda digest, size_bytes: self.open(digest, size_bytes).close())
+        self._waits = waits or LockWaits()
+        self._fetches = BackgroundFetches(
+            lambda digest, size_bytes: self.open(digest, size_bytes).close(), steady_s=self._waits.steady_s
+        )
 
     def read(self, digest: str) -> bytes:
         """Return the bytes of a small blob, checked; a copy that was changed is fetched again."""
@@ -240,14 +256,13 @@ class CopiedBlobs:
         self._fetches.wait()
 
     def _locked(self, digest: str) -> BinaryIO | None:
-        """Open a copy and lock it, unless there is none."""
+        """Open a copy and lock it, unless there is none, or a stuck process holds it."""
         path = self._folder / digest
         try:
             file = path.open("rb")
         except (FileNotFoundError, NotADirectoryError):
             return None
-        fcntl.flock(file, fcntl.LOCK_SH)
-        if os.fstat(file.fileno()).st_nlink == 0:
+        if not self._waits.take(file, fcntl.LOCK_SH) or os.fstat(file.fileno()).st_nlink == 0:
             file.close()
             return None
         with contextlib.suppress(OSError):
@@ -256,32 +271,41 @@ class CopiedBlobs:
 
     def _fetch(self, digest: str, size_bytes: int) -> None:
         """Fetch a blob, unless another process does so first."""
-        with self._alone(digest) as first:
-            if not first:
+        with self._alone(digest) as path:
+            if path is None:
                 return
             data = None
             if size_bytes < 0:
                 data = self._whole(digest)
                 size_bytes = len(data)
             pieces = self._pieces(digest, size_bytes) if data is None else iter([data])
-            path = self._folder / f"{digest}{PARTIAL}"
             with path.open("wb") as partial:
-                fcntl.flock(partial, fcntl.LOCK_EX)
+                self._take(partial)
                 try:
                     self._make_room(partial, size_bytes)
-                    seen = hashlib.sha256()
-                    for piece in pieces:
-                        seen.update(piece)
-                        partial.write(piece)
-                    partial.truncate()
-                    if seen.hexdigest() != digest:
-                        raise IndexDamagedError(
-                            f"stored data is damaged: {blob_key(digest)} has digest {seen.hexdigest()}"
-                        )
+                    seen = self._write(partial, pieces)
+                    if seen != digest:
+                        raise IndexDamagedError(f"stored data is damaged: {blob_key(digest)} has digest {seen}")
                     path.replace(self._folder / digest)
                 except BaseException:
                     path.unlink(missing_ok=True)
                     raise
+
+    def _write(self, partial: BinaryIO, pieces: Iterator[bytes]) -> str:
+        """Write the pieces of a blob; return the digest of what came."""
+        seen = hashlib.sha256()
+        for piece in pieces:
+            seen.update(piece)
+            try:
+                partial.write(piece)
+                partial.flush()
+            except OSError as error:
+                raise CopyNotWrittenError(
+                    f"local copies of stored data can't be written to {self._folder}: {error.strerror}",
+                    field=CACHE_DIRECTORY,
+                ) from error
+        partial.truncate()
+        return seen.hexdigest()
 
     def _whole(self, digest: str) -> bytes:
         try:
@@ -299,17 +323,23 @@ class CopiedBlobs:
                 raise _unreadable(digest, "no such object") from error
 
     @contextmanager
-    def _alone(self, digest: str) -> Iterator[bool]:
-        """Hold the lock of a blob's fetch; give False where another process has just ended one."""
+    def _alone(self, digest: str) -> Iterator[Path | None]:
+        """Hold the lock of a blob's fetch; give the file to write, None where another process has just ended a fetch.
+
+        Where another process holds the lock and is stuck, the file is one of this thread's own.
+        """
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = self._folder / f"{digest}{LOCK}"
+        path, shared = self._folder / f"{digest}{LOCK}", self._folder / f"{digest}{PARTIAL}"
         with path.open("ab") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not self._waits.take(lock, fcntl.LOCK_EX, lambda: _changed_ns(shared)):
+                _log.warning("%s is held by a process without progress for %g s; fetched without it", path, STUCK_S)
+                yield self._folder / f"{digest}.{os.getpid()}-{threading.get_ident()}{PARTIAL}"
+                return
             if os.fstat(lock.fileno()).st_nlink == 0:
-                yield False
+                yield None
                 return
             try:
-                yield not (self._folder / digest).exists()
+                yield None if (self._folder / digest).exists() else shared
             finally:
                 path.unlink(missing_ok=True)
 
@@ -317,10 +347,10 @@ class CopiedBlobs:
         """Reserve the bytes of a blob, and remove copies that no process maps until they fit.
 
         Raises:
-            NoRoomError: If the copies in use leave no room.
+            NoRoomError: If the copies in use leave no room, or a stuck process holds the folder's lock.
         """
         with (self._folder / f"folder{LOCK}").open("ab") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            self._take(lock)
             mine = os.fstat(partial.fileno()).st_ino
             files = sorted(self._files(), key=lambda found: found[1].st_mtime_ns)
             taken = sum(seen.st_size for _, seen in files) + size_bytes
@@ -338,6 +368,14 @@ class CopiedBlobs:
             # The length that a partial file has is what its fetch will take.
             if size_bytes:
                 os.posix_fallocate(partial.fileno(), 0, size_bytes)
+
+    def _take(self, file: BinaryIO) -> None:
+        """Lock a file that others hold for moments only."""
+        if not self._waits.take(file, fcntl.LOCK_EX):
+            raise NoRoomError(
+                f"local copies of stored data can't be made: another process has held {file.name} for {STUCK_S:g} s",
+                field=CACHE_DIRECTORY,
+            )
 
     def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
         for entry in os.scandir(self._folder):
@@ -387,6 +425,14 @@ def _checked(digest: str, data: bytes) -> bytes:
     if seen != digest:
         raise IndexDamagedError(f"stored data is damaged: {blob_key(digest)} has digest {seen}")
     return data
+
+
+def _changed_ns(path: Path) -> int:
+    """Return when a file was last written; 0: there is none."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _unreadable(digest: str, why: str) -> IndexDamagedError:

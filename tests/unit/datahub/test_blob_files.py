@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import multiprocessing
+import os
 import threading
 from pathlib import Path
 
@@ -16,9 +17,10 @@ from polyreme_api.exit_codes import ExitCode
 from polyreme_api.store import ObjectStore
 from polyreme_datahub.digests import blob_key, digest_bytes
 from polyreme_datahub.errors import IndexDamagedError
-from polyreme_datahub.loader.blob_files import PARTIAL, PIECE_BYTES, CopiedBlobs, blob_files
+from polyreme_datahub.loader.blob_files import LOCK, PARTIAL, PIECE_BYTES, CopiedBlobs, blob_files
+from polyreme_datahub.loader.file_locks import STUCK_S, LockWaits
 from polyreme_datahub.objects import open_store
-from tests.unit.datahub.stores import CountingStore
+from tests.unit.datahub.stores import CountingStore, StepClock
 
 PROCESSES = 6
 
@@ -67,6 +69,57 @@ def test_many_processes_at_once_fetch_a_blob_once(store: CountingStore, tmp_path
         process.join(60)
     assert [process.exitcode for process in processes] == [0] * PROCESSES
     assert sorted(path.name for path in (tmp_path / "copies").iterdir()) == sorted([digest, "folder.lock"])
+
+
+def test_a_process_that_is_stuck_in_a_fetch_is_not_waited_for(store: CountingStore, tmp_path: Path) -> None:
+    digest = put(store, b"data")
+    clock = StepClock()
+    files = CopiedBlobs(store, tmp_path / "copies", bytes_max=1000, waits=LockWaits(steady_s=clock, sleep=clock.sleep))
+    (tmp_path / "copies").mkdir()
+    with (tmp_path / "copies" / f"{digest}{LOCK}").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert files.read(digest) == b"data"
+    assert STUCK_S <= clock.now_s < STUCK_S + 1
+    assert not list((tmp_path / "copies").glob(f"*{PARTIAL}"))
+
+
+def test_a_process_that_fetches_slowly_is_waited_for_while_it_makes_progress(
+    store: CountingStore, tmp_path: Path
+) -> None:
+    digest = put(store, b"data")
+    folder = tmp_path / "copies"
+    folder.mkdir()
+    lock = (folder / f"{digest}{LOCK}").open("ab")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+
+    def fetch_slowly(now_s: float) -> None:
+        if now_s < 5 * STUCK_S:
+            (folder / f"{digest}{PARTIAL}").write_bytes(b"da")
+            os.utime(folder / f"{digest}{PARTIAL}", ns=(0, 1 + int(now_s / STUCK_S * 1.5)))
+        elif not lock.closed:
+            (folder / f"{digest}{PARTIAL}").write_bytes(b"data")
+            (folder / f"{digest}{PARTIAL}").rename(folder / digest)
+            (folder / f"{digest}{LOCK}").unlink()
+            lock.close()
+
+    clock = StepClock(fetch_slowly)
+    files = CopiedBlobs(store, folder, bytes_max=1000, waits=LockWaits(steady_s=clock, sleep=clock.sleep))
+    assert files.read(digest) == b"data"
+    assert clock.now_s >= 5 * STUCK_S
+    assert store.requests == 0
+
+
+def test_a_folder_whose_lock_a_stuck_process_holds_is_an_error_that_names_the_lock(
+    store: CountingStore, tmp_path: Path
+) -> None:
+    digest = put(store, b"data")
+    clock = StepClock()
+    files = CopiedBlobs(store, tmp_path / "copies", bytes_max=1000, waits=LockWaits(steady_s=clock, sleep=clock.sleep))
+    (tmp_path / "copies").mkdir()
+    with (tmp_path / "copies" / f"folder{LOCK}").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(EnvironmentFailedError, match=f"has held .*folder{LOCK} for {STUCK_S:g} s"):
+            files.open(digest, 4)
 
 
 @pytest.mark.parametrize("how", ["cut", "changed", "longer"])

@@ -13,11 +13,12 @@ import pytest
 from polyreme_api.store import ObjectStore, StoreFailedError
 from polyreme_datahub.digests import blob_key, digest_bytes
 from polyreme_datahub.errors import IndexDamagedError
-from polyreme_datahub.loader.background_fetches import FETCH_TRIES_MAX
+from polyreme_datahub.loader.background_fetches import FETCH_TRIES_MAX, ROOM_RETRY_S
 from polyreme_datahub.loader.blob_files import CopiedBlobs
+from polyreme_datahub.loader.file_locks import LockWaits
 from polyreme_datahub.loader.shard_files import ShardFiles
 from polyreme_datahub.objects import open_store
-from tests.unit.datahub.stores import CountingStore
+from tests.unit.datahub.stores import CountingStore, StepClock
 
 SHARD = bytes(range(256)) * 4096
 DIGEST = digest_bytes(SHARD)
@@ -95,6 +96,36 @@ def test_without_room_samples_are_read_from_the_store_and_one_line_is_logged(
     ]
     assert not (tmp_path / "copies" / DIGEST).exists()
     assert store.wholes == 0
+
+
+def test_room_that_another_job_gives_back_is_used_after_a_while(
+    store: GatedStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.gate.set()
+    clock = StepClock()
+    other = b"of another job"
+    store.put(blob_key(digest_bytes(other)), other)
+    waits = LockWaits(steady_s=clock, sleep=clock.sleep)
+    blobs = CopiedBlobs(store, tmp_path / "copies", bytes_max=len(SHARD), waits=waits)
+    files = ShardFiles(blobs, {DIGEST: len(SHARD)})
+
+    def read_and_wait() -> bool:
+        assert read(files, 0) == SHARD[:SAMPLE_BYTES]
+        blobs.wait_fetched()
+        return (tmp_path / "copies" / DIGEST).exists()
+
+    with caplog.at_level(logging.WARNING):
+        with copies(store, tmp_path).open(digest_bytes(other), len(other)):
+            # More often than a blob is tried: looking for room is no try.
+            for _ in range(FETCH_TRIES_MAX + 1):
+                assert not read_and_wait()
+                clock.now_s += ROOM_RETRY_S
+        clock.now_s -= 1
+        assert not read_and_wait()
+        clock.now_s += 1
+        assert read_and_wait()
+    assert len(caplog.records) == 1
+    assert store.wholes == 1
 
 
 @pytest.mark.parametrize("how", ["cut", "changed"])

@@ -60,6 +60,11 @@ _log = logging.getLogger(__name__)
 class BlobFiles(Protocol):
     """Blobs as files."""
 
+    @property
+    def are_copies(self) -> bool:
+        """Whether an open file keeps a local copy, which others may want removed."""
+        ...
+
     def read(self, digest: str) -> bytes:
         """Return the bytes of a small blob, checked against its digest.
 
@@ -116,6 +121,8 @@ class BlobFiles(Protocol):
 class FolderBlobs:
     """Blobs of a directory store: its own files."""
 
+    are_copies = False
+
     def __init__(self, root: Path) -> None:
         self._root = root
 
@@ -166,6 +173,8 @@ class CopiedBlobs:
         bytes_max: Most bytes of all copies together.
         waits: How the locks of other processes are waited for; its clock also says when room is looked for again.
     """
+
+    are_copies = True
 
     def __init__(self, store: ObjectStore, folder: Path, *, bytes_max: int, waits: LockWaits | None = None) -> None:
         self._store, self._folder, self._bytes_max = store, folder, bytes_max

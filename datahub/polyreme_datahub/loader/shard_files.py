@@ -1,7 +1,8 @@
 """Ranges of sample shards: open files, read by place, so no page of them is mapped and threads share them.
 
-At most ``OPEN_MAX`` files are open, the least recently used is closed first. An open file keeps its local copy, and a
-file that was deleted while it is open can still be read. A shard of a bucket that has no local copy is read by ranges,
+At most ``OPEN_MAX`` files are open, the least recently used is closed first; a file that was deleted while it is open
+can still be read. An open file keeps its local copy, so of copies only those stay open that the next steps read: a rank
+that is idle would otherwise leave no room for others. A shard of a bucket that has no local copy is read by ranges,
 while its copy is made in the background.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import BinaryIO
 
 from polyreme_api.errors import EnvironmentFailedError
@@ -45,6 +46,8 @@ class ShardFiles:
 
     def __init__(self, blobs: BlobFiles, sizes: Mapping[str, int]) -> None:
         self._blobs, self._sizes = blobs, sizes
+        self._held: frozenset[str] | None = frozenset() if blobs.are_copies else None
+        """Shards whose files stay open; None: of all."""
         self._open: OrderedDict[str, _OpenFile] = OrderedDict()
         self._lock = threading.Lock()
         first = dict(list(sizes.items())[:OPEN_MAX])
@@ -69,6 +72,22 @@ class ShardFiles:
                 f"stored data can't be read: {blob_key(digest)}, {error.strerror}", field="the disk that holds it"
             ) from error
 
+    def hold(self, digests: Iterable[str]) -> None:
+        """Keep the local copies of these shards, and of no others; files that are no copies stay as they are.
+
+        Args:
+            digests: The one that is read first comes first: of more than ``OPEN_MAX`` the others are not kept.
+        """
+        if self._held is None:
+            return
+        wanted = list(dict.fromkeys(digests))[:OPEN_MAX]
+        with self._lock:
+            self._held = frozenset(wanted)
+            for digest in self._open.keys() - self._held:
+                del self._open[digest]
+        for digest in wanted:
+            self._file(digest)
+
     def fetch_again(self, digest: str) -> bool:
         """Drop a local copy that turned out to be damaged; return False where the file is no copy."""
         if not self._blobs.fetch_again(digest):
@@ -83,6 +102,8 @@ class ShardFiles:
             file = self._open.get(digest) or self._opened(digest)
             if file is None:
                 return None
+            if self._held is not None and digest not in self._held:
+                return file
             self._open[digest] = file
             self._open.move_to_end(digest)
             while len(self._open) > OPEN_MAX:

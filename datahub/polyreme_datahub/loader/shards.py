@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import mmap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -142,6 +142,25 @@ class MappedIndex:
                 f"stored data is damaged: {self._name(sample)} has digest {seen[:16]}, its index expects {wanted[:16]}"
             )
         return data
+
+    def shards_of(self, sample_N: npt.NDArray[np.int64]) -> list[str]:
+        """Return the sample shards of some samples, each once, in the order of its first sample."""
+        shard_N = np.searchsorted(self._firsts, sample_N, side="right") - 1
+        place_N = np.zeros_like(sample_N)
+        for shard in np.unique(shard_N):
+            mine = shard_N == shard
+            place_N[mine] = self._shards[shard]["places"][sample_N[mine] - self._firsts[shard]]
+        pairs = dict.fromkeys(zip(shard_N.tolist(), place_N.tolist(), strict=True))
+        return [self.manifest.shards[shard].samples[place].digest for shard, place in pairs]
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether its files are local copies."""
+        return self._blobs.are_copies
+
+    def hold(self, shards: Iterable[str]) -> None:
+        """Keep the local copies of these sample shards, and of no others."""
+        self._files.hold(shards)
 
     def size_of(self, sample: int) -> int:
         """Return the count of a sample's encoded bytes."""

@@ -37,6 +37,9 @@ CHANNELS = 3
 PATCH_CACHE_BYTES_MAX = 64 * 2**20
 DECODE_BYTES_MIN = 16 * 2**10
 """A sample with fewer encoded bytes is read by the thread that takes it: passing it to another one costs too much."""
+STEPS_HELD = 3
+"""Steps before and after the one that is read whose shards keep their local copies. Threads of a data engine read as
+many steps ahead at once."""
 ASSIGNED_STEPS_MAX = 16
 """Steps whose assignment of packs is kept; others are computed again."""
 REPORTS_MAX = 1000
@@ -132,7 +135,10 @@ class PackedSource:
         self._cache: OrderedDict[_Key, Document] = OrderedDict()
         self._cached_bytes = 0
         self._reported = 0
-        self._order_lock, self._cache_lock = threading.Lock(), threading.Lock()
+        self._held_step = 0
+        self._shards: dict[int, Sequence[Sequence[str]]] = {}
+        """Sample shards of the steps around the held one, by source."""
+        self._order_lock, self._cache_lock, self._hold_lock = threading.Lock(), threading.Lock(), threading.Lock()
 
     def packs_in(self, step: int) -> int:
         """Packs that all ranks together train on in a step."""
@@ -155,6 +161,7 @@ class PackedSource:
         """
         if count < 1 or first < 0 or first + count > self.packs_in(step):
             raise RefusedError(f"no packs {first}..{first + count}: step {step} has {self.packs_in(step)}")
+        self._hold(step)
         packs = self._packs(step)[first : first + count]
         read = self._documents([slot for slots in packs for slot in slots])
         documents = [list(itertools.islice(read, len(slots))) for slots in packs]
@@ -241,6 +248,32 @@ class PackedSource:
             )
         with self._order_lock:
             self._order.jump(state.get("window", {}))
+
+    def _hold(self, step: int) -> None:
+        """Keep the local copies of what the steps around this one read, its own and later steps first."""
+        with self._hold_lock:
+            if step == self._held_step or not any(index.has_copies for index in self._indexes):
+                return
+            self._held_step = step
+            steps = [*range(step, step + STEPS_HELD + 1), *range(max(1, step - STEPS_HELD), step)]
+            shards: list[dict[str, None]] = [{} for _ in self._indexes]
+            for near in steps:
+                for source, found in enumerate(self._shards_of(near)):
+                    shards[source].update(dict.fromkeys(found))
+            self._shards = {near: self._shards[near] for near in steps}
+            for index, wanted in zip(self._indexes, shards, strict=True):
+                index.hold(wanted)
+
+    def _shards_of(self, step: int) -> Sequence[Sequence[str]]:
+        """Return the sample shards that a step reads of each source."""
+        if step not in self._shards:
+            with self._order_lock:
+                slots = [slot for slots in self._order.packs(step) for slot in slots]
+            samples = [[slot.sample for slot in slots if slot.source == at] for at in range(len(self._indexes))]
+            self._shards[step] = [
+                index.shards_of(np.array(of, np.int64)) for index, of in zip(self._indexes, samples, strict=True)
+            ]
+        return self._shards[step]
 
     def _packs(self, step: int) -> Sequence[Sequence[Slot]]:
         """Return the samples of each pack of a step, in the trainer's numbering of the packs."""

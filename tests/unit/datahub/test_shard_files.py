@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
 import os
 import threading
@@ -11,13 +12,17 @@ from pathlib import Path
 import pytest
 
 from polyreme_api.store import ObjectStore, StoreFailedError
+from polyreme_datahub import hub
 from polyreme_datahub.digests import blob_key, digest_bytes
 from polyreme_datahub.errors import IndexDamagedError
+from polyreme_datahub.index import write
 from polyreme_datahub.loader.background_fetches import FETCH_TRIES_MAX, ROOM_RETRY_S
 from polyreme_datahub.loader.blob_files import CopiedBlobs
 from polyreme_datahub.loader.file_locks import LockWaits
 from polyreme_datahub.loader.shard_files import ShardFiles
+from polyreme_datahub.loader.source import STEPS_HELD
 from polyreme_datahub.objects import open_store
+from tests.unit.datahub.jobs import Home, digits, make_spec
 from tests.unit.datahub.stores import CountingStore, StepClock
 
 SHARD = bytes(range(256)) * 4096
@@ -126,6 +131,66 @@ def test_room_that_another_job_gives_back_is_used_after_a_while(
         assert read_and_wait()
     assert len(caplog.records) == 1
     assert store.wholes == 1
+
+
+def locked(folder: Path) -> set[str]:
+    """Name the copies that some process keeps."""
+    kept = set()
+    for path in folder.iterdir():
+        with path.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                kept.add(path.name)
+    return kept
+
+
+def test_only_copies_that_the_next_steps_read_are_kept_from_eviction(store: GatedStore, tmp_path: Path) -> None:
+    blobs = copies(store, tmp_path)
+    shards = [bytes([at]) * SAMPLE_BYTES for at in range(4)]
+    digests = [digest_bytes(shard) for shard in shards]
+    for digest, shard in zip(digests, shards, strict=True):
+        store.put(blob_key(digest), shard)
+    for digest in digests[:3]:
+        blobs.open(digest, SAMPLE_BYTES).close()
+    files = ShardFiles(blobs, dict.fromkeys(digests, SAMPLE_BYTES))
+    for digest, shard in zip(digests[:3], shards, strict=False):
+        assert files.read(digest, start=0, size=9) == shard[:9]
+    assert not locked(tmp_path / "copies")
+    # The first was not read since, the last has no copy yet.
+    for wanted in ([digests[0], digests[3]], digests[1:3], []):
+        files.hold(wanted)
+        assert locked(tmp_path / "copies") == set(wanted) & set(digests[:3])
+    files.hold([digests[3]])
+    blobs.open(digests[3], SAMPLE_BYTES).close()
+    files.read(digests[3], start=0, size=9)
+    assert locked(tmp_path / "copies") == {digests[3]}
+
+
+def test_a_rank_keeps_the_copies_of_the_steps_around_the_one_it_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(write, "SHARD_BYTES_MAX", 4 << 10)
+    home = Home(tmp_path)
+    home.register("one", digits(1, pages=120))
+    spec = make_spec(["one"], packs_per_step=1)
+    home.process(spec, "uid")
+    blobs = copies(open_store(home.objects), tmp_path)
+    monkeypatch.setattr("polyreme_datahub.loader.open.blob_files", lambda _: blobs)
+    source = hub.open_source(home.objects, spec, job="uid")
+    (index,) = source._indexes
+    blobs.prepare(index.manifest.sample_shards)
+    sample_shards = set(index.manifest.sample_shards)
+    seen = set()
+    for step in (10, 11, 30, 2):
+        source.packs(step, first=0, count=1)
+        near = range(max(1, step - STEPS_HELD), step + STEPS_HELD + 1)
+        samples = [slot.sample for at in near for slots in source._packs(at) for slot in slots]
+        expected = {index._range(sample)[0] for sample in samples}
+        assert locked(tmp_path / "copies") & sample_shards == expected
+        seen.add(frozenset(expected))
+    assert len(seen) > 1
+    assert all(len(expected) < len(sample_shards) for expected in seen)
 
 
 @pytest.mark.parametrize("how", ["cut", "changed"])

@@ -250,12 +250,16 @@ class PackedSource:
             self._order.jump(state.get("window", {}))
 
     def _hold(self, step: int) -> None:
-        """Keep the local copies of what the steps around this one read, its own and later steps first."""
+        """Keep the local copies of what the steps around this one read, its own and later steps first.
+
+        Of the steps before it only those that were read: after a resume their window would be planned for nothing.
+        """
         with self._hold_lock:
             if step == self._held_step or not any(index.has_copies for index in self._indexes):
                 return
             self._held_step = step
-            steps = [*range(step, step + STEPS_HELD + 1), *range(max(1, step - STEPS_HELD), step)]
+            before = [near for near in range(step - STEPS_HELD, step) if near in self._shards]
+            steps = [*range(step, step + STEPS_HELD + 1), *before]
             shards: list[dict[str, None]] = [{} for _ in self._indexes]
             for near in steps:
                 for source, found in enumerate(self._shards_of(near)):

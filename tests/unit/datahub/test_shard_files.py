@@ -182,9 +182,9 @@ def test_a_rank_keeps_the_copies_of_the_steps_around_the_one_it_reads(
     blobs.prepare(index.manifest.sample_shards)
     sample_shards = set(index.manifest.sample_shards)
     seen = set()
-    for step in (10, 11, 30, 2):
+    for step, before in ((10, 0), (11, 1), (13, 3), (30, 0), (2, 0)):
         source.packs(step, first=0, count=1)
-        near = range(max(1, step - STEPS_HELD), step + STEPS_HELD + 1)
+        near = range(step - before, step + STEPS_HELD + 1)
         samples = [slot.sample for at in near for slots in source._packs(at) for slot in slots]
         expected = {index._range(sample)[0] for sample in samples}
         assert locked(tmp_path / "copies") & sample_shards == expected

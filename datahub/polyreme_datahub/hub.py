@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from polyreme_datahub.ingestion import IngestReport
     from polyreme_datahub.loader.evaluation import HeldOutSource
     from polyreme_datahub.loader.source import PackedSource
+    from polyreme_datahub.operations.values import Blob
     from polyreme_datahub.processing import ProcessReport, Progress
     from polyreme_datahub.registry.datasets import DatasetVersion
     from polyreme_datahub.registry.engine import Database
@@ -335,6 +336,30 @@ def read_images(registry_url: str, objects_url: str, references: list[str]) -> d
         raise ObjectNotFoundError(f"no artifact {missing[0]} in the registry")
     parts = Lakehouse(open_store(objects_url)).get_parts(places)
     return {reference: draw_png(reference, parts[digest_of(reference)]) for reference in references}
+
+
+def read_masks(
+    registry_url: str, objects_url: str, samples: Collection[tuple[str, str]]
+) -> dict[tuple[str, str], list[Blob | None]]:
+    """Return the masks of samples, one or None for each image; those whose images have none are left out.
+
+    Args:
+        registry_url: As in ``register``.
+        objects_url: As in ``register``.
+        samples: Each by the version of its dataset, as ``NAME@NUMBER``, and its id.
+
+    Raises:
+        DatasetNotFoundError: If a version is unknown.
+        ObjectNotFoundError: If what the registry names is not stored.
+    """
+    from polyreme_datahub.lakehouse import Lakehouse
+    from polyreme_datahub.objects import open_store
+    from polyreme_datahub.sample_masks import masks_of
+
+    if not samples:
+        return {}
+    with _database(registry_url) as database:
+        return masks_of(database, Lakehouse(open_store(objects_url)), samples)
 
 
 def link(objects_url: str, digest: str, *, seconds: int) -> str:

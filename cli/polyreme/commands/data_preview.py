@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -42,7 +43,7 @@ def preview(
 ) -> None:
     """Show what a step trains on: each pack with its images as the model sees them, its text, and what is learned.
 
-    Images are augmented as at that step, and boxes, points and polygons are drawn over them.
+    Images are augmented as at that step, and masks, boxes, points and polygons are drawn over them.
 
     The packs are those that the ranks get. They are written as one HTML file; -o json prints their text instead.
 
@@ -53,6 +54,7 @@ def preview(
       polyreme data preview --job quickstart --step 33 --pack 2 --packs 1 -o json
     """
     from polyreme.report.preview_page import build_preview
+    from polyreme_datahub.hub import read_masks
     from polyreme_datahub.loader.open import open_tokenizer
     from polyreme_datahub.loader.preview import preview as packs_of
     from polyreme_datahub.loader.text import TokenText
@@ -64,7 +66,8 @@ def preview(
         raise InvalidConfigError(f"no pack {first}: step {step} has {of_packs}, from 0 on", field="--pack")
     with busy(f"reading step {step}"):
         text = TokenText(open_tokenizer(home.objects_url, spec, job=uid).content)
-        shown = list(packs_of(source, text, step, first=first, count=min(count, of_packs - first)))
+        masks = partial(read_masks, home.registry_url, home.objects_url)
+        shown = list(packs_of(source, text, step, first=first, count=min(count, of_packs - first), masks=masks))
     rows = [_row(pack) for pack in shown]
     if output is Format.JSON:
         item = {"job": job, "step": step, "packsPerStep": of_packs, "packs": rows}
@@ -174,6 +177,7 @@ def _document(document: PreviewDocument) -> dict[str, Any]:
             "tokens": part.tokens,
             "shapes": list(part.shapes),
             "augmented": part.change,
+            "mask": bool(part.mask),
         }
         for part in document.parts
     ]

@@ -19,7 +19,8 @@ _STYLE = """
 .document { margin: 10px 0; } .document p { white-space: pre-wrap; }
 .document img { display: block; max-width: 100%; max-height: 420px; margin: 8px 0; border: 1px solid var(--line); }
 .image { position: relative; display: table; margin: 8px 0; } .document .image img { margin: 0; max-height: none; }
-.image svg { position: absolute; left: 0; top: 0; width: 100%; height: 100%; fill: none; stroke: var(--bad); }
+.image svg, .document .image .mask { position: absolute; left: 0; top: 0; width: 100%; height: 100%; border: 0; }
+.image svg { fill: none; stroke: var(--bad); }
 .image svg * { stroke-width: 2; vector-effect: non-scaling-stroke; }
 mark { background: var(--good-bg); color: var(--good); border-radius: 3px; padding: 1px 2px; }
 .bar { height: 6px; border-radius: 3px; background: var(--lost); overflow: hidden; }
@@ -72,17 +73,21 @@ def _span(span: Span) -> str:
 
 def _picture(picture: Picture, left: list[int]) -> str:
     size = f"{picture.width} x {picture.height} pixels, {picture.tokens:,} tokens"
-    left[0] -= len(picture.png)
+    left[0] -= len(picture.png) + len(picture.mask)
     if left[0] < 0:
         return f"<small>[image of {size}: more than {PICTURE_BYTES_MAX // 2**20} MiB of images are not shown]</small>"
-    encoded = base64.b64encode(picture.png).decode("ascii")
-    image = f'<img alt="image of {size}" title="{size}" src="data:image/png;base64,{encoded}">'
+    image = f'<img alt="image of {size}" title="{size}" src="{_source(picture.png)}">'
+    if picture.mask:
+        image += f'<img class="mask" alt="its mask" src="{_source(picture.mask)}">'
+    if picture.shapes:
+        drawn = "".join(_shape(item) for item in picture.shapes)
+        image += f'<svg viewBox="0 0 {picture.width} {picture.height}" preserveAspectRatio="none">{drawn}</svg>'
     change = f"<small>{safe(picture.change)}</small>" if picture.change else ""
-    if not picture.shapes:
-        return image + change
-    drawn = "".join(_shape(item) for item in picture.shapes)
-    frame = f'<svg viewBox="0 0 {picture.width} {picture.height}" preserveAspectRatio="none">{drawn}</svg>'
-    return f'<span class="image">{image}{frame}</span>{change}'
+    return (f'<span class="image">{image}</span>' if picture.mask or picture.shapes else image) + change
+
+
+def _source(png: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(png).decode('ascii')}"
 
 
 def _shape(item: Mapping[str, Any]) -> str:

@@ -102,6 +102,11 @@ class Manifest:
     shards: tuple[Shard, ...]
 
     @property
+    def reference(self) -> str:
+        """Name and number of the dataset's version."""
+        return f"{self.name}@{self.number}"
+
+    @property
     def sample_shards(self) -> dict[str, int]:
         """Digests and sizes of the tar files with its samples, in order."""
         return {of.digest: of.size_bytes for shard in self.shards for of in shard.samples}

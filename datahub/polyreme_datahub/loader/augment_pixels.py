@@ -1,4 +1,7 @@
-"""Makes the pixels of a page from its decoded image, by the change that was drawn: one resize, then the colors."""
+"""Makes the pixels of a page from its decoded image, by the change that was drawn: one resize, then the colors.
+
+Masks follow the same change without new values: labels are picked, not mixed, and keep their colors.
+"""
 
 from __future__ import annotations
 
@@ -23,18 +26,36 @@ def change_pixels(image: Image.Image, change: ImageChange) -> npt.NDArray[np.uin
     """
     from PIL import Image
 
-    across, down = image.width / change.width, image.height / change.height
-    left, top, right, bottom = change.window
-    box = (left * across, top * down, min(image.width, right * across), min(image.height, bottom * down))
+    box = _box(image, change)
     resized = image.resize(change.inner, Image.Resampling.BICUBIC, box=box, reducing_gap=REDUCING_GAP)
     pixels: npt.NDArray[np.uint8] = np.asarray(resized)
     if change.color is not None:
         pixels = _recolored(pixels, change.color)
+    return _placed(pixels, change, around=WHITE)
+
+
+def move_labels(mask: Image.Image, change: ImageChange) -> npt.NDArray[np.uint8]:
+    """Return a mask on the page of its image: [height, width], or [height, width, channels]; 0 where no image is."""
+    from PIL import Image
+
+    resized = mask.resize(change.inner, Image.Resampling.NEAREST, box=_box(mask, change))
+    return _placed(np.asarray(resized), change, around=0)
+
+
+def _box(image: Image.Image, change: ImageChange) -> tuple[float, float, float, float]:
+    """Return what is seen of an image, in its own pixels."""
+    across, down = image.width / change.width, image.height / change.height
+    left, top, right, bottom = change.window
+    return left * across, top * down, min(image.width, right * across), min(image.height, bottom * down)
+
+
+def _placed(pixels: npt.NDArray[np.uint8], change: ImageChange, *, around: int) -> npt.NDArray[np.uint8]:
+    """Mirror what was resized and lay it on the page."""
     if change.mirrored:
         pixels = pixels[:, ::-1]
     if change.inner == (change.width, change.height):
         return pixels
-    page = np.full((change.height, change.width, *pixels.shape[2:]), WHITE, np.uint8)
+    page = np.full((change.height, change.width, *pixels.shape[2:]), around, np.uint8)
     x, y = change.offset
     page[y : y + pixels.shape[0], x : x + pixels.shape[1]] = pixels
     return page

@@ -1,6 +1,6 @@
 """What a step trains on, for people: made of the very packs that a rank would get.
 
-A source that knows more of its images than ranks need (``notes``) has boxes and augmentation shown too.
+A source that knows more of its images than ranks need (``notes``) has boxes, masks and augmentation shown too.
 
 Shape suffixes as in ``polyreme_api.batch``.
 """
@@ -10,15 +10,17 @@ from __future__ import annotations
 import dataclasses
 import io
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from polyreme_api.batch import IGNORED_TARGET, BatchSource, PackedBatch
+from polyreme_datahub.loader.masks import draw_mask
 from polyreme_datahub.loader.sample_reader import ImageNote
 from polyreme_datahub.loader.text import TokenText
+from polyreme_datahub.operations.values import Blob
 
 CHANNELS = 3
 PNG_LEVEL = 6
@@ -26,6 +28,10 @@ HOLE = "hole:"
 """Beginning of the name of a document that takes a damaged sample's place."""
 
 Tokens: TypeAlias = npt.NDArray[np.int64]
+SampleName: TypeAlias = tuple[str, str]
+"""Version of a dataset, and id of a sample."""
+ReadMasks: TypeAlias = Callable[[Collection[SampleName]], Mapping[SampleName, Sequence[Blob | None]]]
+"""Finds the masks of samples, one or None for each image; a sample that has none may be left out."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +57,8 @@ class Picture:
     """Boxes, points and polygons, in its pixels."""
     change: str = ""
     """How it was augmented at this visit."""
+    mask: bytes = dataclasses.field(default=b"", repr=False)
+    """A translucent PNG of the same size; empty: the image has no mask."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +95,9 @@ class Noting(Protocol):
         ...
 
 
-def preview(source: BatchSource, text: TokenText, step: int, *, first: int, count: int) -> Iterator[PreviewPack]:
+def preview(
+    source: BatchSource, text: TokenText, step: int, *, first: int, count: int, masks: ReadMasks = lambda _: {}
+) -> Iterator[PreviewPack]:
     """Yield some packs of a step as people may read them.
 
     Args:
@@ -96,20 +106,28 @@ def preview(source: BatchSource, text: TokenText, step: int, *, first: int, coun
         step: Counts from 1.
         first: First pack, from 0.
         count: How many packs.
+        masks: Reads the masks of samples; its errors are passed on.
     """
     for number in range(first, first + count):
         batch = source.packs(step, first=number, count=1)
         notes = source.notes(step, pack=number) if isinstance(source, Noting) else ()
-        documents = tuple(_documents(batch, text, notes, media=source.token_ids.media))
+        found = masks({note.sample for note in notes})
+        drawn = [_mask(note, found.get(note.sample, ())) for note in notes]
+        documents = tuple(_documents(batch, text, notes, drawn, media=source.token_ids.media))
         yield PreviewPack(number=number, tokens_max=source.pack_tokens_in(step), documents=documents)
 
 
+def _mask(note: ImageNote, masks: Sequence[Blob | None]) -> bytes:
+    mask = masks[note.image] if note.image < len(masks) else None
+    return b"" if mask is None or note.drawn is None else draw_mask(mask.pixels(), note.drawn)
+
+
 def _documents(
-    batch: PackedBatch, text: TokenText, notes: Sequence[ImageNote], *, media: int
+    batch: PackedBatch, text: TokenText, notes: Sequence[ImageNote], masks: Sequence[bytes], *, media: int
 ) -> Iterator[PreviewDocument]:
     tokens_T, targets_T = np.asarray(batch.tokens_T), np.asarray(batch.targets_T)
     offsets = np.asarray(batch.document_offsets).tolist()
-    pictures = _pictures(batch, int(np.count_nonzero(tokens_T == media)), notes)
+    pictures = _pictures(batch, int(np.count_nonzero(tokens_T == media)), notes, masks)
     for sample_id, start, stop in zip(batch.sample_ids, offsets[:-1], offsets[1:], strict=False):
         # A token is learned where the token before it has a target.
         learned_T = np.concatenate([[False], targets_T[start : stop - 1] != IGNORED_TARGET])
@@ -138,7 +156,9 @@ def _parts(
             yield picture
 
 
-def _pictures(batch: PackedBatch, media_tokens: int, notes: Sequence[ImageNote]) -> Iterator[Picture]:
+def _pictures(
+    batch: PackedBatch, media_tokens: int, notes: Sequence[ImageNote], masks: Sequence[bytes]
+) -> Iterator[Picture]:
     """Yield the images of a batch in order, each with its share of the tokens that stand for images."""
     patches_PC, grids_I2 = np.asarray(batch.patches_PC), np.asarray(batch.grids_I2)
     side = round((patches_PC.shape[1] / CHANNELS) ** 0.5)
@@ -156,6 +176,7 @@ def _pictures(batch: PackedBatch, media_tokens: int, notes: Sequence[ImageNote])
             png=_png(pixels.reshape(rows * side, columns * side, CHANNELS)),
             shapes=note.shapes,
             change=note.change,
+            mask=masks[image] if image < len(masks) else b"",
         )
 
 

@@ -41,6 +41,12 @@ class ImageNote:
     """Boxes, points and polygons, in pixels of the image as the model sees it."""
     change: str = ""
     """How it was augmented, and what its sample forbade."""
+    drawn: ImageChange | None = None
+    """How the page is made of its image."""
+    image: int = 0
+    """Which image of its sample, from 0."""
+    sample: tuple[str, str] = ("", "")
+    """Version of the dataset and id of the sample; a source fills it in."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +165,7 @@ def _note(shapes: Mapping[str, Sequence[Any]], image: int, change: ImageChange, 
     elif rules.mirror:
         words.append(f"no mirror: {rules.mirror}")
     mine = tuple(item for items in shapes.values() for item in items if item["image"] == image)
-    return ImageNote(shapes=mine, change="; ".join(filter(None, words)))
+    return ImageNote(shapes=mine, change="; ".join(filter(None, words)), drawn=change, image=image)
 
 
 def page_image(files: Mapping[str, memoryview], page: Mapping[str, Any]) -> Image.Image:

@@ -183,7 +183,12 @@ class PackedSource:
 
     def notes(self, step: int, *, pack: int) -> list[ImageNote]:
         """Return what there is to say to people about each image of a pack of ``step``, less those that are lost."""
-        return [note for document in self._documents(self._packs(step)[pack]) for note in document.notes]
+        slots = self._packs(step)[pack]
+        return [
+            dataclasses.replace(note, sample=(self._indexes[slot.source].manifest.reference, document.sample_id))
+            for slot, document in zip(slots, self._documents(slots), strict=True)
+            for note in document.notes
+        ]
 
     def grids(self, step: int, *, first: int, count: int) -> Sequence[npt.NDArray[np.int32]]:
         """Return the grids [I, 2] of the images of ``count`` packs of ``step``, as the indexes have them.

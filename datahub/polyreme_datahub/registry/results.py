@@ -180,6 +180,22 @@ def samples_between(database: Database, version_id: int, *, first: int, count: i
     return database.read(work)
 
 
+def records_of(database: Database, version_id: int, sample_ids: Collection[str]) -> dict[str, str]:
+    """Return the digests of the records of samples; one that is unknown is left out."""
+    table = schema.samples.c
+
+    def work(connection: Connection) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for some in pages(sample_ids):
+            query = select(table.sample_id, table.record).where(
+                table.version_id == version_id, table.sample_id.in_(some)
+            )
+            found |= {row.sample_id: row.record for row in connection.execute(query)}
+        return found
+
+    return database.read(work)
+
+
 def letters_between(database: Database, version_id: int, *, first: int, count: int) -> list[Letter]:
     """Return the dead letters of some ordinals, by ordinal and key."""
     table = schema.dead_letters

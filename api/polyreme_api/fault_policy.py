@@ -9,6 +9,7 @@ from polyreme_api.fields import Condition, Message, Name, Part, Seconds, StatusP
 from polyreme_api.metadata import ClusterMeta, Object
 
 RULES_MAX = 64
+EVACUATIONS_MAX = 8
 CHARGES_MAX = 2_000
 """Nodes that one policy may have out of service at once, whatever its percentage says: its status must stay small."""
 
@@ -47,6 +48,24 @@ class FaultRule(Part):
         if bool(self.on_xids) == bool(self.on_node_conditions):
             raise ValueError(f"rule {self.name!r} has either onXids or onNodeConditions; set exactly one")
         return self
+
+
+class EvacuationRule(Part):
+    """When the nodes of a domain that are well leave service with the others: something that all share has failed."""
+
+    name: Name
+    """Name, shown where the rule decides."""
+    level: Name
+    """Level of the ClusterTopology, such as ``rack``."""
+    fault_classes: Annotated[list[FaultClass], Field(min_length=1, max_length=8)]
+    """Fault classes that count, such as ``network-link``."""
+    nodes_percent: Annotated[int, Field(ge=1, le=100)] = 50
+    """Share of the domain's nodes that show such a fault; three nodes at least."""
+    window_seconds: Annotated[int, Field(ge=1, le=3_600)] = 60
+    """Time within which these nodes began to show it."""
+    action: Literal["Taint", "Drain", "Evict"] = "Drain"
+    """What is done to the other nodes of the domain, as in ``rules``. None of them is repaired, and all are back in
+    service when fewer nodes show the fault."""
 
 
 class Breaker(Part):
@@ -129,6 +148,9 @@ class NodeFaultPolicySpec(Part):
     """Labels of the nodes that the policy is for; empty: all."""
     rules: Annotated[list[FaultRule], Field(max_length=RULES_MAX)] = Field(default_factory=list)
     """Ordered rules; the first match decides. Without a match the fault table does."""
+    evacuations: Annotated[list[EvacuationRule], Field(max_length=EVACUATIONS_MAX)] = Field(default_factory=list)
+    """Rules by which whole domains leave service, for the classes in ``classes``. A domain goes whole or not at all: if
+    it is more than the breaker allows, that is reported, and only nodes with a fault of their own go."""
     examine_seconds: Annotated[Seconds, Field(ge=1)] = 300
     """Time from a taint to its first examination; the time doubles with each that finds the fault still there, up to an
     hour. An examination that finds it gone lifts the taint."""
@@ -144,7 +166,7 @@ class NodeFaultPolicySpec(Part):
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> "NodeFaultPolicySpec":
-        names = [rule.name for rule in self.rules]
+        names = [*(rule.name for rule in self.rules), *(rule.name for rule in self.evacuations)]
         if doubled := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"rules: two rules are named {doubled[0]!r}; names are unique, rename one")
         return self

@@ -440,7 +440,8 @@ class ClusterCache:
         levels = () if topology is None else topology.levels
         self.nodes.set_levels(levels)
         known = None if before is None else (before.levels, before.spares)
-        return Changes(capacity=topology is None or known != (levels, topology.spares))
+        moved = (known is None or known[0] != levels) and self.health.touch_all()
+        return Changes(capacity=topology is None or known != (levels, topology.spares), health=moved)
 
     def _put_priority(self, name: str, value: int | None) -> Changes:
         if value is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
+import math
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 
@@ -18,10 +19,11 @@ from polyreme_api.clock import Clock
 from polyreme_operator.cluster_cache import ClusterCache
 from polyreme_operator.health import breaker, table
 from polyreme_operator.health.breaker import BreakerState
+from polyreme_operator.health.domains import DomainFaults, DomainKey, idle_rules, keys_of, too_large
 from polyreme_operator.health.facts import NodeFacts, Note, Step
 from polyreme_operator.health.node import HealthNode, patch_of
 from polyreme_operator.health.outage import is_mass_outage
-from polyreme_operator.health.policy import PolicyView, overlap_message, policy_of
+from polyreme_operator.health.policy import PolicyView, judge, overlap_message, policy_of
 from polyreme_operator.health.record import NodeState, Record, parse
 from polyreme_operator.health.repair_rules import repair_result
 from polyreme_operator.health.signs import Reading, read_conditions
@@ -48,6 +50,8 @@ DRAIN_LOOK_S = 2.0
 """How often it is checked whether the workers have left a node that drains."""
 STATUS_EVERY_S = 1.0
 """Shortest time between two writes of a policy's status that only inform."""
+DOMAIN_LOOK_S = 30.0
+"""How often it is looked whether there is room to take a faulty domain out of service."""
 SILENCE_LOOK_S = 30.0
 """How often it is checked whether an agent has fallen silent on a node that is out of service."""
 _log = logging.getLogger(__name__)
@@ -101,6 +105,9 @@ class HealthWorker:
         self._states: dict[str, NodeState] = {}
         self._observed: dict[str, frozenset[str]] = {}
         """By node, the faults that were counted without acting on them."""
+        self._domains = DomainFaults()
+        self._kept_in: dict[str, set[DomainKey]] = {}
+        """By policy, the faulty domains that were reported as too large to be taken out."""
         self._told: dict[str, str] = {}
         """By node, what could not be read and was reported."""
         self._status_at_s: dict[str, float] = {}
@@ -158,8 +165,9 @@ class HealthWorker:
         index, steps = self._cache.health, {}
         self._decided.clear()
         for name in names:
+            self._select(name, index.nodes.get(name))
+        for name in self._with_domains(names, now_s):
             node = index.nodes.get(name)
-            self._select(name, node)
             if node is None:
                 self._history.gone(name)
                 self._repairs.gone(name)
@@ -183,6 +191,26 @@ class HealthWorker:
             for policy in names:
                 self._selected[policy].add(name)
 
+    def _with_domains(self, names: list[str], now_s: float) -> list[str]:
+        """Note what nodes show in their domains; return them with the nodes of those domains that are faulty."""
+        levels, found = self._levels(), set(names)
+        for name in names:
+            node, policy = self._cache.health.nodes.get(name), self._policy(name)
+            if node is None:
+                found |= self._domains.remove(name)
+            elif keys := keys_of(policy, dict(node.labels), levels):
+                reading = self._read(node, policy, silent=False, now_s=now_s)
+                judged = [judge(sign, policy, now_s) for sign in reading.signs]
+                found |= self._domains.put(name, policy, keys, judged)
+            else:
+                found |= self._domains.remove(name)
+        return sorted(found)
+
+    def _levels(self) -> list[tuple[str, str]]:
+        """Return name and label of the topology's levels."""
+        topology = self._cache.topology
+        return [] if topology is None else [(level.name, level.node_label) for level in topology.levels]
+
     def _breaker(self, policy: PolicyView) -> BreakerState:
         """Return the stored state of a policy's breaker."""
         known = self._breakers.get(policy.name)
@@ -200,6 +228,7 @@ class HealthWorker:
         policy, silent = self._policy(node.name), self._cache.health.is_silent(node.name, now_s)
         record, broken = parse(node.annotation)
         reading = self._read(node, policy, silent=silent, now_s=now_s)
+        reading = self._domains.read(node.name, reading, record)
         jobs = list(self._cache.ledger.jobs_on(node.name))
         self._repairs.saw(node, record, policy)
         facts = NodeFacts(
@@ -265,7 +294,10 @@ class HealthWorker:
             at_s = min(now_s + DRAIN_LOOK_S, at_s or now_s + DRAIN_LOOK_S)
         if at_s is None:
             self._due_s.pop(name, None)
-            return
+        else:
+            self._due_at(name, at_s)
+
+    def _due_at(self, name: str, at_s: float) -> None:
         self._due_s[name] = at_s
         heapq.heappush(self._timers, (at_s, name))
 
@@ -303,27 +335,50 @@ class HealthWorker:
         """Store the charges of the nodes to take out; return the nodes that may be."""
         allowed: set[str] = set()
         for name, policy in sorted(self._cache.health.policies.items()):
-            wanted = [node for node in self._mine(name) if node in steps and steps[node].needs_charge]
-            allowed |= await self._charge_policy(policy, sorted(wanted), now_s)
+            wanted = {
+                node: steps[node].with_domain for node in self._mine(name) if node in steps and steps[node].needs_charge
+            }
+            allowed |= await self._charge_policy(policy, wanted, now_s)
         return allowed
+
+    def _fitting(
+        self, policy: PolicyView, state: BreakerState, asked: Mapping[str, str], out: set[str], limit: int
+    ) -> list[str]:
+        """Return the nodes to charge: those with a fault of their own, and each faulty domain that fits in whole."""
+        chosen, now_s = {node for node, rule in asked.items() if not rule}, self._clock.now_s()
+        told = {key for key in self._kept_in.get(policy.name, ()) if self._domains.is_faulty(key)}
+        for key, nodes in self._domains.groups({node: rule for node, rule in asked.items() if rule}).items():
+            if state.latched or breaker.fits(state, chosen | set(nodes), out=out, limit=limit):
+                chosen.update(nodes)
+                told.discard(key)
+                continue
+            for node in nodes:
+                self._due_at(node, min(now_s + DOMAIN_LOOK_S, self._due_s.get(node, math.inf)))
+            if key not in told:
+                told.add(key)
+                message = too_large(key, nodes, out=len(out), limit=limit)
+                self._emit(_policy_event(policy, "DomainTooLarge", message, key=f"{key.slug}-{int(now_s)}"))
+        self._kept_in[policy.name] = told
+        return sorted(chosen)
 
     def _mine(self, policy: str) -> set[str]:
         """Return the nodes that a policy selects alone."""
         return {node for node in self._selected[policy] if len(self._policies_of[node]) == 1}
 
-    async def _charge_policy(self, policy: PolicyView, wanted: list[str], now_s: float) -> set[str]:
+    async def _charge_policy(self, policy: PolicyView, asked: Mapping[str, str], now_s: float) -> set[str]:
         index, selected = self._cache.health, self._selected[policy.name]
         out, limit = selected & index.tainted, breaker.limit_of(len(selected), policy.nodes_percent)
         stored = self._breaker(policy)
         state = breaker.settled(
             stored,
             out=out,
-            wanted=wanted,
+            wanted=asked,
             present=index.nodes,
             reset=policy.reset,
             window_s=policy.window_s,
             now_s=now_s,
         )
+        wanted = self._fitting(policy, state, asked, out, limit)
         granted = breaker.grant(state, wanted, out=out, limit=limit, now_s=now_s)
         charges = granted.state.charges != stored.charges or granted.state.latched != stored.latched
         due_s = self._status_at_s.get(policy.name, 0.0)
@@ -337,27 +392,18 @@ class HealthWorker:
             granted.state,
             limit=limit,
             overlap=overlap_message(policy.name, sorted(others), sorted(overlapping)) if overlapping else "",
+            idle_rules=idle_rules(policy, [name for name, _ in self._levels()]),
             repairs=self._settings.repairs,
             now_s=now_s,
         )
         patch = difference(policy.status, status)
         if patch and not await self._write_policy(policy, patch):
-            index.touch(*wanted)
+            index.touch(*asked)
             return set()
         self._status_at_s[policy.name] = now_s + STATUS_EVERY_S
         if granted.state.latched and not stored.latched:
-            ref = ObjectRef(kind=labels.KIND_FAULT_POLICY, name=policy.name)
             key = f"latched-{int(granted.state.since_s)}"
-            self._emit(
-                EmitEvent(
-                    ref=ref,
-                    uid=policy.uid,
-                    reason="BreakerLatched",
-                    message=granted.state.message,
-                    warning=True,
-                    key=key,
-                )
-            )
+            self._emit(_policy_event(policy, "BreakerLatched", granted.state.message, key=key))
         return set(granted.nodes)
 
     async def _write_policy(self, policy: PolicyView, patch: Manifest) -> bool:
@@ -429,6 +475,11 @@ class HealthWorker:
             if (ended := repair_result(before, record, note)) is not None:
                 self._observer.on_node_repair(*ended)
             self._emit(_event(node, note, str(int(now_s))))
+
+
+def _policy_event(policy: PolicyView, reason: str, message: str, *, key: str) -> EmitEvent:
+    ref = ObjectRef(kind=labels.KIND_FAULT_POLICY, name=policy.name)
+    return EmitEvent(ref=ref, uid=policy.uid, reason=reason, message=message, warning=True, key=key)
 
 
 def _event(node: HealthNode, note: Note, key: str) -> EmitEvent:

@@ -13,7 +13,7 @@ from polyreme_api.times import rfc3339
 from polyreme_operator.health.incidents import escaped
 from polyreme_operator.health.node import HealthNode, patch_of
 from polyreme_operator.health.record import Leave, NodeState, Record, parse
-from polyreme_operator.health.signs import Reading, read_conditions
+from polyreme_operator.health.signs import DOMAIN_FAULT, Reading, read_conditions
 from polyreme_operator.health.states import quarantined_by, released_by
 from polyreme_operator.health.table import decode, is_agents, lookup, polarity
 from polyreme_operator.port import ClusterPort, ConflictError, ObjectRef
@@ -180,6 +180,8 @@ def _back(name: str, record: Record, claimed: str) -> str:
             job = f", Job {hook.job}" if hook.job else ""
             repair = f"repair: {hook.action}, attempt {hook.attempt}, {hook.phase}{job}; then "
         fault = f"that {escaped(record.condition)} is clear" if record.condition else "nothing wrong"
+        if record.reason == DOMAIN_FAULT:
+            fault = f"that fewer nodes of {escaped(record.device)} show a fault"
         return f"{repair}an examination returns it that finds {fault}; the next is at {_time(record.examine_at_s)}"
     if record.state is NodeState.PROBATION and record.opt_in:
         proven = f"after {record.loaded_s / 3_600.0:.1f} h of load"

@@ -70,9 +70,10 @@ class HealthIndex:
         self.touch_all()
         return True
 
-    def touch_all(self) -> None:
-        """Have the state of every node decided again."""
+    def touch_all(self) -> bool:
+        """Have the state of every node decided again; tell whether there are any."""
         self._dirty.update(dict.fromkeys(self.nodes))
+        return bool(self.nodes)
 
     def touch(self, *names: str) -> None:
         """Have the state of some nodes decided again."""

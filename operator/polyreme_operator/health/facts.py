@@ -65,6 +65,8 @@ class Step:
     notes: tuple[Note, ...] = ()
     wake_at_s: float | None = None
     """When time alone may change the decision."""
+    with_domain: str = ""
+    """The evacuation rule by which it is taken out with its whole domain; empty: for a fault of its own."""
 
     @property
     def out(self) -> bool:

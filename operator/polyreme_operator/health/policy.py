@@ -51,6 +51,23 @@ class Rule:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EvacuationRule:
+    """When a whole domain is taken out, since something that its nodes share has failed."""
+
+    name: str
+    level: str
+    """Level of the topology, such as ``rack``."""
+    classes: frozenset[str]
+    """Fault classes that count."""
+    nodes_percent: int = 50
+    """Share of the domain's nodes that show such a fault."""
+    window_s: float = 60.0
+    """Time within which they began to."""
+    answer: Answer = Answer.DRAIN
+    """What is done to the other nodes of the domain."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Hook:
     """A Job that repairs or checks a node."""
 
@@ -76,6 +93,7 @@ class PolicyView:
     """Fault classes that are enabled: in all others it only observes."""
     selector: tuple[tuple[str, str], ...] = ()
     rules: tuple[Rule, ...] = ()
+    evacuations: tuple[EvacuationRule, ...] = ()
     nodes_percent: int = 10
     window_s: float = 300.0
     reset: str = ""
@@ -134,12 +152,18 @@ def overlap_message(name: str, others: Sequence[str], nodes: Sequence[str]) -> s
 def judge(sign: Sign, policy: PolicyView | None, now_s: float) -> Judged:
     """Return the answer of a policy to a sign; without a policy, that of the fault table, not carried out."""
     if policy is not None:
-        for rule in policy.rules:
-            if _matches(rule, sign):
-                answer = rule.answer
-                if GRAVITY[answer] > GRAVITY[Answer.WATCH] and not _reached(sign, rule.count, rule.window_s, now_s):
+        if sign.rule:
+            rule = next(each for each in policy.evacuations if each.name == sign.rule)
+            enforced = policy.enforce and rule.classes <= policy.classes
+            return Judged(
+                sign=sign, answer=rule.answer, fault_class=sign.row.fault_class, enforced=enforced, rule=rule.name
+            )
+        for own in policy.rules:
+            if _matches(own, sign):
+                answer = own.answer
+                if GRAVITY[answer] > GRAVITY[Answer.WATCH] and not _reached(sign, own.count, own.window_s, now_s):
                     answer = Answer.WATCH
-                return _judged(sign, answer, rule.fault_class or sign.row.fault_class, policy, rule=rule.name)
+                return _judged(sign, answer, own.fault_class or sign.row.fault_class, policy, rule=own.name)
     answer = _BY_ACTION.get(sign.row.action, Answer.WATCH) if sign.known else Answer.IGNORE
     if GRAVITY[answer] > GRAVITY[Answer.WATCH] and not _reached(sign, sign.row.count, sign.row.window_s, now_s):
         answer = Answer.WATCH

@@ -12,6 +12,9 @@ AGENT_SILENT_S = 180.0
 """How long the agent's heartbeat may stand still before its conditions count as unknown."""
 SIGNS_MAX = 64
 """Signs of one node that are judged at a time; the remaining ones are left for the next examination."""
+DOMAIN_FAULT = "DomainFault"
+"""Code of the sign that a node has since its domain is faulty, and beginning of the condition's name in a record. No
+node has such a condition."""
 _KNOWN = frozenset({"True", "False"})
 
 
@@ -23,6 +26,8 @@ class ConditionView:
     status: str
     reason: str = ""
     message: str = ""
+    since_s: float = 0.0
+    """Since when it shows a fault; 0: it does not, or that is unknown."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +47,15 @@ class Sign:
     message: str = ""
     known: bool = True
     """Whether the fault table has its code; an unknown one is reported and triggers no action."""
+    since_s: float = 0.0
+    """Since when its condition shows a fault; never in the future. 0: unknown."""
+    rule: str = ""
+    """The evacuation rule that found the fault in the node's domain; empty: the node shows it itself."""
+
+    @property
+    def at_s(self) -> float:
+        """When it last occurred, as far as is known."""
+        return self.last_s or self.since_s
 
     @property
     def key(self) -> str:
@@ -144,4 +158,5 @@ def _sign(event: NodeEvent, condition: ConditionView, lookup: Lookup, now_s: flo
         boot=event.boot[:64],
         message=condition.message.split("\n", 1)[0][:256],
         known=known,
+        since_s=max(0.0, min(condition.since_s, now_s)),
     )

@@ -26,7 +26,7 @@ from polyreme_operator.health.record import (
 )
 from polyreme_operator.health.repair_rules import is_due, may_begin, notes_of
 from polyreme_operator.health.risk import AT_RISK, HALF_LIFE_S, PROBATION_RISK, decayed, raised, risk_of
-from polyreme_operator.health.signs import Sign
+from polyreme_operator.health.signs import DOMAIN_FAULT, Sign
 
 EXAMINE_S = 300.0
 EXAMINE_MAX_S = 3_600.0
@@ -88,8 +88,12 @@ def quarantined_by(record: Record, *, who: str, reason: str, until_s: float, lea
 def released_by(record: Record, signs: tuple[Sign, ...], *, who: str, reason: str, at_s: float) -> Record:
     """Return the record of a node that a person returns to service: what it shows now does not take it out again."""
     release = Release(by=f"{PERSON}/{who}" if who else PERSON, reason=reason[:EVIDENCE_CHARACTERS_MAX], at_s=at_s)
+    seen = _with_seen(record.seen, signs, at_s)
+    if record.reason == DOMAIN_FAULT:
+        # Who releases it sees the node's own conditions only.
+        seen[f"{DOMAIN_FAULT}/{record.device}"] = Seen(count=1, at_s=at_s)
     return _in(record, NodeState.HEALTHY, at_s).model_copy(
-        update={"released": release, "seen": _with_seen(record.seen, signs, at_s), "recurrences": 0, "repairs_s": ()}
+        update={"released": release, "seen": seen, "recurrences": 0, "repairs_s": ()}
     )
 
 
@@ -156,7 +160,7 @@ def _examined(
         return None
     if not record.condition and (facts.reading.unknown or facts.reading.absent):
         return None
-    planned = record.is_persons
+    planned = record.is_persons or record.reason == DOMAIN_FAULT
     after = _in(record, NodeState.HEALTHY if planned else NodeState.PROBATION, now_s)
     if not planned:
         repairs_s = escalation.with_repair(record.repairs_s, now_s)
@@ -191,9 +195,11 @@ def _emptied(facts: NodeFacts, record: Record) -> Record:
 def _graver(record: Record, worst: Judged, now_s: float) -> Record:
     """Escalate a taint to a graver fault, or to a replacement if the device is worn out."""
     leave = max(record.leave, _LEAVE[worst.answer], key=_GRAVER_LEAVE.index)
-    update: dict[str, object] = {"leave": leave, "condition": worst.sign.condition}
-    if leave is not record.leave or not record.reason:
-        update |= _cause(worst)
+    update: dict[str, object] = {"leave": leave}
+    if not worst.sign.rule:
+        update["condition"] = worst.sign.condition
+        if leave is not record.leave or record.reason in {"", DOMAIN_FAULT}:
+            update |= _cause(worst)
     if worst.sign.row.fatal and escalation.is_worn_out(record.fatal_s, worst.sign.device, now_s):
         update |= {"action": escalation.REPLACE, "evidence": _worn_out(worst.sign)}
     return record.model_copy(
@@ -218,15 +224,16 @@ def _in_service(facts: NodeFacts, record: Record, judged: tuple[Judged, ...], no
     counted = _with_risk(calm, watched, now_s)
     after, note = _quarantined(facts, facts.policy, counted, worst, now_s)
     step = _step(facts, after, judged, (note,), now_s)
-    return dataclasses.replace(step, needs_charge=True, refusable=refusable)
+    return dataclasses.replace(step, needs_charge=True, refusable=refusable, with_domain=worst.sign.rule)
 
 
 def _quarantined(
     facts: NodeFacts, policy: PolicyView, record: Record, worst: Judged, now_s: float
 ) -> tuple[Record, Note]:
     sign = worst.sign
-    recurrences = record.recurrences + (record.state is NodeState.PROBATION)
-    retires = escalation.retires(record.repairs_s, recurrences, now_s)
+    own = not sign.rule
+    recurrences = record.recurrences + (own and record.state is NodeState.PROBATION)
+    retires = own and escalation.retires(record.repairs_s, recurrences, now_s)
     fatal_s = record.fatal_s
     after = _out_record(
         record,
@@ -269,7 +276,8 @@ def _with_risk(record: Record, watched: list[Judged], now_s: float) -> Record:
     """Count new events, and follow the decay of the old ones."""
     score = decayed(record.score, record.score_at_s, now_s)
     for each in watched:
-        score = raised(score, each.fault_class, _new_count(record, each.sign))
+        if not each.sign.rule:
+            score = raised(score, each.fault_class, _new_count(record, each.sign))
     if watched:
         record = _counted(record, [each.sign for each in watched], now_s)
     risk = risk_of(score)

@@ -79,17 +79,30 @@ def status_of(
     *,
     limit: int,
     overlap: str,
+    idle_rules: str = "",
     repairs: bool = True,
     now_s: float,
 ) -> dict[str, Any]:
-    """Return the status of a policy as it is written; ``repairs``: whether the operator runs its hooks."""
+    """Return the status of a policy as it is written.
+
+    Args:
+        policy: The policy.
+        nodes: What each of its nodes shows.
+        breaker: State of its breaker.
+        limit: How many nodes may be out.
+        overlap: What is said of nodes that other policies select too.
+        idle_rules: What is said of rules that can do nothing.
+        repairs: Whether the operator runs its hooks.
+        now_s: The time.
+    """
+    no_repairs = NO_REPAIRS if policy.hooks and not repairs else ""
     shown, grave = Counter[str](), Counter[str]()
     for node in nodes:
         shown.update(node.classes)
         grave.update(node.grave)
     status = NodeFaultPolicyStatus(
         observed_generation=policy.generation,
-        conditions=[_ready(policy, len(nodes), breaker, overlap, now_s, repairs=repairs)],
+        conditions=[_ready(policy, len(nodes), breaker, overlap, remarks=(idle_rules, no_repairs), now_s=now_s)],
         nodes=len(nodes),
         out_of_service=sum(node.out for node in nodes),
         would_take_out=sum(bool(node.grave) and not node.out for node in nodes),
@@ -118,7 +131,7 @@ def status_of(
 
 
 def _ready(
-    policy: PolicyView, selected: int, breaker: BreakerState, overlap: str, now_s: float, *, repairs: bool
+    policy: PolicyView, selected: int, breaker: BreakerState, overlap: str, *, remarks: Sequence[str], now_s: float
 ) -> Condition:
     reason, message = PolicyReason.ENFORCING, f"acts on {', '.join(sorted(policy.classes))}"
     if breaker.latched:
@@ -132,8 +145,7 @@ def _ready(
         reason, message = PolicyReason.OBSERVING, "counts what it would do; set spec.mode to Enforce to act"
     elif not policy.classes:
         reason, message = PolicyReason.NO_CLASSES, "no class is enabled, so nothing is done; name some in spec.classes"
-    if policy.hooks and not repairs:
-        message = f"{message}; {NO_REPAIRS}"
+    message = "; ".join(filter(None, (message, *remarks)))
     truth: Literal["True", "False"] = "True" if reason in {PolicyReason.ENFORCING, PolicyReason.OBSERVING} else "False"
     entries = policy.status.get("conditions")
     known: Mapping[str, Any] = next(

@@ -104,9 +104,13 @@ def parse_health_node(manifest: Manifest) -> HealthNode:
 
 
 def _condition(entry: Mapping[str, Any]) -> ConditionView:
+    status = intern(str(entry.get("status") or "Unknown"))
+    # Of conditions that are as usual the time is left out: equal ones of many nodes are kept once.
+    usual = (status == "True") == (entry["type"] == "Ready")
     return ConditionView(
         type=intern(entry["type"]),
-        status=intern(str(entry.get("status") or "Unknown")),
+        status=status,
+        since_s=0.0 if usual else parse_time_or(entry.get("lastTransitionTime"), 0.0),
         reason=intern(str(entry.get("reason") or "")[:128]),
         # The kubelet's own messages are of no interest, and differ.
         # One character more than is read, so that reading reports a message that is too long.

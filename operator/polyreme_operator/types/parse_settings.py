@@ -11,7 +11,7 @@ from pydantic.alias_generators import to_camel
 from polyreme_api.fault_policy import NodeFaultPolicySpec
 from polyreme_api.queue import TrainingQueueSpec, TrainingQueueStatus
 from polyreme_api.topology import DEFAULT_TOPOLOGY, ClusterTopologySpec, ClusterTopologyStatus
-from polyreme_operator.health.policy import Answer, Hook, PolicyView, Rule
+from polyreme_operator.health.policy import Answer, EvacuationRule, Hook, PolicyView, Rule
 from polyreme_operator.port import Manifest
 from polyreme_operator.types.inventory import LevelView, SparesView
 from polyreme_operator.types.queues import QueueView, Quota, Reclaim, StopPolicy
@@ -124,6 +124,17 @@ def parse_fault_policy(manifest: Manifest) -> PolicyView:
                 fault_class=rule.fault_class or "",
             )
             for rule in spec.rules
+        ),
+        evacuations=tuple(
+            EvacuationRule(
+                name=rule.name,
+                level=rule.level,
+                classes=frozenset(rule.fault_classes),
+                nodes_percent=rule.nodes_percent,
+                window_s=float(rule.window_seconds),
+                answer=Answer(rule.action),
+            )
+            for rule in spec.evacuations
         ),
         nodes_percent=spec.breaker.nodes_percent,
         window_s=float(spec.breaker.window_seconds),

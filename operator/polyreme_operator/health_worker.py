@@ -348,7 +348,8 @@ class HealthWorker:
         chosen, now_s = {node for node, rule in asked.items() if not rule}, self._clock.now_s()
         told = {key for key in self._kept_in.get(policy.name, ()) if self._domains.is_faulty(key)}
         for key, nodes in self._domains.groups({node: rule for node, rule in asked.items() if rule}).items():
-            if state.latched or breaker.fits(state, chosen | set(nodes), out=out, limit=limit):
+            whole = breaker.grant(state, [*chosen, *nodes], out=out, limit=limit, now_s=now_s)
+            if state.latched or not whole.state.latched:
                 chosen.update(nodes)
                 told.discard(key)
                 continue

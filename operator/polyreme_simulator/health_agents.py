@@ -9,8 +9,9 @@ from typing import Any
 from polyreme_api import labels
 from polyreme_operator.health.record import HEALTH, NodeState, parse
 from polyreme_operator.port import Manifest, ObjectRef, PortError
-from polyreme_simulator.health_facts import BY_HAND, GPU, KERNEL
+from polyreme_simulator.health_facts import BY_HAND, GPU, KERNEL, LOST
 from polyreme_simulator.repair_hooks import RepairHooks
+from polyreme_simulator.scenario import RACK
 from polyreme_simulator.world import World
 
 POLICY = "gpus"
@@ -25,9 +26,11 @@ EVENTS = (6, 12, 18)
 """How often something happens to nodes, agents and policies while faults last."""
 CARE_S = 20.0
 """How often a person looks after the nodes once the faults are over."""
-CODES = ("GPUMissing", "Xid48", "LinkFlap", "Xid999", KERNEL)
+CODES = (LOST, "Xid48", "LinkFlap", "Xid999", KERNEL)
 CLASSES = ("gpu-lost", "gpu-memory", "kernel", "network-link")
 PERCENTS = (10, 50, 100, 100)
+OF_A_RACK = {"level": "rack", "faultClasses": ["gpu-lost"], "nodesPercent": 30}
+"""The evacuation rule of some seeds."""
 BROKEN = ("{", "[" * 5_000, '{"version":1,"state":"gone"}', "x" * 20_000)
 ACTIONS = ("Now", "Checkpoint", "Finish")
 FAULTS = (
@@ -40,12 +43,18 @@ FAULTS = (
     "node taint removed",
     "policies overlap",
     "policy changed",
+    "rack fails",
 )
 
 
 def has_hooks(seed: int) -> bool:
     """Tell whether nodes of a seed are repaired by hooks."""
     return seed % 3 == 2
+
+
+def has_evacuations(seed: int) -> bool:
+    """Tell whether the policy of a seed takes whole racks out."""
+    return seed % 5 == 4
 
 
 class HealthAgents:
@@ -55,10 +64,11 @@ class HealthAgents:
         world: The cluster.
         rng: Every draw.
         hooks: Whether the policy has hooks that repair nodes.
+        evacuations: Whether it takes whole racks out.
     """
 
-    def __init__(self, world: World, rng: random.Random, *, hooks: bool = False) -> None:
-        self._world, self._rng = world, rng
+    def __init__(self, world: World, rng: random.Random, *, hooks: bool = False, evacuations: bool = False) -> None:
+        self._world, self._rng, self._evacuations = world, rng, evacuations
         self._repairs_rng = random.Random(rng.getstate()[1][0])
         """Draws of probations and repairs, apart from the others so that these stay as they were."""
         self._hooks = RepairHooks(world, random.Random(rng.getstate()[1][1]), self._heal) if hooks else None
@@ -79,6 +89,8 @@ class HealthAgents:
         )
         if self._hooks is not None:
             self._acts = (*self._acts, (2, "node claimed", self._hooks.claim), (16, "node faulty", self._fail))
+        if evacuations:
+            self._acts = (*self._acts, (6, "rack fails", self._fail_rack))
 
     def begin(self, lasts_s: float, *, faults: bool) -> None:
         """Create the policy, and plan what happens."""
@@ -145,9 +157,21 @@ class HealthAgents:
         """A detector shows faults that are none, on many nodes at once."""
         for name in sorted(self._world.nodes):
             if self._rng.random() < 0.7:
-                self._faults[name] = "GPUMissing"
+                self._faults[name] = LOST
                 self._report_soon(name)
                 self._world.after(self._rng.choice(HEALS_S), lambda name=name: self._heal(name))  # type: ignore[misc]
+        return True
+
+    def _fail_rack(self) -> bool:
+        """What the nodes of a rack share fails: most of them show it, for the same time."""
+        rack_by_node = {name: node.labels.get(RACK, "") for name, node in self._world.nodes.items()}
+        rack = self._rng.choice(sorted(set(rack_by_node.values())))
+        heals_s = self._rng.choice(HEALS_S)
+        for name in sorted(name for name, its in rack_by_node.items() if its == rack):
+            if self._rng.random() < 0.6:
+                self._faults[name] = LOST
+                self._report_soon(name)
+                self._world.after(heals_s, lambda name=name: self._heal(name))  # type: ignore[misc]
         return True
 
     def _silence(self) -> bool:
@@ -252,6 +276,7 @@ class HealthAgents:
                     "maxSeconds": self._repairs_rng.choice((10, 40)),
                 },
                 **({} if self._hooks is None or name != POLICY else {"repairs": self._hooks.spec()}),
+                **({"evacuations": [{"name": "rack", **OF_A_RACK}]} if self._evacuations else {}),
                 "breaker": {
                     "nodesPercent": self._world.facts.health.percent,
                     "windowSeconds": self._rng.choice((1, 20, 60)),

@@ -8,16 +8,23 @@ from typing import Any
 from polyreme_local.api_server.record import Change
 from polyreme_operator.health.breaker import limit_of
 from polyreme_operator.health.record import HEALTH, NodeState, Record, parse
+from polyreme_operator.health.signs import DOMAIN_FAULT
 from polyreme_operator.port import Manifest, WatchEventType
 from polyreme_simulator.capacity import CapacityFacts
 from polyreme_simulator.cluster_view import ClusterView
 from polyreme_simulator.observed_state import ObservedState
+from polyreme_simulator.scenario import RACK
 
-GRAVE = frozenset({"Xid48", "GPUMissing"})
+LOST = "GPUMissing"
+GRAVE = frozenset({"Xid48", LOST})
+TOGETHER_MIN = 3
+"""Nodes that fail together before their rack is taken out."""
 BY_HAND = "by-hand"
 """Value of a taint that a person sets."""
 KERNEL = "KernelDeadlock"
 GPU = "polyreme.dev/GPU"
+SLACK_S = 5.0
+"""How long ago a node may have shown its fault for the last time when others of its rack are taken out for it."""
 OWNED_WITHIN_S = 20.0
 """Time within which a taint that a person added has an owner on record."""
 
@@ -32,6 +39,9 @@ class _Seen:
     since_s: float = 0.0
     record: Record | None = None
     others: tuple[Any, ...] = ()
+    rack: str = ""
+    lost_s: float = float("-inf")
+    """When last it showed what takes a whole rack out."""
     shown: tuple[tuple[str, str, str], ...] = ()
     released: tuple[tuple[str, str, str], ...] | None = None
     """What it showed when a person removed the taint; None once it shows something else."""
@@ -68,6 +78,8 @@ class HealthFacts:
         after.since_s = before.since_s if before.tainted == after.tainted else world.time_s()
         # A release is kept in the record: where that was overwritten with text that can't be read, none is known.
         after.released = before.released if before.shown == after.shown and after.record is not None else None
+        lost = any(_is_lost(seen) for seen in (before, after))
+        after.lost_s = world.time_s() if lost else before.lost_s
         lifted = before.tainted and not after.tainted
         if lifted and after.record == before.record:
             # The operator lifts a taint and changes the record in one write: this was a person. Without a record of the
@@ -93,6 +105,8 @@ class HealthFacts:
             self._observed.broke("every taint has an owner and an examination", f"{name}: {record}", world)
         if not record.owner.startswith("policy/"):
             return
+        if record.reason == DOMAIN_FAULT:
+            self._check_rack(name, record, world)
         out = sorted(each for each, seen in self._seen.items() if seen.tainted and _is_policys(seen))
         limit = limit_of(self.nodes, self.percent or 0)
         if len(out) > limit:
@@ -101,6 +115,18 @@ class HealthFacts:
             self._observed.broke("nothing is done without a policy that enforces", name, world)
         if before.released is not None and before.released == before.shown:
             self._observed.broke("a release holds", f"{name} still shows {before.shown}", world)
+
+    def _check_rack(self, name: str, record: Record, world: ClusterView) -> None:
+        """Check that a node that is well is taken out for the sake of its rack alone, and is not repaired."""
+        world.reached["node out with its rack", ""] += 1
+        since_s, rack = world.time_s() - self._late_s(world) - SLACK_S, self._seen[name].rack
+        lost = [
+            each
+            for each, seen in self._seen.items()
+            if seen.rack == rack and (_is_lost(seen) or seen.lost_s >= since_s)
+        ]
+        if len(lost) < TOGETHER_MIN or record.action:
+            self._observed.broke("a rack is out when its nodes fail together", f"{name} in {rack}: {lost}", world)
 
     def look(self, world: ClusterView) -> None:
         """Check what must hold once the faults are over."""
@@ -125,6 +151,10 @@ class HealthFacts:
         return world.time_s() - self._capacity.known_since_s(world)
 
 
+def _is_lost(seen: _Seen) -> bool:
+    return (GPU, "True", LOST) in seen.shown
+
+
 def _seen(node: Manifest) -> _Seen:
     taints = (node.get("spec") or {}).get("taints") or ()
     conditions = (node.get("status") or {}).get("conditions") or ()
@@ -132,6 +162,7 @@ def _seen(node: Manifest) -> _Seen:
         tainted=any(taint["key"] == HEALTH for taint in taints),
         by_hand=any(taint["key"] == HEALTH and taint.get("value") == BY_HAND for taint in taints),
         record=parse((node["metadata"].get("annotations") or {}).get(HEALTH))[0],
+        rack=str((node["metadata"].get("labels") or {}).get(RACK, "")),
         others=tuple(sorted(taint["key"] for taint in taints if taint["key"] != HEALTH)),
         shown=tuple(
             sorted(

@@ -14,6 +14,8 @@ from polyreme_simulator.observed_state import ObservedState
 OF_NODE_MAX = 2
 """Incidents of a node that the simulated installation keeps; few, so that seeds reach it."""
 OF_ALL_MAX = 16
+SHORT_S = 2.0 * BLIND_S
+"""An outage that ends sooner may go by unwritten while one leader after the other is stopped: 72 s were seen."""
 HANDOVER_S = 30.0
 """Longest time from the end of a leader to the next one's Lease."""
 RACING = 2
@@ -69,7 +71,7 @@ class IncidentFacts:
         (self._concerned.add if concerns(record) else self._concerned.discard)(name)
         if node is None or broken:
             # What was on record only for a short while may be known to nothing any more.
-            if before is not None and world.time_s() - self._outages.get(before, 0.0) < BLIND_S:
+            if before is not None and world.time_s() - self._outages.get(before, 0.0) < SHORT_S:
                 self._outages.pop(before, None)
             self._over(name, world)
         elif record is None or not record.state.is_out:
@@ -92,7 +94,7 @@ class IncidentFacts:
     def _may_be_lost(self, outage: str) -> bool:
         """Tell whether a short outage was known only to a replica that has ended before it could be written."""
         began_s, ended_s = self._outages[outage], self._ended_s.get(outage, float("inf"))
-        if ended_s - began_s >= BLIND_S:
+        if ended_s - began_s >= SHORT_S:
             return False
         return any(began_s <= at_s <= ended_s + HANDOVER_S for at_s, _ in self._leaders)
 

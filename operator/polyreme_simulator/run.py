@@ -21,7 +21,7 @@ from polyreme_simulator.chaos import Chaos
 from polyreme_simulator.datahub import DataHub, is_gated
 from polyreme_simulator.event_loop import VirtualLoop
 from polyreme_simulator.faults import NO_FAULTS, PortFaults
-from polyreme_simulator.health_agents import HealthAgents, has_hooks
+from polyreme_simulator.health_agents import HealthAgents, has_evacuations, has_hooks
 from polyreme_simulator.incident_facts import OF_ALL_MAX, OF_NODE_MAX
 from polyreme_simulator.invariants import Facts
 from polyreme_simulator.ownership import is_malformed
@@ -37,6 +37,7 @@ from polyreme_simulator.scenario import (
     TELLS_LEVELS,
     draw_job,
     draw_scenario,
+    with_large_rack,
 )
 from polyreme_simulator.waiting import LOOK_S
 from polyreme_simulator.world import World
@@ -136,6 +137,8 @@ class _Simulation:
         self._enabled = faults
         self._faults = _draw_faults(self._rng, profile) if faults else NO_FAULTS
         self._scenario = draw_scenario(self._rng, profile, aim=self._faults.aim)
+        if health and has_evacuations(seed):
+            self._scenario = with_large_rack(self._scenario)
         self._replicas = [
             Replica(
                 self._world,
@@ -171,7 +174,12 @@ class _Simulation:
         )
         self._datahub = DataHub(self._world, random.Random(f"datahub of seed {seed}")) if is_gated(seed) else None
         self._agents = (
-            HealthAgents(self._world, random.Random(f"agents of seed {seed}"), hooks=has_hooks(seed))
+            HealthAgents(
+                self._world,
+                random.Random(f"agents of seed {seed}"),
+                hooks=has_hooks(seed),
+                evacuations=has_evacuations(seed),
+            )
             if health
             else None
         )

@@ -14,6 +14,8 @@ REPLICAS = (1, 2, 2, 3, 4)
 PACKS = 12
 """Divisible by every worker count that the simulation uses."""
 RACK = "example.com/rack"
+LARGE_RACK_MORE = 4
+"""Nodes that a rack has in addition where it may be taken out whole."""
 NAMESPACES = ("default", "default", "team")
 WORKERS_MAX = 4
 LARGEST_DEVICES = 4
@@ -98,6 +100,12 @@ def draw_scenario(rng: random.Random, profile: Profile, *, aim: str = "") -> Sce
         short_lived=aim == DELETES_JOBS,
         profile=profile,
     )
+
+
+def with_large_rack(scenario: Scenario) -> Scenario:
+    """Return a scenario with so many nodes in its first rack that these can fail together."""
+    more = tuple((f"n{len(scenario.nodes) + number}", 2, "r0") for number in range(LARGE_RACK_MORE))
+    return dataclasses.replace(scenario, nodes=(*scenario.nodes, *more), racks=True)
 
 
 def draw_queues(rng: random.Random, profile: Profile) -> dict[str, dict[str, Any]]:

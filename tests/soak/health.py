@@ -23,7 +23,15 @@ PROCESSES = 2
 FIRST_MIN, FIRST_MAX = 100_000, 1 << 31
 OF_GANGS = frozenset({"replacement_does_not_wait", "resume_point_fixed_per_call"})
 """Bugs that show without a NodeFaultPolicy, too: two live gangs, and a committed step that is lost."""
-EVENTS = (*FAULTS, "breaker latched", "node draining", "node repairing", "node retired", "node returned")
+EVENTS = (
+    *FAULTS,
+    "breaker latched",
+    "node draining",
+    "node repairing",
+    "node retired",
+    "node returned",
+    "node out with its rack",
+)
 WRITES = ("patch Node", "patch NodeFaultPolicy")
 NEEDED = (*((event, "") for event in EVENTS), *itertools.product(WRITE_FAULTS, WRITES))
 """What the seeds must reach between them: every event of health, and every fault at both of its writes."""

@@ -87,12 +87,6 @@ def settled(
     return after
 
 
-def fits(state: BreakerState, wanted: Collection[str], *, out: Collection[str], limit: int) -> bool:
-    """Tell whether so many more nodes may be taken out; arguments as in ``grant``."""
-    charged = {charge.node for charge in state.charges}
-    return len(charged | set(out)) + len(set(wanted) - charged) <= limit
-
-
 def grant(
     state: BreakerState, wanted: Sequence[str], *, out: Mapping[str, str] | Collection[str], limit: int, now_s: float
 ) -> Granted:
@@ -113,7 +107,7 @@ def grant(
         return Granted(state=state)
     new = sorted(set(wanted) - charged)
     taken = len(charged | set(out))
-    if not fits(state, wanted, out=out, limit=limit):
+    if taken + len(new) > limit:
         message = (
             f"{len(new)} more nodes would be taken out of service, {taken} are out, at most {limit} may be; nothing is "
             "quarantined or repaired until a person has looked and changes spec.breaker.reset"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from polyreme_api.job.spec import TrainingJobSpec
+from polyreme_datahub.index.pieces import REFUSE
 from polyreme_planner.curriculum import kinds_of_packs
 from polyreme_planner.plan import shape_of
 
@@ -18,6 +19,7 @@ def plan_data(spec: TrainingJobSpec) -> dict[str, object]:
     tokens = longest_pack(spec)
     released = {} if spec.data.tokenizer.location is None else {"tokenizer": spec.data.tokenizer.location}
     longest = {"longest_tokens": tokens} if tokens != spec.data.sequence_tokens else {}
+    cut = {} if spec.data.long_samples == REFUSE else {"long_samples": spec.data.long_samples}
     return {
         "sources": [source.dataset for source in spec.data.sources],
         "evaluation": [part.dataset for part in spec.evaluation.sets] if spec.evaluation else [],
@@ -26,5 +28,6 @@ def plan_data(spec: TrainingJobSpec) -> dict[str, object]:
         "patch_px": shape.patch_px,
         "merge": shape.merge,
         **longest,
+        **cut,
         **released,
     }

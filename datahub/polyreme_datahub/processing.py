@@ -140,9 +140,12 @@ class Processing:
             progress.reject_doubles(self._database, version.id, now_s=self._now_s())
         digest, data = released or self._tokenizer(pages, list(trained.values()), spec.data.tokenizer.vocabulary)
         flow, shared = self._encode(images, digest, data)
-        parameters = IndexParameters(images=images, tokenizer=digest, sequence_tokens=longest_pack(spec))
+        of_all = IndexParameters(images=images, tokenizer=digest, sequence_tokens=longest_pack(spec))
+        of_trained = dataclasses.replace(of_all, long_samples=spec.data.long_samples)
+        asked = {version.id for version in heldout.values()}
+        parameters = {id_: of_all if id_ in asked else of_trained for id_ in self._versions}
         self._index(flow, shared, parameters, TextTokenizer(data))
-        reports = {version.id: self._report(version, parameters) for version in self._versions.values()}
+        reports = {version.id: self._report(version, parameters[version.id]) for version in self._versions.values()}
         manifests = {reference: reports[version.id].manifest for reference, version in both.items()}
         self._put_plan(key, job, both, manifests, digest)
         return ProcessReport(
@@ -209,13 +212,18 @@ class Processing:
         return self._run(recipe, {"tokenizer": value}), {"tokenizer": value}
 
     def _index(
-        self, flow: Flow, shared: Mapping[str, Value], parameters: IndexParameters, tokenizer: TextTokenizer
+        self,
+        flow: Flow,
+        shared: Mapping[str, Value],
+        parameters: Mapping[int, IndexParameters],
+        tokenizer: TextTokenizer,
     ) -> None:
         for version in self._versions.values():
-            manifests = progress.manifests_of(self._database, parameters.key(version))
+            mine = parameters[version.id]
+            manifests = progress.manifests_of(self._database, mine.key(version))
             if not manifests or not all(self._can_be_used(manifest) for manifest in manifests):
-                self._seal(flow, shared, parameters, tokenizer, version, again=bool(manifests))
-            self._check_noted(progress.find_index(self._database, parameters.key(version)).manifest)
+                self._seal(flow, shared, mine, tokenizer, version, again=bool(manifests))
+            self._check_noted(progress.find_index(self._database, mine.key(version)).manifest)
 
     def _seal(
         self,

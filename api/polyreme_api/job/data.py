@@ -111,7 +111,12 @@ class Data(Part):
     schedule: Annotated[list[MixtureChange], Field(max_length=1024)] = Field(default_factory=list)
     """Changes of the weights during the run, in the order of their steps."""
     sequence_tokens: PackTokens
-    """Tokens of one pack; longer samples become dead letters."""
+    """Tokens of one pack; ``long_samples`` says what becomes of longer samples."""
+    long_samples: Literal["Refuse", "Truncate", "Split"] = "Refuse"
+    """What becomes of a sample that is longer than a pack, the longest one where stages have several. ``Refuse``: it
+    is a dead letter. ``Truncate``: its first tokens are trained on. ``Split``: it is cut into pieces, and each is
+    trained on like a sample. An image is never cut: a piece ends before one that does not fit. Held-out samples are
+    always refused."""
     tokenizer: Tokenizer = Field(default_factory=Tokenizer)
     """The tokenizer."""
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0

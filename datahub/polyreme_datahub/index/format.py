@@ -36,9 +36,11 @@ ARRAYS: Mapping[str, str] = {
     "id_offsets": "<i8",
     "details": "|u1",
     "detail_offsets": "<i8",
+    "token_starts": "<i4",
 }
 """Name and type of each array of a shard. Offsets have one entry more than there are samples. ``places`` counts the
-shard's sample shards, ``starts`` and ``sizes`` are bytes in them, ``digests`` is [S, DIGEST_BYTES]: sha256."""
+shard's sample shards, ``starts`` and ``sizes`` are bytes in them, ``digests`` is [S, DIGEST_BYTES]: sha256.
+``token_starts`` is there only in a shard with a piece of a sample that is not its first one: its first token."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +144,8 @@ def lay_out(arrays: Mapping[str, npt.NDArray[Any]]) -> tuple[bytes, tuple[ArrayP
     """Put the arrays of a shard end to end."""
     parts, places, position = [], [], 0
     for name, kind in ARRAYS.items():
+        if name not in arrays:
+            continue
         data = np.ascontiguousarray(arrays[name], dtype=kind)
         gap = -position % ALIGN_BYTES
         parts += [b"\0" * gap, data.tobytes()]
@@ -157,7 +161,7 @@ def check_of(tokens_T: npt.NDArray[Any], learned_T: npt.NDArray[Any]) -> int:
 
 def structure_of(arrays: Mapping[str, npt.NDArray[Any]]) -> int:
     """Checksum of a shard's arrays."""
-    return _crc32([np.ascontiguousarray(arrays[name], dtype=ARRAYS[name]) for name in ARRAYS])
+    return _crc32([np.ascontiguousarray(arrays[name], dtype=ARRAYS[name]) for name in ARRAYS if name in arrays])
 
 
 def _crc32(parts: Iterable[npt.NDArray[Any]]) -> int:

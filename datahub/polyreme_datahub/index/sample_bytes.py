@@ -16,6 +16,8 @@ from polyreme_datahub.digests import canonical_json
 RECORD_FILE = "json"
 MIRROR_SAFE = "mirrorSafe"
 """Field of a record: whether its images may be mirrored while its text stays."""
+GRIDS = "grids"
+"""Field of a sample that is trained on in pieces: the grids of all its images. Its index has those of each piece."""
 BLOCK = 512
 _NAME, _SIZE, _KIND = slice(0, 100), slice(124, 136), slice(156, 157)
 _REGULAR = (b"0", b"\0")
@@ -34,6 +36,7 @@ def sample_bytes(
     pages: Sequence[Mapping[str, Any]],
     images: Mapping[str, bytes],
     shapes: Mapping[str, Sequence[Any]] = MappingProxyType({}),
+    grids: Sequence[Sequence[int]] | None = None,
 ) -> dict[str, bytes]:
     """Return the files of a sample by extension.
 
@@ -42,6 +45,7 @@ def sample_bytes(
         pages: Pages of ``compose``.
         images: Bytes of the pages' images, by digest.
         shapes: Boxes, points and polygons, in pixels of their pages.
+        grids: Rows and columns of patches of each page, of a sample that is trained on in pieces; None: it is whole.
     """
     files: dict[str, bytes] = {}
     described: list[dict[str, Any]] = []
@@ -55,6 +59,7 @@ def sample_bytes(
         described.append({"file": name, "open": page["open"]})
     given = {name: record[name] for name in (MIRROR_SAFE,) if name in record}
     given |= {field: items for field, items in shapes.items() if items}
+    given |= {} if grids is None else {GRIDS: grids}
     files[RECORD_FILE] = canonical_json({"conversations": record["conversations"], "pages": described, **given})
     return files
 

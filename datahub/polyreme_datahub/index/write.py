@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from polyreme_datahub.digests import canonical_json
 from polyreme_datahub.index.format import DIGEST_BYTES, SampleShard, Shard, lay_out, structure_of
+from polyreme_datahub.index.pieces import Piece
 from polyreme_datahub.index.sample_bytes import sample_bytes
 from polyreme_datahub.index.tar_shards import SHARD_BYTES_MAX, SampleFiles, ShardBuilder, members_of, size_of
 from polyreme_datahub.lakehouse import Lakehouse
@@ -37,6 +38,8 @@ class IndexedSample:
     """Bytes of the pages' images, by digest."""
     shapes: Mapping[str, Sequence[Any]]
     """Boxes, points and polygons, in pixels of their pages."""
+    pieces: Sequence[tuple[Piece, int]] = ()
+    """Pieces of a sample that is too long, each with the checksum of its tokens; none: it is whole."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +52,8 @@ class _Row:
     start: int
     size: int
     digest: str
+    token_start: int = 0
+    """Of a piece: its first token."""
 
 
 def write_shards(
@@ -61,18 +66,22 @@ def write_shards(
     builder = ShardBuilder()
     tokens = 0
     for sample in samples:
-        if len(rows) == ROWS_MAX:
+        if len(rows) >= ROWS_MAX:
             shards.append(_put_shard(lakehouse, rows, [*stored, _put_samples(lakehouse, builder)]))
             rows, stored, builder = [], [], ShardBuilder()
-        files = sample_bytes(sample.record, sample.pages, sample.images, sample.shapes)
+        grids = [[page["height"] // patch_px, page["width"] // patch_px] for page in sample.pages]
+        cut = grids if sample.pieces else None
+        files = sample_bytes(sample.record, sample.pages, sample.images, sample.shapes, cut)
         key = f"{sample.ordinal:012d}"
         members = members_of(SampleFiles(key=key, files=files))
         if builder.keys and builder.size_bytes + size_of(members) > SHARD_BYTES_MAX:
             stored.append(_put_samples(lakehouse, builder))
             builder = ShardBuilder()
         start, size, digest = builder.add(key, members)
-        rows.append(_row(sample, (len(stored), start, size, digest), patch_px=patch_px))
-        tokens += sample.encoded["tokens"]
+        row = _row(sample, (len(stored), start, size, digest), grids)
+        made = [_row_of_piece(row, *piece) for piece in sample.pieces] or [row]
+        rows += made
+        tokens += sum(each.encoded["tokens"] for each in made)
     if rows:
         shards.append(_put_shard(lakehouse, rows, [*stored, _put_samples(lakehouse, builder)]))
     return tuple(shards), tokens
@@ -83,7 +92,13 @@ def _put_samples(lakehouse: Lakehouse, builder: ShardBuilder) -> SampleShard:
     return SampleShard(digest=digest, size_bytes=size_bytes)
 
 
-def _row(sample: IndexedSample, place: tuple[int, int, int, str], *, patch_px: int) -> _Row:
+def _row_of_piece(row: _Row, piece: Piece, check: int) -> _Row:
+    encoded = {**row.encoded, "tokens": piece.stop - piece.start, "check": check}
+    grids = [row.grids[image] for image in piece.images]
+    return dataclasses.replace(row, encoded=encoded, grids=grids, token_start=piece.start)
+
+
+def _row(sample: IndexedSample, place: tuple[int, int, int, str], grids: Sequence[Sequence[int]]) -> _Row:
     details = {
         "question": sample.encoded["question"],
         "expected": sample.encoded["expected"],
@@ -92,7 +107,7 @@ def _row(sample: IndexedSample, place: tuple[int, int, int, str], *, patch_px: i
     return _Row(
         sample_id=sample.sample_id,
         encoded=sample.encoded,
-        grids=[[page["height"] // patch_px, page["width"] // patch_px] for page in sample.pages],
+        grids=grids,
         details=canonical_json(details),
         place=place[0],
         start=place[1],
@@ -119,6 +134,8 @@ def _put_shard(lakehouse: Lakehouse, rows: Sequence[_Row], samples: Sequence[Sam
         "details": np.frombuffer(b"".join(row.details for row in rows), dtype=np.uint8),
         "detail_offsets": _offsets([len(row.details) for row in rows]),
     }
+    if any(row.token_start for row in rows):
+        arrays["token_starts"] = np.array([row.token_start for row in rows])
     data, places = lay_out(arrays)
     return Shard(
         digest=lakehouse.put_blob(data),

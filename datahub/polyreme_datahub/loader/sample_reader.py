@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from polyreme_datahub.index.format import check_of
-from polyreme_datahub.index.sample_bytes import RECORD_FILE, member_files
+from polyreme_datahub.index.pieces import piece_at
+from polyreme_datahub.index.sample_bytes import GRIDS, RECORD_FILE, member_files
 from polyreme_datahub.index.shapes import moved_shapes, shapes_of, vertices_of, written_turns
 from polyreme_datahub.loader.augment import Box, ImageChange, Visit, draw_change, unchanged
 from polyreme_datahub.loader.augment_pixels import change_pixels
@@ -76,42 +77,56 @@ class SampleReader:
     def __init__(self, *, patch_px: int, merge: int, tokenizer: Blob) -> None:
         self._patch_px, self._merge, self._tokenizer = patch_px, merge, tokenizer
 
-    def read(self, data: bytes, grids_I2: npt.NDArray[np.int32], visit: Visit | None = None) -> StoredSample:
-        """Make a sample of its encoded bytes.
+    def read(
+        self,
+        data: bytes,
+        grids_I2: npt.NDArray[np.int32],
+        visit: Visit | None = None,
+        *,
+        start: int = 0,
+        tokens: int | None = None,
+    ) -> StoredSample:
+        """Make a sample, or a piece of one, of its encoded bytes.
 
         Args:
             data: Its range of a sample shard, checked against its digest.
-            grids_I2: Grids of its images.
+            grids_I2: Grids of its images; of a piece, of those that are in it.
             visit: At which visit, where the source is augmented. It changes pixels and coordinates, never a length.
+            start: First token of a piece.
+            tokens: Count of a piece's tokens; a sample that was not cut is read whole whatever it is.
 
         Raises:
             BadRecordError: If an image can't be decoded.
         """
         files = member_files(data)
         record = json.loads(bytes(files[RECORD_FILE]))
-        sizes = [(int(columns) * self._patch_px, int(rows) * self._patch_px) for rows, columns in grids_I2]
+        all_I2 = np.array(record[GRIDS], np.int32).reshape(-1, 2) if GRIDS in record else grids_I2
+        sizes = [(int(columns) * self._patch_px, int(rows) * self._patch_px) for rows, columns in all_I2]
         rules = text_rules(record, visit.settings if visit is not None else None)
         changes = [_change(visit, record, image, size, rules) for image, size in enumerate(sizes)]
         planned = shapes_of(record)
         moved = planned if visit is None else moved_shapes(planned, [change.move for change in changes])
-        tokens_T, learned_T = before = self._encode(record, planned, sizes, grids_I2)
-        check = check_of(*before)
+        tokens_T, learned_T, spans = self._encode(record, planned, sizes, all_I2)
+        stop = len(tokens_T) if tokens is None or GRIDS not in record else start + tokens
+        piece = piece_at(spans, start, stop)
+        check = check_of(tokens_T[start:stop], learned_T[start:stop])
         if moved != planned:
-            after = self._encode(record, moved, sizes, grids_I2)
-            if np.array_equal(after[1], learned_T):
-                tokens_T, learned_T = after
+            after_T, after_learned_T, _ = self._encode(record, moved, sizes, all_I2)
+            if np.array_equal(after_learned_T, learned_T):
+                tokens_T = after_T
             else:
                 # No length may change: coordinates are digits in fixed places, but a released tokenizer joins digits.
                 rules = dataclasses.replace(rules, geometry=JOINS_DIGITS)
                 changes = [_change(visit, record, image, size, rules) for image, size in enumerate(sizes)]
                 moved = planned
+        pages = [(record["pages"][image], changes[image]) for image in piece.images]
         return StoredSample(
-            tokens_T=tokens_T,
-            learned_T=learned_T,
-            patches_P=self._patches(files, record, changes),
+            tokens_T=tokens_T[start:stop],
+            learned_T=learned_T[start:stop],
+            patches_P=self._patches(files, pages),
             grids_I2=grids_I2,
             check=check,
-            notes=tuple(_note(moved, image, change, rules) for image, change in enumerate(changes)),
+            notes=tuple(_note(moved, image, changes[image], rules) for image in piece.images),
         )
 
     def _encode(
@@ -120,22 +135,24 @@ class SampleReader:
         shapes: Mapping[str, Sequence[Any]],
         sizes: Sequence[tuple[int, int]],
         grids_I2: npt.NDArray[np.int32],
-    ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint8]]:
+    ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint8], list[list[int]]]:
+        """Return the tokens, a one for each that is learned, and the tokens of each image."""
         from polyreme_datahub.operations.encode_text import encode_conversation, open_tokenizer, token_arrays
 
         cells = [int(rows) * int(columns) // self._merge**2 for rows, columns in grids_I2]
         turns = written_turns(record["conversations"], shapes, sizes)
-        return token_arrays(encode_conversation(open_tokenizer(self._tokenizer), turns, cells))
+        encoded = encode_conversation(open_tokenizer(self._tokenizer), turns, cells)
+        return *token_arrays(encoded), encoded["images"]
 
     def _patches(
-        self, files: Mapping[str, memoryview], record: Mapping[str, Any], changes: Sequence[ImageChange]
+        self, files: Mapping[str, memoryview], pages: Sequence[tuple[Mapping[str, Any], ImageChange]]
     ) -> npt.NDArray[np.uint8]:
         from polyreme_datahub.operations.page_patches import CHANNELS, colored, cut_patches
 
         side = self._patch_px
         cut = [
             colored(cut_patches(change_pixels(page_image(files, page), change), patch_px=side), patch_px=side)
-            for page, change in zip(record["pages"], changes, strict=True)
+            for page, change in pages
         ]
         return np.concatenate(cut) if cut else np.zeros((0, CHANNELS * side**2), np.uint8)
 

@@ -77,18 +77,18 @@ class MappedIndex:
         arrays, at = self._place(sample)
         return bytes(_cut(arrays, "ids", "id_offsets", at)).decode()
 
-    def find(self, sample_id: str) -> int | None:
-        """Return the number of a sample by its name; None: this index has none of that name."""
-        wanted = sample_id.encode()
+    def find(self, sample_id: str) -> list[int]:
+        """Return the numbers of the samples of a name: several of one that was cut, none if it is not here."""
+        wanted, found = sample_id.encode(), []
         for shard, arrays in enumerate(self._shards):
             names, offsets = bytes(arrays["ids"]), arrays["id_offsets"]
             begin = names.find(wanted)
             while begin >= 0:
                 at = int(np.searchsorted(offsets, begin))
                 if at + 1 < len(offsets) and (offsets[at], offsets[at + 1]) == (begin, begin + len(wanted)):
-                    return int(self._firsts[shard]) + at
+                    found.append(int(self._firsts[shard]) + at)
                 begin = names.find(wanted, begin + 1)
-        return None
+        return found
 
     def details(self, sample: int) -> dict[str, Any]:
         """Return question, expected answer and boxes."""
@@ -109,12 +109,13 @@ class MappedIndex:
             EnvironmentFailedError: If its bytes can't be read.
         """
         data = self.encoded(sample)
+        arrays, at = self._place(sample)
+        start, tokens = int(arrays["token_starts"][at]) if "token_starts" in arrays else 0, int(self.lengths[sample])
         try:
             with self._room.hold(decoded_bytes(data)):
-                stored = self._reader.read(data, self.grids(sample), visit)
+                stored = self._reader.read(data, self.grids(sample), visit, start=start, tokens=tokens)
         except BadRecordError as error:
             raise SampleDamagedError(f"stored data can't be decoded: {self._name(sample)}: {error.message}") from error
-        arrays, at = self._place(sample)
         encoded = (stored.check, len(stored.tokens_T))
         if encoded != (int(arrays["token_checks"][at]), int(arrays["token_counts"][at])):
             raise IndexDamagedError(

@@ -167,18 +167,18 @@ class PackedSource:
         documents = [list(itertools.islice(read, len(slots))) for slots in packs]
         return assemble(documents, pack_tokens=self.pack_tokens_in(step), pad=self._ids.pad, values=self._patch_values)
 
-    def find(self, sample_id: str) -> dict[str, int]:
-        """Return the number of a sample in each source that has one of that name."""
+    def find(self, sample_id: str) -> dict[str, list[int]]:
+        """Return the numbers of a sample, or of its pieces, in each source that has one of that name."""
         found = {name: index.find(sample_id) for name, index in zip(self._plan.names, self._indexes, strict=True)}
-        return {name: sample for name, sample in found.items() if sample is not None}
+        return {name: samples for name, samples in found.items() if samples}
 
-    def turns(self, samples: Mapping[str, int], step: int) -> list[Turn]:
-        """Return the turns of some samples, at most one of each source, in a step; no sample is read."""
+    def turns(self, samples: Mapping[str, Sequence[int]], step: int) -> list[Turn]:
+        """Return the turns of some samples of each source in a step; no sample is read."""
         return [
             Turn(step=step, pack=pack, source=self._plan.names[slot.source], epoch=slot.epoch)
             for pack, slots in enumerate(self._packs(step))
             for slot in slots
-            if samples.get(self._plan.names[slot.source]) == slot.sample
+            if slot.sample in samples.get(self._plan.names[slot.source], ())
         ]
 
     def notes(self, step: int, *, pack: int) -> list[ImageNote]:

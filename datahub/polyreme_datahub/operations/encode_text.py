@@ -77,8 +77,8 @@ def encode_conversation(
     """Encode turns, with ``cells[i]`` media tokens for image ``i``.
 
     Returns:
-        ``tokens``; ``learned``, half-open ranges of tokens that are targets; ``prompt``, the tokens before the last
-        answer; ``question`` and ``expected``, its texts.
+        ``tokens``; ``learned``, half-open ranges of tokens that are targets; ``images``, those of each image;
+        ``prompt``, the tokens before the last answer; ``question`` and ``expected``, its texts.
 
     Raises:
         BadRecordError: If there is no answer, or more tokens than any pack holds.
@@ -88,6 +88,7 @@ def encode_conversation(
     first_user = next((at for at, turn in enumerate(turns) if turn["role"] == "user"), 0)
     tokens = [*form.opening, *(form.default_system if turns[0]["role"] != "system" else ())]
     learned: list[list[int]] = []
+    images: list[list[int]] = []
     waiting = list(cells)
     prompt, asked, question, expected = 0, "", "", ""
     for at, turn in enumerate(turns):
@@ -96,10 +97,10 @@ def encode_conversation(
         start = len(tokens)
         if not marked and at == first_user:
             while waiting:
-                tokens += _image(form, waiting.pop(0))
+                images.append(_add_image(tokens, form, waiting.pop(0)))
         for number, text in enumerate(content.split(IMAGE_MARK)):
             if number:
-                tokens += _image(form, waiting.pop(0))
+                images.append(_add_image(tokens, form, waiting.pop(0)))
             begins = len(tokens)
             tokens += tokenizer.encode(text) if text else ()
             if role == "assistant":
@@ -115,7 +116,14 @@ def encode_conversation(
         raise BadRecordError("conversation without an answer", rule="conversations")
     if len(tokens) > TOKENS_MAX:
         raise BadRecordError(f"sample has {len(tokens)} tokens, expected at most {TOKENS_MAX}", rule="tokens")
-    return {"tokens": tokens, "learned": learned, "prompt": prompt, "question": question, "expected": expected}
+    return {
+        "tokens": tokens,
+        "learned": learned,
+        "images": images,
+        "prompt": prompt,
+        "question": question,
+        "expected": expected,
+    }
 
 
 def token_arrays(encoded: Mapping[str, Any]) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint8]]:
@@ -127,9 +135,11 @@ def token_arrays(encoded: Mapping[str, Any]) -> tuple[npt.NDArray[np.uint32], np
     return tokens_T, learned_T
 
 
-def _image(form: ChatFormat, cells: int) -> list[int]:
-    """Return the tokens of one image."""
-    return [*form.image_before, *[form.media] * cells, *form.image_after]
+def _add_image(tokens: list[int], form: ChatFormat, cells: int) -> list[int]:
+    """Add the tokens of one image; return the first of them, and the one after the last."""
+    start = len(tokens)
+    tokens += [*form.image_before, *[form.media] * cells, *form.image_after]
+    return [start, len(tokens)]
 
 
 def _learn(ranges: list[list[int]], start: int, stop: int) -> None:

@@ -1,6 +1,7 @@
 """Sealing the training index: one item writes the shards of some thousand ordinals, and the manifest joins them.
 
-Too long samples are dead letters here. Where stored records or images are lost, they are read again from the source.
+Samples that are longer than a pack are dead letters here, or cut into pieces. Where stored records or images are lost,
+they are read again from the source.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from typing import Any, TypeVar
 from polyreme_api.store import ObjectNotFoundError
 from polyreme_datahub.digests import action_key, canonical_json, digest_value
 from polyreme_datahub.errors import IndexDamagedError
-from polyreme_datahub.index.format import Manifest, Shard
-from polyreme_datahub.index.shapes import shapes_of
+from polyreme_datahub.index.format import Manifest, Shard, check_of
+from polyreme_datahub.index.pieces import REFUSE, Piece, pieces_of
+from polyreme_datahub.index.shapes import shapes_of, written_turns
 from polyreme_datahub.index.write import IndexedSample, write_shards
 from polyreme_datahub.lakehouse import Lakehouse
+from polyreme_datahub.operations.encode_text import encode_conversation, token_arrays
 from polyreme_datahub.operations.fit_pages import ComposeParameters
 from polyreme_datahub.registry import results
 from polyreme_datahub.registry.datasets import DatasetVersion
@@ -44,10 +47,16 @@ class IndexParameters:
     tokenizer: str
     """Digest of ``tokenizer.json``."""
     sequence_tokens: int
+    long_samples: str = REFUSE
+    """What becomes of samples that are longer, as ``spec.data.longSamples``."""
 
     def key(self, version: DatasetVersion) -> str:
         """Key of a version's index."""
-        return digest_value([INDEX, VERSION, version.digest, version.reference, dataclasses.asdict(self)])
+        parameters = dataclasses.asdict(self)
+        if self.long_samples == REFUSE:
+            # As it was before there was another policy.
+            del parameters["long_samples"]
+        return digest_value([INDEX, VERSION, version.digest, version.reference, parameters])
 
 
 @dataclasses.dataclass(slots=True)
@@ -57,6 +66,8 @@ class _Seen:
     letters: list[Letter] = dataclasses.field(default_factory=list)
     inputs: list[list[str]] = dataclasses.field(default_factory=list)
     """Of each sample what enters the index."""
+    samples: int = 0
+    """Those in the index; one that was cut is one."""
 
 
 class IndexWork:
@@ -119,7 +130,7 @@ class IndexWork:
         )
         digest = self._lakehouse.put_blob(group)
         key = self._group_key(version, item.first, seen.inputs)
-        counts = [StageCount(stage=INDEX, misses=samples, dead=len(seen.letters))]
+        counts = [StageCount(stage=INDEX, misses=seen.samples, dead=len(seen.letters))]
         results.commit(
             self._database,
             Results(
@@ -201,18 +212,42 @@ class IndexWork:
         for walked in page:
             seen.inputs.append(_inputs_of(walked))
             encoded, composed = walked.values[TOKENIZE].data, walked.values[COMPOSE].data
-            if (letter := self._too_long(walked, encoded["tokens"])) is not None:
-                seen.letters.append(letter)
+            record = json.loads(parts[walked.record])
+            long = encoded["tokens"] > self._parameters.sequence_tokens
+            pieces = self._pieces(record, composed) if long else []
+            if long and not pieces:
+                seen.letters.append(self._too_long(walked, encoded["tokens"]))
                 continue
+            seen.samples += 1
             yield IndexedSample(
                 ordinal=walked.ordinal,
                 sample_id=walked.sample_id,
-                record=json.loads(parts[walked.record]),
+                record=record,
                 encoded=encoded,
                 pages=composed["pages"],
                 images=parts,
                 shapes=shapes_of(composed),
+                pieces=pieces,
             )
+
+    def _pieces(self, record: Mapping[str, Any], composed: Mapping[str, Any]) -> list[tuple[Piece, int]]:
+        """Cut a sample that is too long; return its pieces with their checksums."""
+        if self._parameters.long_samples == REFUSE:
+            return []
+        token_px = self._parameters.images.token_px
+        sizes = [(page["width"], page["height"]) for page in composed["pages"]]
+        cells = [(height // token_px) * (width // token_px) for width, height in sizes]
+        turns = written_turns(record["conversations"], shapes_of(composed), sizes)
+        encoded = encode_conversation(self._tokenizer, turns, cells)
+        tokens_T, learned_T = token_arrays(encoded)
+        pieces = pieces_of(
+            learned_T,
+            encoded["images"],
+            tokens_max=self._parameters.sequence_tokens,
+            policy=self._parameters.long_samples,
+        )
+        cuts = [slice(piece.start, piece.stop) for piece in pieces]
+        return [(piece, check_of(tokens_T[cut], learned_T[cut])) for piece, cut in zip(pieces, cuts, strict=True)]
 
     def _whole(self, ordinals: tuple[DatasetVersion, int, int], read: Callable[[], _Read]) -> _Read:
         """Read what is stored of some ordinals; where it is lost, have it made again and read it once more."""
@@ -226,17 +261,17 @@ class IndexWork:
         steps = self._flow.recipe.steps
         return list(self._walk.samples(version, steps, values_of=(COMPOSE, TOKENIZE), first=first, count=count))
 
-    def _too_long(self, walked: Walked, tokens: int) -> Letter | None:
-        most = self._parameters.sequence_tokens
-        if tokens <= most:
-            return None
+    def _too_long(self, walked: Walked, tokens: int) -> Letter:
+        most, way = self._parameters.sequence_tokens, "raise data.sequenceTokens, or set data.longSamples"
+        if self._parameters.long_samples != REFUSE:
+            way = "no piece of it has an answer to learn; raise data.sequenceTokens"
         return Letter(
             key=digest_value([INDEX, walked.outputs[TOKENIZE].digest, most, walked.ordinal]),
             operation=INDEX,
             ordinal=walked.ordinal,
             sample_id=walked.sample_id,
             rule="sequence-tokens",
-            error=f"sample is too long: {tokens} tokens, expected at most {most}; raise data.sequenceTokens",
+            error=f"sample is too long: {tokens} tokens, expected at most {most}; {way}",
         )
 
 

@@ -342,6 +342,14 @@ class Processing:
     def _report(self, version: DatasetVersion, parameters: IndexParameters) -> DatasetReport:
         index = progress.find_index(self._database, parameters.key(version))
         ended = results.ended_counts(self._database, version.id)
+        # Other jobs have other packs, for which other samples are too long.
+        letters = results.first_letters(self._database, version.id, count_max=LETTERS_MAX, besides=INDEX)
+        own = 0
+        for letter in results.iterate_letters(self._database, version.id, operation=INDEX):
+            if parameters.is_own(version, letter):
+                own += 1
+                letters += [letter] if own <= LETTERS_MAX else []
+        ended[INDEX] = (own, 0)
         stages, alive = [], version.records
         for stage in STAGES:
             dead, dropped = ended.get(stage, (0, 0))
@@ -357,7 +365,7 @@ class Processing:
             tokens=index.tokens,
             manifest=index.manifest,
             stages=tuple(stages),
-            dead_letters=tuple(results.first_letters(self._database, version.id, count_max=LETTERS_MAX)),
+            dead_letters=tuple(sorted(letters, key=lambda each: (each.ordinal, each.key))[:LETTERS_MAX]),
         )
 
     def _put_plan(

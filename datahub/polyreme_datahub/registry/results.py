@@ -6,15 +6,15 @@ of two that made different bytes of one key the first counts, and ``outputs_of``
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, delete, func, or_, select, update
+from sqlalchemy import Connection, Row, Select, delete, func, or_, select, true, tuple_, update
 
 from polyreme_datahub.lakehouse import Artifact
 from polyreme_datahub.registry import blobs, schema, work_items
 from polyreme_datahub.registry.bulk import insert_new
-from polyreme_datahub.registry.engine import Database, pages
+from polyreme_datahub.registry.engine import ROWS_MAX, Database, pages
 from polyreme_datahub.registry.rows import (
     ERROR_CHARACTERS_MAX,
     ID_CHARACTERS_MAX,
@@ -203,11 +203,29 @@ def letters_between(database: Database, version_id: int, *, first: int, count: i
     return database.read(lambda connection: [_letter(row) for row in connection.execute(query)])
 
 
-def first_letters(database: Database, version_id: int, *, count_max: int) -> list[Letter]:
-    """Return the first dead letters of a version, by ordinal."""
+def first_letters(database: Database, version_id: int, *, count_max: int, besides: str = "") -> list[Letter]:
+    """Return the first dead letters of a version, by ordinal; none of the operation ``besides``."""
     table = schema.dead_letters
-    query = select(table).where(table.c.version_id == version_id).order_by(table.c.ordinal, table.c.key)
+    query = select(table).where(table.c.version_id == version_id, table.c.operation != besides)
+    query = query.order_by(table.c.ordinal, table.c.key)
     return database.read(lambda connection: [_letter(row) for row in connection.execute(query.limit(count_max))])
+
+
+def iterate_letters(database: Database, version_id: int, *, operation: str) -> Iterator[Letter]:
+    """Yield all dead letters of an operation, by ordinal and key."""
+    table = schema.dead_letters
+    query = select(table).where(table.c.version_id == version_id, table.c.operation == operation)
+    query = query.order_by(table.c.ordinal, table.c.key).limit(ROWS_MAX)
+    after: Letter | None = None
+    while True:
+        later = true() if after is None else tuple_(table.c.ordinal, table.c.key) > (after.ordinal, after.key)
+        page = database.read(
+            lambda connection, later=later: [_letter(row) for row in connection.execute(query.where(later))]
+        )
+        yield from page
+        if len(page) < ROWS_MAX:
+            return
+        after = page[-1]
 
 
 def drops_between(database: Database, version_id: int, *, first: int, count: int) -> list[Drop]:

@@ -33,6 +33,8 @@ from polyreme_datahub.tokens import TextTokenizer
 
 INDEX = "index"
 VERSION = 4
+EARLIER_WAY = "raise data.sequenceTokens"
+"""End of the error in letters of earlier releases, whose keys do not say of which index they are."""
 COMPOSE, TOKENIZE = "compose", "tokenize"
 IMAGES_PAGE = 32
 """Samples whose encoded images are in memory at once."""
@@ -57,6 +59,17 @@ class IndexParameters:
             # As it was before there was another policy.
             del parameters["long_samples"]
         return digest_value([INDEX, VERSION, version.digest, version.reference, parameters])
+
+    def letter_key(self, version: DatasetVersion, ordinal: int) -> str:
+        """Key of the dead letter of a sample that does not enter this index."""
+        return digest_value([self.key(version), ordinal])
+
+    def is_own(self, version: DatasetVersion, letter: Letter) -> bool:
+        """Tell whether a dead letter is of this index, and not of one with longer or shorter packs."""
+        if letter.key == self.letter_key(version, letter.ordinal):
+            return True
+        before = f"expected at most {self.sequence_tokens}; {EARLIER_WAY}"
+        return self.long_samples == REFUSE and letter.error.endswith(before)
 
 
 @dataclasses.dataclass(slots=True)
@@ -206,9 +219,11 @@ class IndexWork:
             for at in range(0, len(page), IMAGES_PAGE):
                 some = page[at : at + IMAGES_PAGE]
                 parts = self._whole(ordinals, lambda some=some: self._inputs.parts(_wanted(some)))  # type: ignore[misc]
-                yield from self._indexed(some, parts, seen)
+                yield from self._indexed(version, some, parts, seen)
 
-    def _indexed(self, page: Sequence[Walked], parts: Mapping[str, bytes], seen: _Seen) -> Iterator[IndexedSample]:
+    def _indexed(
+        self, version: DatasetVersion, page: Sequence[Walked], parts: Mapping[str, bytes], seen: _Seen
+    ) -> Iterator[IndexedSample]:
         for walked in page:
             seen.inputs.append(_inputs_of(walked))
             encoded, composed = walked.values[TOKENIZE].data, walked.values[COMPOSE].data
@@ -216,7 +231,7 @@ class IndexWork:
             long = encoded["tokens"] > self._parameters.sequence_tokens
             pieces = self._pieces(record, composed) if long else []
             if long and not pieces:
-                seen.letters.append(self._too_long(walked, encoded["tokens"]))
+                seen.letters.append(self._too_long(version, walked, encoded["tokens"]))
                 continue
             seen.samples += 1
             yield IndexedSample(
@@ -261,12 +276,12 @@ class IndexWork:
         steps = self._flow.recipe.steps
         return list(self._walk.samples(version, steps, values_of=(COMPOSE, TOKENIZE), first=first, count=count))
 
-    def _too_long(self, walked: Walked, tokens: int) -> Letter:
+    def _too_long(self, version: DatasetVersion, walked: Walked, tokens: int) -> Letter:
         most, way = self._parameters.sequence_tokens, "raise data.sequenceTokens, or set data.longSamples"
         if self._parameters.long_samples != REFUSE:
             way = "no piece of it has an answer to learn; raise data.sequenceTokens"
         return Letter(
-            key=digest_value([INDEX, walked.outputs[TOKENIZE].digest, most, walked.ordinal]),
+            key=self._parameters.letter_key(version, walked.ordinal),
             operation=INDEX,
             ordinal=walked.ordinal,
             sample_id=walked.sample_id,

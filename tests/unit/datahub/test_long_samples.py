@@ -89,6 +89,21 @@ def test_long_samples_are_dead_letters_unless_a_policy_cuts_them(home: Home) -> 
     assert report.datasets[0].samples == 12
 
 
+def test_a_report_has_the_letters_of_its_own_job_and_no_others(home: Home) -> None:
+    longer = make_spec(["long"], sequence_tokens=2048)
+    reports = [
+        home.process(spec).datasets[0] for spec in (spec_of("Refuse"), longer, spec_of("Split"), spec_of("Refuse"))
+    ]
+    assert [len(report.dead_letters) for report in reports] == [2, 0, 0, 2]
+    assert [report.samples for report in reports[:2]] == [12, 14]
+    assert [(stage.hits + stage.misses, stage.dead) for report in reports for stage in report.stages[-1:]] == [
+        (12, 2),
+        (14, 0),
+        (14, 0),
+        (12, 2),
+    ]
+
+
 def test_truncated_samples_are_their_first_tokens_and_whole_images(home: Home) -> None:
     full = {name: tokens for name, tokens, _, _ in documents(opened(home, WHOLE))}
     seen = {

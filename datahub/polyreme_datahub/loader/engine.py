@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from polyreme_datahub.loader.balance import StepSplit
 from polyreme_datahub.loader.engine_wire import SharedArrays, describe_error, receive, send
 from polyreme_datahub.loader.open import open_packs, sleep_really
 from polyreme_datahub.loader.read_ahead import BYTES_MAX, READ_THREADS_MAX, ReadAhead
+from polyreme_datahub.loader.read_counts import Counting, ReadTeller
 from polyreme_system.parent_death import end_with_parent
 
 CONNECTIONS_MAX = 256
@@ -60,6 +62,7 @@ class _Session:
     attempt: int
     source: BatchSource
     ahead: ReadAhead
+    teller: ReadTeller | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -76,10 +79,17 @@ class Engine:
     Args:
         open_data: Opens the data of a job.
         bytes_max: Most bytes of prepared packs.
+        steady_s: A clock that never jumps [s].
     """
 
-    def __init__(self, open_data: Open, *, bytes_max: int = BYTES_MAX) -> None:
-        self._open_data, self._bytes_max = open_data, bytes_max
+    def __init__(
+        self,
+        open_data: Open,
+        *,
+        bytes_max: int = BYTES_MAX,
+        steady_s: Callable[[], float] = time.monotonic,  # noqa: TID251 - the shell's default
+    ) -> None:
+        self._open_data, self._bytes_max, self._steady_s = open_data, bytes_max, steady_s
         self._lock = threading.Lock()
         self._session: _Session | None = None
         self._failure: _Failure | None = None
@@ -149,7 +159,10 @@ class Engine:
                 raise
             threads = min(READ_THREADS_MAX, len(os.sched_getaffinity(0)))
             ahead = ReadAhead(opened.source, last_step=opened.last_step, threads=threads, bytes_max=self._bytes_max)
-            self._session = _Session(attempt, opened.source, ahead.__enter__())
+            teller = None
+            if isinstance(opened.source, Counting):
+                teller = ReadTeller(opened.source.reads, _log.info, self._steady_s)
+            self._session = _Session(attempt, opened.source, ahead.__enter__(), teller)
             return self._session
 
     def _answer(self, session: _Session | None, request: Mapping[str, Any]) -> Answer:
@@ -165,6 +178,8 @@ class Engine:
                 return {"packs": source.packs_in(step), "tokens": source.pack_tokens_in(step)}, None
             case {"call": "packs", "step": step, "first": first, "count": count}:
                 packs = session.ahead.get(step, first=first, count=count)
+                if session.teller is not None:
+                    session.teller.tell_if_due()
                 return packs.message, packs
             case {"call": "grids", "step": step, "first": first, "count": count}:
                 grids = [np.asarray(of) for of in source.grids(step, first=first, count=count)]

@@ -18,6 +18,7 @@ from polyreme_api.errors import EnvironmentFailedError
 from polyreme_datahub.digests import blob_key
 from polyreme_datahub.errors import IndexDamagedError
 from polyreme_datahub.loader.blob_files import BlobFiles
+from polyreme_datahub.loader.read_counts import ReadCounts, Tier
 
 OPEN_MAX = 64
 
@@ -46,6 +47,8 @@ class ShardFiles:
 
     def __init__(self, blobs: BlobFiles, sizes: Mapping[str, int]) -> None:
         self._blobs, self._sizes = blobs, sizes
+        self.reads = ReadCounts()
+        """A source puts its own in this place."""
         self._held: frozenset[str] | None = frozenset() if blobs.are_copies else None
         """Shards whose files stay open; None: of all."""
         self._open: OrderedDict[str, _OpenFile] = OrderedDict()
@@ -63,6 +66,7 @@ class ShardFiles:
             EnvironmentFailedError: If its file can't be read.
         """
         file = self._file(digest)
+        self.reads.add(Tier.BUCKET if file is None else Tier.FILES, size)
         if file is None:
             return self._blobs.read_range(digest, self._sizes[digest], start=start, length=size)
         try:

@@ -24,6 +24,7 @@ from polyreme_datahub.loader.augment import Visit
 from polyreme_datahub.loader.blob_files import BlobFiles
 from polyreme_datahub.loader.decode_pool import DecodeRoom
 from polyreme_datahub.loader.pictures import sample_reference
+from polyreme_datahub.loader.read_counts import ReadCounts
 from polyreme_datahub.loader.sample_reader import SampleReader, StoredSample, decoded_bytes
 from polyreme_datahub.loader.shard_files import ShardFiles
 from polyreme_datahub.operations.values import Blob
@@ -158,6 +159,10 @@ class MappedIndex:
     def has_copies(self) -> bool:
         """Whether its files are local copies."""
         return self._blobs.are_copies
+
+    def count_reads(self, reads: ReadCounts) -> None:
+        """Have the reads of samples counted here."""
+        self._files.reads = reads
 
     def hold(self, shards: Iterable[str]) -> None:
         """Keep the local copies of these sample shards, and of no others."""

@@ -28,6 +28,7 @@ from polyreme_datahub.loader.augment import AugmentSettings, Visit
 from polyreme_datahub.loader.balance import StepSplit, assign_packs
 from polyreme_datahub.loader.decode_pool import DecodePool
 from polyreme_datahub.loader.order import Order, OrderPlan, Slot
+from polyreme_datahub.loader.read_counts import ReadCounts, Tier
 from polyreme_datahub.loader.sample_reader import ImageNote, StoredSample
 from polyreme_datahub.loader.shards import MappedIndex, SampleDamagedError
 from polyreme_planner.flops import uneven_flops
@@ -135,6 +136,9 @@ class PackedSource:
         self._cache: OrderedDict[_Key, Document] = OrderedDict()
         self._cached_bytes = 0
         self._reported = 0
+        self.reads = ReadCounts()
+        for index in indexes:
+            index.count_reads(self.reads)
         self._held_step = 0
         self._shards: dict[int, Sequence[Sequence[str]]] = {}
         """Sample shards of the steps around the held one, by source."""
@@ -343,6 +347,7 @@ class PackedSource:
             found = self._cache.get(key)
             if found is not None:
                 self._cache.move_to_end(key)
+                self.reads.add(Tier.MEMORY)
                 return found
         index = self._indexes[slot.source]
         try:

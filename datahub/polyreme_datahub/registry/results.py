@@ -7,9 +7,10 @@ of two that made different bytes of one key the first counts, and ``outputs_of``
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, delete, func, or_, select, true, tuple_, update
+from sqlalchemy import Connection, Row, Select, delete, func, or_, select, tuple_, update
 
 from polyreme_datahub.lakehouse import Artifact
 from polyreme_datahub.registry import blobs, schema, work_items
@@ -218,10 +219,10 @@ def iterate_letters(database: Database, version_id: int, *, operation: str) -> I
     query = query.order_by(table.c.ordinal, table.c.key).limit(ROWS_MAX)
     after: Letter | None = None
     while True:
-        later = true() if after is None else tuple_(table.c.ordinal, table.c.key) > (after.ordinal, after.key)
-        page = database.read(
-            lambda connection, later=later: [_letter(row) for row in connection.execute(query.where(later))]
-        )
+        later = query
+        if after is not None:
+            later = query.where(tuple_(table.c.ordinal, table.c.key) > (after.ordinal, after.key))
+        page = database.read(partial(_letters, query=later))
         yield from page
         if len(page) < ROWS_MAX:
             return
@@ -373,6 +374,10 @@ def _add_counts(connection: Connection, version_id: int, counts: Sequence[StageC
 def _between(table: Any, version_id: int, first: int, count: int) -> Select[Any]:
     mine = (table.c.version_id == version_id, table.c.ordinal >= first, table.c.ordinal < first + count)
     return select(table).where(*mine).order_by(table.c.ordinal, table.c.key)
+
+
+def _letters(connection: Connection, *, query: Select[Any]) -> list[Letter]:
+    return [_letter(row) for row in connection.execute(query)]
 
 
 def _letter(row: Row[Any]) -> Letter:

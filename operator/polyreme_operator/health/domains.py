@@ -141,10 +141,12 @@ class DomainFaults:
         touched: set[str] = set()
         for key in set(self._keys.pop(node, ())) - set(keys):
             domain = self._domains[key]
-            if domain.fires:
-                touched |= domain.members
+            fired = domain.fires
             domain.members.discard(node)
             domain.shown_s.pop(node, None)
+            # With fewer members fewer faulty ones are a share of them.
+            if fired or domain.fires:
+                touched |= domain.members
             if not domain.members:
                 del self._domains[key]
         return touched - {node}

@@ -89,7 +89,8 @@ def test_long_samples_are_dead_letters_unless_a_policy_cuts_them(home: Home) -> 
     assert report.datasets[0].samples == 12
 
 
-def test_a_report_has_the_letters_of_its_own_job_and_no_others(home: Home) -> None:
+def test_a_report_has_the_letters_of_its_own_job_and_no_others(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polyreme_datahub.registry.results.ROWS_MAX", 1)
     longer = make_spec(["long"], sequence_tokens=2048)
     reports = [
         home.process(spec).datasets[0] for spec in (spec_of("Refuse"), longer, spec_of("Split"), spec_of("Refuse"))

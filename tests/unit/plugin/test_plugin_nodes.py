@@ -12,7 +12,17 @@ from polyreme_api.errors import InvalidConfigError, NotFoundError, RefusedError
 from polyreme_local.api_server.cluster import EmbeddedCluster
 from polyreme_local.api_server.store import Store
 from polyreme_operator.health.owners import REPAIR_OWNER
-from polyreme_operator.health.record import HEALTH, NodeState, Record, Repair, RepairAction, RepairPhase, render
+from polyreme_operator.health.record import (
+    HEALTH,
+    NodeState,
+    Record,
+    Repair,
+    RepairAction,
+    RepairPhase,
+    parse,
+    render,
+)
+from polyreme_operator.health.signs import DOMAIN_FAULT
 from polyreme_operator.port import ObjectRef
 
 NOW_S = 1_800_000_000.0
@@ -64,6 +74,30 @@ def test_a_repair_and_another_tool_that_repairs_are_shown() -> None:
         first, second = nodes.rows_of(await nodes.read_nodes(cluster), everything=False)
         assert first.back.startswith("repair: Reset, attempt 2, Check, Job node-repair-1; then an examination")
         assert second.repair_owner == "nvsentinel"
+
+    asyncio.run(story())
+
+
+def test_a_node_that_is_out_with_its_rack_says_what_brings_it_back_and_is_released_for_good() -> None:
+    async def story() -> None:
+        cluster, ref = _cluster(), ObjectRef(kind="Node", name="a")
+        record = Record(
+            state=NodeState.QUARANTINED,
+            owner="policy/gpus",
+            reason=DOMAIN_FAULT,
+            device="r1",
+            condition=f"{DOMAIN_FAULT}/switch",
+            since_s=NOW_S,
+        )
+        taint = {"key": HEALTH, "value": "network-link", "effect": "NoSchedule"}
+        notes = {"metadata": {"annotations": {HEALTH: render(record)}}, "spec": {"taints": [taint]}}
+        await cluster.patch(ref, notes)
+        (row,) = nodes.rows_of(await nodes.read_nodes(cluster), everything=False)
+        assert "an examination returns it that finds that fewer nodes of r1 show a fault" in row.back
+        await nodes.release(cluster, "a", who="ada", reason="its link is fine", now_s=NOW_S)
+        after, _ = parse((await cluster.get(ref))["metadata"]["annotations"][HEALTH])
+        assert after is not None
+        assert f"{DOMAIN_FAULT}/r1" in after.seen, "the operator does not take it out again for this fault of its rack"
 
     asyncio.run(story())
 

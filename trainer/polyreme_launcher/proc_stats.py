@@ -37,10 +37,15 @@ class ProcessSampler:
         return RanksSampled(idle=idle, stopped=tuple(sorted(stopped)))
 
 
+def state_of(pid: int) -> str:
+    """Return a process's state, as ``R`` or ``D``; empty if there is no such process."""
+    fields = _stat(pid)
+    return "" if fields is None else fields[_STATE]
+
+
 def is_stopped(pid: int) -> bool:
     """Return whether a process is stopped (state T)."""
-    fields = _stat(pid)
-    return fields is not None and fields[_STATE] in _STOPPED
+    return state_of(pid) in _STOPPED
 
 
 def cpu_ticks(pid: int) -> int | None:

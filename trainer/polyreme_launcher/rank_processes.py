@@ -10,7 +10,9 @@ import array
 import asyncio
 import contextlib
 import ctypes
+import itertools
 import json
+import math
 import os
 import signal
 import socket
@@ -24,7 +26,7 @@ from typing import Any
 from polyreme_api.errors import EnvironmentFailedError
 from polyreme_api.exit_codes import ExitCode
 from polyreme_launcher.fork_server import MESSAGE_BYTES_MAX
-from polyreme_launcher.proc_stats import is_stopped
+from polyreme_launcher.proc_stats import is_stopped, state_of
 
 FORK_SERVER_DEATHS_MAX = 5
 """Fork servers that may die before one has run ranks; then the launcher gives up."""
@@ -172,17 +174,19 @@ class RankParent:
             await self._cleanup
         if self._process is None:
             return
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(_reap_all(kill=False), END_WAIT_S)
+        await _reap_all(kill=False, wait_s=END_WAIT_S)
         self._kill_all()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(_reap_all(kill=True), KILLED_WAIT_S)
+        await _reap_all(kill=True, wait_s=KILLED_WAIT_S)
         self._forget_process()
 
     def _forget_process(self) -> None:
         if self._process is not None:
             # Its object must know that it is reaped already.
-            self._process.poll()
+            if self._process.poll() is None:
+                pid = self._process.pid
+                said = f"the ranks' parent process {pid} was killed and has not ended (state {state_of(pid)})"
+                print(f"{said}; it is left to the system", file=sys.stderr)
+                self._process.returncode = -signal.SIGKILL
             self._process = None
 
     def _send(self, message: dict[str, Any], descriptors: list[int] | None = None) -> None:
@@ -309,9 +313,12 @@ def _close(descriptors: list[int]) -> None:
         os.close(descriptor)
 
 
-async def _reap_all(*, kill: bool) -> None:
-    """Wait until this process has no child; the fork server's ranks become its children when the fork server dies."""
-    while True:
+async def _reap_all(*, kill: bool, wait_s: float = math.inf) -> None:
+    """Wait until this process has no child; the fork server's ranks become its children when the fork server dies.
+
+    Looks are counted, and not the clock: while a machine stands still nobody has time to end.
+    """
+    for _ in itertools.count() if wait_s == math.inf else range(round(wait_s / _POLL_S)):
         try:
             pid, _ = os.waitpid(-1, os.WNOHANG)  # noqa: ASYNC222 - WNOHANG does not block
         except ChildProcessError:

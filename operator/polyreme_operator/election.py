@@ -37,6 +37,8 @@ DEADLINE_RATIO = 2 / 3
 TRIES_A_DEADLINE = 2
 """Renewal attempts within the deadline if the API server answers none of them."""
 JITTER_RATIO = 0.2
+EXPIRY_LOOK_S = 0.001
+"""Shortest wait for the end of a Lease."""
 ROUNDS_MAX = 2
 """Reads and writes of one attempt: after a conflict it reads once and writes again."""
 
@@ -244,7 +246,8 @@ class _Candidate:
 
     async def _expire(self) -> None:
         while self.leads():
-            await self._clock.sleep(max(0.0, self._until_s - self._clock.steady_s()))
+            # What is left may be too little to move a clock on.
+            await self._clock.sleep(max(EXPIRY_LOOK_S, self._until_s - self._clock.steady_s()))
 
     async def _try(self) -> None:
         """Read and write once; failures are retried later."""

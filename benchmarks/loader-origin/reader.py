@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from pathlib import Path
 
 from polyreme_api.job.spec import TrainingJobSpec
@@ -9,15 +10,17 @@ from polyreme_datahub import hub
 
 
 def main() -> None:
-    """Read, and print one line of JSON: the samples that were read."""
+    """Read, and print one line of JSON: the samples that were read, and when the first batch was."""
     given = json.loads(Path(sys.argv[1]).read_text())
     rank, ranks = int(sys.argv[2]), int(sys.argv[3])
+    begun_s, first_batch_s = time.perf_counter(), 0.0
     source = hub.open_source(given["objects"], TrainingJobSpec.model_validate(given["spec"]), job=given["job"])
     found: list[str] = []
     for step in range(1, given["steps"] + 1):
         count = source.packs_in(step) // ranks
         found += source.packs(step, first=rank * count, count=count).sample_ids
-    print(json.dumps({"samples": len(found), "different": len(set(found))}))
+        first_batch_s = first_batch_s or time.perf_counter() - begun_s
+    print(json.dumps({"samples": len(found), "different": len(set(found)), "first_batch_s": first_batch_s}))
 
 
 if __name__ == "__main__":

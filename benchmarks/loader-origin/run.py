@@ -24,13 +24,15 @@ from urllib.parse import urlsplit
 import numpy as np
 from PIL import Image
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
 from polyreme_api import environment as names
 from polyreme_api.job import parse_job
 from polyreme_datahub import hub
 from polyreme_datahub.digests import blob_key
 from polyreme_datahub.index.format import Manifest
 from polyreme_datahub.lakehouse import Lakehouse
-from polyreme_datahub.loader.blob_files import PIECE_BYTES
+from polyreme_datahub.loader.part_files import PART_BYTES
 from polyreme_datahub.objects import open_store
 from tools.services.services import shared
 
@@ -149,7 +151,7 @@ def measure(place: Path, proxy: CountingProxy, objects: str, images: int, epochs
     given = place / "given.json"
     dumped = spec.model_dump(mode="json", by_alias=True, exclude_none=True)
     given.write_text(json.dumps({"objects": objects, "spec": dumped, "job": JOB, "steps": steps}))
-    parts = sum(-(-size // PIECE_BYTES) for size in sizes.values())
+    parts = sum(-(-size // PART_BYTES) for size in sizes.values())
     figures: dict[str, float] = {
         "shards": len(sizes),
         "parts": parts,
@@ -159,9 +161,10 @@ def measure(place: Path, proxy: CountingProxy, objects: str, images: int, epochs
     cases = {"one_engine": (1, False), "eight_engine": (ENGINES, False), "eight_machine": (ENGINES, True)}
     for case, (engines, apart) in cases.items():
         proxy.take()
-        read = run_engines(given, [place / f"{case}-{at if apart else 0}" for at in range(engines)])
+        read, first_batch_s = run_engines(given, [place / f"{case}-{at if apart else 0}" for at in range(engines)])
         gets, answered = proxy.take()
         figures[f"{case}_samples"] = read
+        figures[f"{case}_first_batch_s"] = first_batch_s
         figures[f"{case}_gets_ratio"] = sum(of(gets, sizes)) / parts
         figures[f"{case}_bytes_ratio"] = sum(of(answered, sizes)) / sum(sizes.values())
         print(f"{case}: {figures}", file=sys.stderr)
@@ -174,8 +177,12 @@ def of(counted: Counter[str], sizes: dict[str, int]) -> list[int]:
     return [count for path, count in counted.items() if any(path.endswith(key) for key in sizes)]
 
 
-def run_engines(given: Path, caches: Sequence[Path]) -> int:
-    """Run engines at once, each with its folder of local copies; return how many samples they read."""
+def run_engines(given: Path, caches: Sequence[Path]) -> tuple[int, float]:
+    """Run engines at once, each with its folder of local copies.
+
+    Returns:
+        Samples that they read, and the longest time from a source's opening to its first batch [s].
+    """
     running = [
         subprocess.Popen(
             [sys.executable, HERE / "reader.py", given, str(rank), str(len(caches))],
@@ -187,7 +194,8 @@ def run_engines(given: Path, caches: Sequence[Path]) -> int:
     ]
     said = [process.communicate(timeout=LIMIT_S)[0] for process in running]
     assert all(process.returncode == 0 for process in running), said
-    return sum(json.loads(line)["samples"] for line in said)
+    found = [json.loads(line) for line in said]
+    return sum(of["samples"] for of in found), max(of["first_batch_s"] for of in found)
 
 
 def write_images(folder: Path, count: int) -> Path:

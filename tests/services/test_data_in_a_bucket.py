@@ -13,8 +13,8 @@ from polyreme_api.environment import CACHE_DIRECTORY
 from polyreme_datahub import hub, stored_data
 from polyreme_datahub.digests import blob_key
 from polyreme_datahub.errors import IndexDamagedError
-from polyreme_datahub.loader.blob_files import CopiedBlobs
 from polyreme_datahub.loader.open import open_token_ids
+from polyreme_datahub.loader.part_files import PARTS
 from polyreme_datahub.loader.shards import SampleDamagedError
 from polyreme_datahub.loader.source import PackedSource
 from polyreme_datahub.objects import open_store
@@ -40,9 +40,6 @@ def processed(registry: str, objects: str) -> Mapping[str, Any]:
 
 def read_all(source: PackedSource) -> list[Any]:
     batches = [source.packs(step, first=0, count=4) for step in range(1, 30)]
-    for index in source._indexes:
-        if isinstance(index._blobs, CopiedBlobs):
-            index._blobs.wait_fetched()
     return [
         np.concatenate([np.ravel(getattr(batch, name)) for batch in batches]) for name in ("tokens_T", "patches_PC")
     ]
@@ -72,7 +69,7 @@ def test_a_copy_that_changes_under_a_rank_is_fetched_again_and_no_damage_is_note
     before = read_all(hub.open_source(bucket, SPEC, job=JOB))
     source = hub.open_source(bucket, SPEC, job=JOB)
     index = source._indexes[0]
-    with (copies / next(iter(index.manifest.sample_shards))).open("r+b") as file:
+    with (copies / f"{next(iter(index.manifest.sample_shards))}{PARTS}").open("r+b") as file:
         file.seek(600)
         file.write(b"\x07\x08\x09")
     after = read_all(source)

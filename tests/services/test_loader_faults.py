@@ -17,7 +17,6 @@ from polyreme_datahub import hub
 from polyreme_datahub.digests import blob_key
 from polyreme_datahub.errors import IndexDamagedError
 from polyreme_datahub.loader import blob_files
-from polyreme_datahub.loader.blob_files import CopiedBlobs
 from polyreme_datahub.loader.source import PackedSource
 from polyreme_datahub.objects import SAMPLES, Patience, open_store
 from tests.services.cut_proxy import CutProxy
@@ -53,12 +52,6 @@ def read(source: PackedSource) -> bytes:
     )
 
 
-def end_fetches(source: PackedSource) -> None:
-    for index in source._indexes:
-        assert isinstance(index._blobs, CopiedBlobs)
-        index._blobs.wait_fetched()
-
-
 def refuse(proxy: CutProxy) -> None:
     proxy.refusing = True
 
@@ -84,15 +77,12 @@ def test_a_server_that_stays_away_is_one_clear_error(
     ):
         read(source)
     proxy.cut()
-    end_fetches(source)
 
 
 def test_a_storm_of_refusals_and_cut_connections_that_ends_changes_no_sample(
     bucket: str, proxy: CutProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    undisturbed = opened(bucket)
-    expected = read(undisturbed)
-    end_fetches(undisturbed)
+    expected = read(opened(bucket))
     monkeypatch.setenv(CACHE_DIRECTORY, str(tmp_path / "others"))
     source = opened(bucket)
     refuse(proxy)
@@ -108,7 +98,6 @@ def test_a_storm_of_refusals_and_cut_connections_that_ends_changes_no_sample(
     finally:
         storm.join()
     assert proxy.refusals > 0
-    end_fetches(source)
 
 
 @pytest.mark.parametrize(
@@ -126,4 +115,3 @@ def test_a_shard_that_was_cut_or_changed_in_the_bucket_is_never_trained_on(
             store.put(blob_key(digest), change(store.get(blob_key(digest))))
     with pytest.raises(IndexDamagedError):
         read(source)
-    end_fetches(source)

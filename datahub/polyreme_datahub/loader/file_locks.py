@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 from polyreme_datahub.object_rules import Sleep
 
-POLL_S = 0.05
+POLL_S = 0.01
 STUCK_S = 20.0
 """A process that holds a lock and shows no progress for so long is stuck. It is longer than any one request."""
 

@@ -21,31 +21,34 @@ class Tier(enum.StrEnum):
     """Decoded, kept from an earlier visit."""
     FILES = "local files"
     BUCKET = "the bucket"
+    """It was waited for."""
 
 
 class ReadCounts:
-    """Samples and bytes by tier; threads may share it."""
+    """Samples by tier, and bytes that were fetched; threads may share it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.samples: Counter[Tier] = Counter()
-        self.bytes: Counter[Tier] = Counter()
+        self.fetched_bytes = 0
 
-    def add(self, tier: Tier, size_bytes: int = 0) -> None:
+    def add(self, tier: Tier) -> None:
         """Count a sample."""
         with self._lock:
             self.samples[tier] += 1
-            self.bytes[tier] += size_bytes
+
+    def add_fetched(self, size_bytes: int) -> None:
+        """Count what a request brought."""
+        with self._lock:
+            self.fetched_bytes += size_bytes
 
     def sentence(self) -> str:
         """Say which share of the samples came from where."""
         with self._lock:
             total = max(1, self.samples.total())
             shares = [f"{100.0 * self.samples[tier] / total:.1f} % from {tier}" for tier in Tier]
-            from_bucket = self.bytes[Tier.BUCKET] / MIB
-            return (
-                f"{self.samples.total():,} samples read: {', '.join(shares)} ({from_bucket:,.0f} MiB in single reads)"
-            )
+            fetched = f"{self.fetched_bytes / MIB:,.0f} MiB were fetched from it"
+            return f"{self.samples.total():,} samples read: {', '.join(shares)} ({fetched})"
 
 
 @runtime_checkable

@@ -2,8 +2,7 @@
 
 At most ``OPEN_MAX`` files are open, the least recently used is closed first; a file that was deleted while it is open
 can still be read. An open file keeps its local copy, so of copies only those stay open that the next steps read: a rank
-that is idle would otherwise leave no room for others. A shard of a bucket that has no local copy is read by ranges,
-while its copy is made in the background.
+that is idle would otherwise leave no room for others. Where there is no room for a copy, ranges are read in the bucket.
 """
 
 from __future__ import annotations
@@ -12,26 +11,15 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from typing import BinaryIO
 
 from polyreme_api.errors import EnvironmentFailedError
 from polyreme_datahub.digests import blob_key
-from polyreme_datahub.errors import IndexDamagedError
 from polyreme_datahub.loader.blob_files import BlobFiles
+from polyreme_datahub.loader.copy_folder import NoRoomError
+from polyreme_datahub.loader.part_files import OpenFile
 from polyreme_datahub.loader.read_counts import ReadCounts, Tier
 
 OPEN_MAX = 64
-
-
-class _OpenFile:
-    """A descriptor, closed when its last reader is done."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        # A duplicate shares the lock that keeps a local copy.
-        self.descriptor = os.dup(file.fileno())
-
-    def __del__(self) -> None:
-        os.close(self.descriptor)
 
 
 class ShardFiles:
@@ -51,30 +39,44 @@ class ShardFiles:
         """A source puts its own in this place."""
         self._held: frozenset[str] | None = frozenset() if blobs.are_copies else None
         """Shards whose files stay open; None: of all."""
-        self._open: OrderedDict[str, _OpenFile] = OrderedDict()
+        self._open: OrderedDict[str, OpenFile] = OrderedDict()
         self._lock = threading.Lock()
         first = dict(list(sizes.items())[:OPEN_MAX])
         blobs.check_present(first)
+        blobs.admit(sizes)
         for digest in first:
-            self._file(digest)
+            self._file(digest, make=False)
 
     def read(self, digest: str, *, start: int, size: int) -> bytes:
         """Return a range of a shard, unchecked.
 
         Raises:
             IndexDamagedError: If the shard is missing or cut.
-            EnvironmentFailedError: If its file can't be read.
+            EnvironmentFailedError: If its file can't be read, or its store stays away.
         """
-        file = self._file(digest)
-        self.reads.add(Tier.BUCKET if file is None else Tier.FILES, size)
+        file, waited = self._file(digest, make=True), True
+        if file is not None:
+            try:
+                waited = self._blobs.fill(file, start=start, length=size, fetched=self.reads.add_fetched)
+            except NoRoomError:
+                file = None
+        self.reads.add(Tier.BUCKET if waited else Tier.FILES)
         if file is None:
-            return self._blobs.read_range(digest, self._sizes[digest], start=start, length=size)
+            self.reads.add_fetched(size)
+            return self._blobs.read_range(digest, start=start, length=size)
         try:
-            return os.pread(file.descriptor, size, start)
+            # Behind a shard's bytes its local copy has marks.
+            return os.pread(file.descriptor, max(0, min(size, file.size_bytes - start)), start)
         except OSError as error:
             raise EnvironmentFailedError(
                 f"stored data can't be read: {blob_key(digest)}, {error.strerror}", field="the disk that holds it"
             ) from error
+
+    def fetch_soon(self, digest: str, *, start: int, size: int) -> None:
+        """Begin to fetch a range that will be read, unless it is here."""
+        file = self._file(digest, make=True)
+        if file is not None:
+            self._blobs.fill_soon(file, start=start, length=size, fetched=self.reads.add_fetched)
 
     def hold(self, digests: Iterable[str]) -> None:
         """Keep the local copies of these shards, and of no others; files that are no copies stay as they are.
@@ -90,20 +92,16 @@ class ShardFiles:
             for digest in self._open.keys() - self._held:
                 del self._open[digest]
         for digest in wanted:
-            self._file(digest)
+            self._file(digest, make=False)
 
-    def fetch_again(self, digest: str) -> bool:
-        """Drop a local copy that turned out to be damaged; return False where the file is no copy."""
-        if not self._blobs.fetch_again(digest):
-            return False
-        with self._lock:
-            self._open.pop(digest, None)
-        return True
+    def drop(self, digest: str, *, start: int, size: int) -> bool:
+        """Drop a range of a local copy that turned out to be damaged; return False where the file is no copy."""
+        return self._blobs.drop_range(digest, self._sizes[digest], start=start, length=size)
 
-    def _file(self, digest: str) -> _OpenFile | None:
-        """Return the file of a shard; None: it has no local copy yet."""
+    def _file(self, digest: str, *, make: bool) -> OpenFile | None:
+        """Return the file of a shard; None: it has no local copy."""
         with self._lock:
-            file = self._open.get(digest) or self._opened(digest)
+            file = self._open.get(digest) or self._blobs.local(digest, self._sizes[digest], make=make)
             if file is None:
                 return None
             if self._held is not None and digest not in self._held:
@@ -114,15 +112,3 @@ class ShardFiles:
                 # A thread that still reads it holds it; it is closed after that.
                 self._open.popitem(last=False)
             return file
-
-    def _opened(self, digest: str) -> _OpenFile | None:
-        size_bytes = self._sizes[digest]
-        opened = self._blobs.local(digest, size_bytes)
-        if opened is None:
-            return None
-        with opened as file:
-            if (found := os.fstat(file.fileno()).st_size) != size_bytes:
-                raise IndexDamagedError(
-                    f"stored data is damaged: {blob_key(digest)} has {found} bytes, its index expects {size_bytes}"
-                )
-            return _OpenFile(file)

@@ -136,7 +136,7 @@ class MappedIndex:
         shard, start, size, wanted = self._range(sample)
         data = self._files.read(shard, start=start, size=size)
         seen = hashlib.sha256(data).hexdigest()
-        if seen != wanted and self._files.fetch_again(shard):
+        if seen != wanted and self._files.drop(shard, start=start, size=size):
             data = self._files.read(shard, start=start, size=size)
             seen = hashlib.sha256(data).hexdigest()
         if seen != wanted:
@@ -163,6 +163,13 @@ class MappedIndex:
     def count_reads(self, reads: ReadCounts) -> None:
         """Have the reads of samples counted here."""
         self._files.reads = reads
+
+    def fetch_soon(self, samples: Iterable[int]) -> None:
+        """Begin to fetch the bytes of some samples that will be read, unless they are on this machine."""
+        if self._blobs.are_copies:
+            for sample in samples:
+                shard, start, size, _ = self._range(sample)
+                self._files.fetch_soon(shard, start=start, size=size)
 
     def hold(self, shards: Iterable[str]) -> None:
         """Keep the local copies of these sample shards, and of no others."""

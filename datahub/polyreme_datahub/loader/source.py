@@ -317,6 +317,8 @@ class PackedSource:
         """Read samples, several at once; they come, and are reported as damaged, in the order of the slots."""
         with self._cache_lock:
             missing = [slot for slot in slots if self._key(slot) not in self._cache]
+        for source, index in enumerate(self._indexes):
+            index.fetch_soon(slot.sample for slot in missing if slot.source == source)
         large = [slot for slot in missing if self._indexes[slot.source].size_of(slot.sample) >= DECODE_BYTES_MIN]
         reads = {self._key(slot): functools.partial(self._read, slot) for slot in large}
         with self._pool.reading(reads) as reading:

@@ -79,6 +79,7 @@ class Meter:
         self._own_s, self._started_s = usage.processor_s(os.getpid()), time.monotonic()
         self._first_s, self._batches = 0.0, 0
         self._probes: dict[str, int] = {}
+        self._stopped: tuple[float, float] | None = None
 
     def take(self, name: str, tokens_T: npt.NDArray[Any], patches_PC: npt.NDArray[np.uint8]) -> None:
         """Take a sample."""
@@ -93,15 +94,24 @@ class Meter:
             self._most_mib = max(self._most_mib, pss_mib(os.getpid()))
         self._batches += 1
 
-    def report(self) -> None:
+    def stop(self) -> None:
+        """Measure nothing after this."""
+        if self._stopped is None:
+            wall_s, cpu_s = time.monotonic() - self._started_s, usage.processor_s(os.getpid()) - self._own_s
+            self._stopped = wall_s, cpu_s
+
+    def report(self, more: Mapping[str, float] | None = None) -> None:
         """Print one line of JSON."""
-        wall_s, cpu_s = time.monotonic() - self._started_s, usage.processor_s(os.getpid()) - self._own_s
+        self.stop()
+        assert self._stopped is not None
+        wall_s, cpu_s = self._stopped
         found = {
             "samples": len(self._probes),
             "samples_per_s": len(self._probes) / wall_s,
             "cpu_ms_per_sample": cpu_s / len(self._probes) * 1000,
             "first_batch_s": self._first_s,
             "pss_over_import_mib": self._most_mib - self._imported_mib,
+            **(more or {}),
             "outputs": self._probes,
         }
         print(json.dumps(found))

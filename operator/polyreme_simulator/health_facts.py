@@ -40,11 +40,15 @@ class _Seen:
     record: Record | None = None
     others: tuple[Any, ...] = ()
     rack: str = ""
-    lost_s: float = float("-inf")
-    """When last it showed what takes a whole rack out."""
+    lost_since_s: float = float("-inf")
+    """When it last began to show what takes a whole rack out."""
     shown: tuple[tuple[str, str, str], ...] = ()
     released: tuple[tuple[str, str, str], ...] | None = None
     """What it showed when a person removed the taint; None once it shows something else."""
+    released_s: float = float("-inf")
+    """When that was."""
+    released_for: str = ""
+    """For which reason it was out then."""
 
 
 class HealthFacts:
@@ -64,6 +68,8 @@ class HealthFacts:
         self.enforced_s = float("-inf")
         """When last a policy was enforced."""
         self._seen: dict[str, _Seen] = {}
+        self._lost_s: dict[tuple[str, str], float] = {}
+        """When nodes last showed what takes a whole rack out, by rack and name; a node's object may be made again."""
 
     def changed(self, change: Change, world: ClusterView) -> None:
         """Take a change of a node."""
@@ -71,20 +77,25 @@ class HealthFacts:
             return
         name = change.record.name
         if change.type is WatchEventType.DELETED:
-            self._seen.pop(name, None)
+            if (gone := self._seen.pop(name, None)) is not None and _is_lost(gone):
+                self._lost_s[gone.rack, name] = world.time_s()
             return
         before, node = self._seen.get(name, _Seen()), change.record.manifest
         after = _seen(node)
         after.since_s = before.since_s if before.tainted == after.tainted else world.time_s()
         # A release is kept in the record: where that was overwritten with text that can't be read, none is known.
         after.released = before.released if before.shown == after.shown and after.record is not None else None
-        lost = any(_is_lost(seen) for seen in (before, after))
-        after.lost_s = world.time_s() if lost else before.lost_s
+        if _is_lost(before) or _is_lost(after):
+            self._lost_s[after.rack, name] = world.time_s()
+        after.lost_since_s = world.time_s() if _is_lost(after) and not _is_lost(before) else before.lost_since_s
+        after.released_s, after.released_for = before.released_s, before.released_for
         lifted = before.tainted and not after.tainted
         if lifted and after.record == before.record:
             # The operator lifts a taint and changes the record in one write: this was a person. Without a record of the
             # taint, the operator can't know that there was one.
             after.released = after.shown if after.record is not None and after.record.state.is_out else None
+            after.released_s = world.time_s()
+            after.released_for = after.record.reason if after.record is not None else ""
             world.reached["node released by hand", ""] += 1
         self._seen[name] = after
         if before.record != after.record and before.record is not None and before.others != after.others:
@@ -114,19 +125,27 @@ class HealthFacts:
         if world.time_s() - self.enforced_s > self._late_s(world):
             self._observed.broke("nothing is done without a policy that enforces", name, world)
         if before.released is not None and before.released == before.shown:
-            self._observed.broke("a release holds", f"{name} still shows {before.shown}", world)
+            # A fault of its rack that began after the release is another fault than the one it was released from.
+            anew = record.reason == DOMAIN_FAULT and (
+                before.released_for != DOMAIN_FAULT or self._rack_fails_since(before.rack, before.released_s)
+            )
+            if not anew:
+                self._observed.broke("a release holds", f"{name} still shows {before.shown}", world)
 
     def _check_rack(self, name: str, record: Record, world: ClusterView) -> None:
         """Check that a node that is well is taken out for the sake of its rack alone, and is not repaired."""
         world.reached["node out with its rack", ""] += 1
         since_s, rack = world.time_s() - self._late_s(world) - SLACK_S, self._seen[name].rack
-        lost = [
-            each
-            for each, seen in self._seen.items()
-            if seen.rack == rack and (_is_lost(seen) or seen.lost_s >= since_s)
-        ]
+        lost = {each for each, seen in self._seen.items() if seen.rack == rack and _is_lost(seen)}
+        lost |= {each for (of, each), lost_s in self._lost_s.items() if of == rack and lost_s >= since_s}
         if len(lost) < TOGETHER_MIN or record.action:
-            self._observed.broke("a rack is out when its nodes fail together", f"{name} in {rack}: {lost}", world)
+            self._observed.broke(
+                "a rack is out when its nodes fail together", f"{name} in {rack}: {sorted(lost)}", world
+            )
+
+    def _rack_fails_since(self, rack: str, since_s: float) -> bool:
+        """Tell whether a node of a rack began to show a time ago or later what takes the rack out."""
+        return any(seen.rack == rack and seen.lost_since_s >= since_s for seen in self._seen.values())
 
     def look(self, world: ClusterView) -> None:
         """Check what must hold once the faults are over."""

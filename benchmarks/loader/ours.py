@@ -89,6 +89,7 @@ def engine(folder: Path, objects: str, job: dict[str, Any]) -> Iterator[Callable
                 job_file=str(job_file),
                 open_wait_s=OPEN_WAIT_S,
                 pixels=True,
+                pod_pixels=True,
                 split=split,
             )
         finally:

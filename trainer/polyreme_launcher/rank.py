@@ -259,22 +259,37 @@ def _open_data(
             attempt=rank.attempt,
             job_file=rank.job_file,
             open_wait_s=limit_s,
-            pixels=_has_first_stage(rank, plan),
+            pixels=_has_first_stage(rank.rank, plan),
+            pod_pixels=any(_has_first_stage(each, plan) for each in _ranks_of_pod(rank, spec)),
             split=split,
         )
     else:
         ranks = spec.workers.devices
-        source = open_packs(url, spec, job=job, wait_s=limit_s, sleep=sleep_really, processes=ranks, split=split)
+        source = open_packs(
+            url,
+            spec,
+            job=job,
+            wait_s=limit_s,
+            sleep=sleep_really,
+            processes=ranks,
+            split=split,
+            pixels=_has_first_stage(rank.rank, plan),
+        )
     return source, open_held_out(url, spec, job=job, wait_s=limit_s, sleep=sleep_really)
 
 
-def _has_first_stage(rank: RankEnvironment, plan: Plan) -> bool:
-    """Whether this rank holds the first pipeline stage, the only one that encodes images."""
+def _ranks_of_pod(rank: RankEnvironment, spec: TrainingJobSpec) -> range:
+    first = rank.rank - rank.local_rank
+    return range(first, first + spec.workers.devices)
+
+
+def _has_first_stage(rank: int, plan: Plan) -> bool:
+    """Whether a rank holds the first pipeline stage, the only one that encodes images."""
     layout = plan.layout
     stages = PipelineSettings(
         schedule=plan.cut.schedule, layers=plan.cut.stage_layers, microbatches=plan.cut.microbatches
     )
-    return stage_ranks(stages, layout.pp)[0] == rank.rank // (layout.world // layout.pp)
+    return stage_ranks(stages, layout.pp)[0] == rank // (layout.world // layout.pp)
 
 
 def _optimizer_settings(spec: TrainingJobSpec, plan: Plan) -> OptimizerSettings:

@@ -51,8 +51,9 @@ class OpenedData:
     last_step: int
 
 
-Open = Callable[[str, StepSplit], OpenedData]
-"""Opens the data of a job by the path of its file, for a trainer that splits its steps like that."""
+Open = Callable[[str, StepSplit, bool], OpenedData]
+"""Opens the data of a job by the path of its file, for a trainer that splits its steps like that, with or without
+pixels."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -153,7 +154,7 @@ class Engine:
             if self._failure is not None and self._failure.attempt == attempt:
                 raise self._failure.error
             try:
-                opened = self._open_data(request["job"], StepSplit(**request["split"]))
+                opened = self._open_data(request["job"], StepSplit(**request["split"]), request["pixels"])
             except Exception as error:
                 self._failure = _Failure(attempt, error)
                 raise
@@ -201,7 +202,7 @@ class Engine:
 def open_job(environment: Mapping[str, str]) -> Open:
     """Return how the data of this pod's job are opened."""
 
-    def open_data(path: str, split: StepSplit) -> OpenedData:
+    def open_data(path: str, split: StepSplit, pixels: bool) -> OpenedData:
         spec = parse_job(json.loads(Path(path).read_text(encoding="utf-8"))).spec
         source = open_packs(
             environment[names.OBJECTS_URL],
@@ -210,6 +211,7 @@ def open_job(environment: Mapping[str, str]) -> Open:
             wait_s=float(spec.data.wait_seconds),
             sleep=sleep_really,
             split=split,
+            pixels=pixels,
         )
         return OpenedData(source, spec.training.steps)
 

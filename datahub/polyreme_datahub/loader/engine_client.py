@@ -37,6 +37,7 @@ class EngineSource:
         job_file: File of the job, which the engine reads too.
         open_wait_s: How long opening the data may take beside the usual wait.
         pixels: Whether this rank trains on patches; without, batches have none.
+        pod_pixels: Whether any rank of this pod does; all of them say the same, and without the engine makes none.
         split: How the trainer splits a step.
 
     Raises:
@@ -51,10 +52,17 @@ class EngineSource:
         job_file: str,
         open_wait_s: float,
         pixels: bool,
+        pod_pixels: bool,
         split: StepSplit,
     ) -> None:
         self._path = f"/proc/self/fd/{descriptor}"
-        self._hello = {"call": "open", "attempt": attempt, "job": job_file, "split": dataclasses.asdict(split)}
+        self._hello = {
+            "call": "open",
+            "attempt": attempt,
+            "job": job_file,
+            "split": dataclasses.asdict(split),
+            "pixels": pod_pixels,
+        }
         self._open_wait_s = open_wait_s + REPLY_WAIT_S
         self._pixels = pixels
         self._lock = threading.Lock()

@@ -51,6 +51,7 @@ def open_packs(
     sleep: Sleep,
     processes: int = 1,
     split: StepSplit | None = None,
+    pixels: bool = True,
 ) -> PackedSource:
     """Open the training data; see ``polyreme_datahub.hub.open_source``.
 
@@ -62,6 +63,7 @@ def open_packs(
         sleep: Waits.
         processes: Processes that read packs on the same processors as this one, with it.
         split: How the trainer splits a step, for ``spec.data.packs_by: Cost``; None: packs keep the order's numbers.
+        pixels: Whether batches have patches, which only ranks of the first pipeline stage need.
     """
     threads = decode_threads(os.environ, processes=processes)
     store, blobs = open_store(objects_url, patience=SAMPLES), blob_files(objects_url)
@@ -100,6 +102,7 @@ def open_packs(
         augment=augment,
         threads=threads,
         balance=balance,
+        pixels=pixels,
     )
 
 

@@ -85,6 +85,7 @@ class SampleReader:
         *,
         start: int = 0,
         tokens: int | None = None,
+        pixels: bool = True,
     ) -> StoredSample:
         """Make a sample, or a piece of one, of its encoded bytes.
 
@@ -94,6 +95,7 @@ class SampleReader:
             visit: At which visit, where the source is augmented. It changes pixels and coordinates, never a length.
             start: First token of a piece.
             tokens: Count of a piece's tokens; a sample that was not cut is read whole whatever it is.
+            pixels: Whether patches are made. Images are decoded all the same, since one that can't be is damage.
 
         Raises:
             BadRecordError: If an image can't be decoded.
@@ -123,7 +125,7 @@ class SampleReader:
         return StoredSample(
             tokens_T=tokens_T[start:stop],
             learned_T=learned_T[start:stop],
-            patches_P=self._patches(files, pages),
+            patches_P=self._patches(files, pages, pixels=pixels),
             grids_I2=grids_I2,
             check=check,
             notes=tuple(_note(moved, image, changes[image], rules) for image in piece.images),
@@ -145,15 +147,15 @@ class SampleReader:
         return *token_arrays(encoded), encoded["images"]
 
     def _patches(
-        self, files: Mapping[str, memoryview], pages: Sequence[tuple[Mapping[str, Any], ImageChange]]
+        self, files: Mapping[str, memoryview], pages: Sequence[tuple[Mapping[str, Any], ImageChange]], *, pixels: bool
     ) -> npt.NDArray[np.uint8]:
         from polyreme_datahub.operations.page_patches import CHANNELS, colored, cut_patches
 
-        side = self._patch_px
-        cut = [
-            colored(cut_patches(change_pixels(page_image(files, page), change), patch_px=side), patch_px=side)
-            for page, change in pages
-        ]
+        side, cut = self._patch_px, []
+        for page, change in pages:
+            image = page_image(files, page)
+            if pixels:
+                cut.append(colored(cut_patches(change_pixels(image, change), patch_px=side), patch_px=side))
         return np.concatenate(cut) if cut else np.zeros((0, CHANNELS * side**2), np.uint8)
 
 

@@ -97,12 +97,13 @@ class MappedIndex:
         value: dict[str, Any] = json.loads(bytes(_cut(arrays, "details", "detail_offsets", at)))
         return value
 
-    def read(self, sample: int, visit: Visit | None = None) -> StoredSample:
+    def read(self, sample: int, visit: Visit | None = None, *, pixels: bool = True) -> StoredSample:
         """Make a sample of its encoded bytes; several threads may.
 
         Args:
             sample: Its place.
             visit: At which visit, where it is augmented.
+            pixels: Whether patches are made.
 
         Raises:
             SampleDamagedError: If its bytes do not fit their digest, or can't be decoded.
@@ -114,7 +115,7 @@ class MappedIndex:
         start, tokens = int(arrays["token_starts"][at]) if "token_starts" in arrays else 0, int(self.lengths[sample])
         try:
             with self._room.hold(decoded_bytes(data)):
-                stored = self._reader.read(data, self.grids(sample), visit, start=start, tokens=tokens)
+                stored = self._reader.read(data, self.grids(sample), visit, start=start, tokens=tokens, pixels=pixels)
         except BadRecordError as error:
             raise SampleDamagedError(f"stored data can't be decoded: {self._name(sample)}: {error.message}") from error
         encoded = (stored.check, len(stored.tokens_T))

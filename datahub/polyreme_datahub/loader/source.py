@@ -105,6 +105,7 @@ class PackedSource:
         augment: How the samples of each source change at each visit; none: not at all.
         threads: Threads that read and decode samples.
         balance: Assigns the packs of a step to ranks by cost; None: they are numbered as in the order.
+        pixels: Whether batches have patches.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class PackedSource:
         augment: Sequence[AugmentSettings | None] = (),
         threads: int = 1,
         balance: Balance | None = None,
+        pixels: bool = True,
     ) -> None:
         self._plan = plan
         self._order = Order(plan)
@@ -127,7 +129,7 @@ class PackedSource:
         self._placeholders = placeholders
         self._augment = tuple(augment) or (None,) * len(indexes)
         self._pool = DecodePool(threads)
-        self._balance = balance
+        self._balance, self._pixels = balance, pixels
         self._assigned: OrderedDict[int, list[int]] = OrderedDict()
         """Number in the order of each pack, by step."""
         manifest = indexes[0].manifest
@@ -217,6 +219,8 @@ class PackedSource:
 
     def patches(self, step: int, *, pack: int, images: Sequence[int]) -> npt.NDArray[np.uint8]:
         """Return the patches [P, C] of some images of a pack of ``step``, by their numbers in ``grids``, rising."""
+        if not self._pixels:
+            raise RefusedError("no patches: this source was opened without pixels")
         found = [np.zeros((0, self._patch_values), np.uint8)]
         wanted: list[tuple[Slot, npt.NDArray[np.int32], list[int]]] = []
         first = 0
@@ -332,7 +336,7 @@ class PackedSource:
     def _read(self, slot: Slot) -> Document:
         index, settings = self._indexes[slot.source], self._augment[slot.source]
         if settings is None:
-            return cut(index, slot.sample, index.read(slot.sample))
+            return cut(index, slot.sample, index.read(slot.sample, pixels=self._pixels))
         visit = Visit(
             settings=settings,
             seed=self._plan.seed,
@@ -340,7 +344,7 @@ class PackedSource:
             sample_id=index.sample_id(slot.sample),
             number=slot.epoch,
         )
-        return cut(index, slot.sample, index.read(slot.sample, visit))
+        return cut(index, slot.sample, index.read(slot.sample, visit, pixels=self._pixels))
 
     def _document(self, slot: Slot, read: Future[Document] | None) -> Document:
         """Return a document from the cache, or from its read, which is done here unless another thread does it."""

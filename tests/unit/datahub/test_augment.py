@@ -123,6 +123,7 @@ def test_tokens_and_pixels_are_the_same_for_any_ranks_threads_restarts_and_with_
             job_file=str(path),
             open_wait_s=10.0,
             pixels=True,
+            pod_pixels=True,
             split=StepSplit(data_ranks=2),
         )
         assert read(served, each=2) == expected

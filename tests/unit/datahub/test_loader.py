@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
+import numpy.typing as npt
 import pytest
+from PIL import Image
 
 from polyreme_api.batch import IGNORED_TARGET, PackedBatch
 from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError, RefusedError
@@ -19,11 +23,16 @@ from polyreme_api.job.model import Training
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_datahub import hub
 from polyreme_datahub.digests import blob_key
-from polyreme_datahub.errors import IndexDamagedError
+from polyreme_datahub.errors import BadRecordError, IndexDamagedError
+from polyreme_datahub.index.sample_bytes import RECORD_FILE
+from polyreme_datahub.loader import sample_reader
 from polyreme_datahub.loader import source as source_module
+from polyreme_datahub.loader.augment import ImageChange
+from polyreme_datahub.loader.augment_pixels import change_pixels
 from polyreme_datahub.loader.balance import StepSplit
 from polyreme_datahub.loader.evaluation import HeldOutSource
 from polyreme_datahub.loader.open import open_packs, sleep_really
+from polyreme_datahub.loader.sample_reader import page_image
 from polyreme_datahub.loader.source import PackedSource
 from polyreme_datahub.locations import local_root
 from polyreme_datahub.sources.digits import scans_of
@@ -251,6 +260,44 @@ def test_a_placeholder_of_the_same_length_takes_the_place_of_a_damaged_sample(tm
     assert holes >= 1
     stones = hub.show_dataset(home.registry, home.objects, "one").tombstones
     assert [(stone.index_digest, stone.ordinal) for stone in stones] == [(manifest, 0)]
+
+
+def test_a_source_without_pixels_makes_no_patches_and_finds_the_same_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Later pipeline stages train on its tokens, the first one on those of a source with pixels: they must agree."""
+    home = Home(tmp_path)
+    home.register("one", digits(1, pages=40))
+    job = make_spec(["one"], on_damage="Placeholder")
+    home.process(job)
+    resized: list[object] = []
+
+    def decode(files: Mapping[str, memoryview], page: Mapping[str, Any]) -> Image.Image:
+        if crc32(files[RECORD_FILE]) % 3 == 0:
+            raise BadRecordError("planted: it can't be decoded", rule="decode")
+        return page_image(files, page)
+
+    def resize(image: Image.Image, change: ImageChange) -> npt.NDArray[np.uint8]:
+        resized.append(image)
+        return change_pixels(image, change)
+
+    monkeypatch.setattr(sample_reader, "page_image", decode)
+    monkeypatch.setattr(sample_reader, "change_pixels", resize)
+    whole, bare = (
+        open_packs(home.objects, job, job="", wait_s=0.0, sleep=sleep_really, pixels=pixels) for pixels in (True, False)
+    )
+    without = [bare.packs(step, first=0, count=4) for step in (1, 2)]
+    assert not resized
+    for step, batch in enumerate(without, start=1):
+        expected = whole.packs(step, first=0, count=4)
+        assert {name.startswith("hole:") for name in batch.sample_ids} == {True, False}
+        assert batch.sample_ids == expected.sample_ids
+        assert (batch.unmasked_tokens, batch.lost_images) == (expected.unmasked_tokens, expected.lost_images)
+        for name in ("tokens_T", "targets_T", "positions_T", "document_offsets", "grids_I2"):
+            np.testing.assert_array_equal(np.asarray(getattr(batch, name)), np.asarray(getattr(expected, name)))
+        assert np.asarray(batch.patches_PC).shape == (0, np.asarray(expected.patches_PC).shape[1])
+    with pytest.raises(RefusedError, match="opened without pixels"):
+        bare.patches(1, pack=0, images=[0])
 
 
 def test_images_of_any_pack_are_looked_up_and_read_one_by_one(tmp_path: Path) -> None:

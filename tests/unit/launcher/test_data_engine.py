@@ -53,7 +53,9 @@ class Pod:
         # A copy, as ranks have: the launcher closes its own when it gives up.
         descriptor = os.dup(self.engine.descriptor)
         self.descriptors.append(descriptor)
-        source = EngineSource(descriptor, attempt=attempt, job_file=job, open_wait_s=1.0, pixels=pixels, split=SPLIT)
+        source = EngineSource(
+            descriptor, attempt=attempt, job_file=job, open_wait_s=1.0, pixels=pixels, pod_pixels=True, split=SPLIT
+        )
         self.ranks.append(source)
         return source
 

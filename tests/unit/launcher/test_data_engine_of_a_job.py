@@ -49,7 +49,9 @@ def test_packs_grids_patches_and_states_of_a_job_are_those_of_its_index(tmp_path
     try:
         assert engine.descriptor is not None
         direct = open_packs(home.objects, spec, job=JOB, wait_s=0.0, sleep=sleep_really, split=SPLIT)
-        source = EngineSource(engine.descriptor, attempt=1, job_file=path, open_wait_s=5.0, pixels=True, split=SPLIT)
+        source = EngineSource(
+            engine.descriptor, attempt=1, job_file=path, open_wait_s=5.0, pixels=True, pod_pixels=True, split=SPLIT
+        )
         ordered = hub.open_source(home.objects, spec, job=JOB)
         moved = [list(of.packs(5, first=0, count=4).sample_ids) for of in (source, ordered)]
         assert (moved[0] != moved[1]) == (packs_by == "Cost")
@@ -69,9 +71,20 @@ def test_packs_grids_patches_and_states_of_a_job_are_those_of_its_index(tmp_path
         with pytest.raises(RefusedError, match="loader state belongs to other data"):
             source.check_state({"data": "others"})
         source.close()
+        bare = EngineSource(
+            engine.descriptor, attempt=2, job_file=path, open_wait_s=5.0, pixels=False, pod_pixels=False, split=SPLIT
+        )
+        batch, expected = (of.packs(2, first=0, count=4) for of in (bare, direct))
+        assert (batch.sample_ids, np.asarray(batch.patches_PC).size) == (expected.sample_ids, 0)
+        np.testing.assert_array_equal(np.asarray(batch.tokens_T), np.asarray(expected.tokens_T))
+        with pytest.raises(RefusedError, match="opened without pixels"):
+            bare.patches(2, pack=0, images=[0])
+        bare.close()
         other = job_file(tmp_path, seed=99, waitSeconds=0, tokenizer={"vocabulary": 300})
         with pytest.raises(EnvironmentFailedError, match="data is not processed") as missing:
-            EngineSource(engine.descriptor, attempt=2, job_file=other, open_wait_s=5.0, pixels=True, split=SPLIT)
+            EngineSource(
+                engine.descriptor, attempt=3, job_file=other, open_wait_s=5.0, pixels=True, pod_pixels=True, split=SPLIT
+            )
         assert missing.value.field == "spec.data.waitSeconds"
     finally:
         engine.close()

@@ -74,9 +74,9 @@ def test_packs_grids_patches_and_states_of_a_job_are_those_of_its_index(tmp_path
         bare = EngineSource(
             engine.descriptor, attempt=2, job_file=path, open_wait_s=5.0, pixels=False, pod_pixels=False, split=SPLIT
         )
-        batch, expected = (of.packs(2, first=0, count=4) for of in (bare, direct))
-        assert (batch.sample_ids, np.asarray(batch.patches_PC).size) == (expected.sample_ids, 0)
-        np.testing.assert_array_equal(np.asarray(batch.tokens_T), np.asarray(expected.tokens_T))
+        batch, whole = (of.packs(2, first=0, count=4) for of in (bare, direct))
+        assert (batch.sample_ids, np.asarray(batch.patches_PC).size) == (whole.sample_ids, 0)
+        np.testing.assert_array_equal(np.asarray(batch.tokens_T), np.asarray(whole.tokens_T))
         with pytest.raises(RefusedError, match="opened without pixels"):
             bare.patches(2, pack=0, images=[0])
         bare.close()

@@ -72,6 +72,9 @@ class PlaceFacts:
         """Check an admission: no earlier job that asks for the same has been waiting only for its turn for a while."""
         job = self._observed.jobs[uid]
         since_s = self._capacity.known_since_s(world)
+        if any(_made_way_for(victim) == uid for victim in self._observed.jobs.values()):
+            # What its victims left is reserved for it, also where a job that came first has lost its node meanwhile.
+            return
         for other, first in self._observed.jobs.items():
             came_first = first["metadata"]["creationTimestamp"] < job["metadata"]["creationTimestamp"]
             if not came_first or _asked(first) != _asked(job):
@@ -91,7 +94,7 @@ class PlaceFacts:
         if uid in self._anomalies.quarantined:
             # An admission is a write of its status: while these are refused, and until they are retried, others pass.
             return False
-        by = ((job.get("status") or {}).get("preemption") or {}).get("by")
+        by = _made_way_for(job)
         pods = (pod for pod in self._observed.pods.values() if pod["metadata"]["labels"][labels.LABEL_JOB_UID] == uid)
         lingers = any((pod.get("status") or {}).get("phase") not in ENDED for pod in pods)
         yields = by in self._observed.jobs and not any(self._observed.true(by, kind) for kind in OVER)
@@ -105,6 +108,12 @@ def _retried_s(job: Manifest, world: ClusterView) -> float:
     if not status.get("retryAt") or last.get("cause") != "CreateRefused":
         return float("-inf")
     return world.time_s() + parse_rfc3339(status["retryAt"]) - world.clock.now_s()
+
+
+def _made_way_for(job: Manifest) -> str | None:
+    """Return the UID of the job that this one was preempted for."""
+    by: str | None = ((job.get("status") or {}).get("preemption") or {}).get("by")
+    return by
 
 
 def _asked(job: Manifest) -> tuple[Any, ...]:

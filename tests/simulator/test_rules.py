@@ -308,3 +308,20 @@ def test_a_preempted_job_has_its_grace_by_whatever_clock_it_was_granted(
     scene.wait(waited_s)
     scene.say(victim, conditions={"Admitted": "!Preempted"})
     assert scene.broken("a preempted job has its grace period") == broken
+
+
+@pytest.mark.parametrize("for_twin", [True, False])
+def test_a_job_that_others_made_way_for_goes_before_an_equal_one_that_came_first(scene: Scene, for_twin: bool) -> None:
+    victim, first = scene.job("victim"), scene.job("first")
+    scene.wait(2.0)
+    twin = scene.job("twin")
+    scene.world.add_node("n0", 1)
+    by = twin if for_twin else first
+    scene.say(
+        victim,
+        preemption={"by": by["metadata"]["uid"], "requestedAt": scene.now()},
+        conditions={"Admitted": "!Preempted"},
+    )
+    scene.wait(10.0)
+    scene.admit(twin, "n0")
+    assert scene.broken("a job keeps its place") == (not for_twin)

@@ -68,6 +68,8 @@ class HealthFacts:
         self.enforced_s = float("-inf")
         """When last a policy was enforced."""
         self._seen: dict[str, _Seen] = {}
+        self._malformed: dict[str, float] = {}
+        """Until when malformed nodes were there."""
         self._lost_s: dict[tuple[str, str], float] = {}
         """When nodes last showed what takes a whole rack out, by rack and name; a node's object may be made again."""
 
@@ -110,6 +112,12 @@ class HealthFacts:
             if _is_faulty(after):
                 self._observed.broke("a node returns when its fault is gone", f"{name} shows {after.shown}", world)
 
+    def malformed(self, change: Change, world: ClusterView) -> None:
+        """Take a change of an object that breaks its schema."""
+        if change.record.kind == "Node":
+            gone = change.type is WatchEventType.DELETED
+            self._malformed[change.record.name] = world.time_s() if gone else float("inf")
+
     def _check_taint(self, name: str, before: _Seen, record: Record, world: ClusterView) -> None:
         world.reached[f"node {record.state}", ""] += 1
         if not record.owner or not record.examine_at_s:
@@ -119,7 +127,10 @@ class HealthFacts:
         if record.reason == DOMAIN_FAULT:
             self._check_rack(name, record, world)
         out = sorted(each for each, seen in self._seen.items() if seen.tainted and _is_policys(seen))
-        limit = limit_of(self.nodes, self.percent or 0)
+        since_s = world.time_s() - self._late_s(world) - SLACK_S
+        # A malformed node is one of those of which the policy allows a share.
+        more = sum(until_s >= since_s for until_s in self._malformed.values())
+        limit = limit_of(self.nodes + more, self.percent or 0)
         if len(out) > limit:
             self._observed.broke("never more out than the breaker allows", f"{out}, limit {limit}", world)
         if world.time_s() - self.enforced_s > self._late_s(world):

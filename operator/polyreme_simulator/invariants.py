@@ -85,6 +85,7 @@ class Facts(ObservedState):
         self._digest.update(f"{world.time_s():.6f} {change.type} {record.kind} {record.name} ".encode())
         self._digest.update(record.blob)
         if is_malformed(record.manifest):
+            self.health.malformed(change, world)
             return
         deleted = change.type is WatchEventType.DELETED
         self.places.changed(change, world)
@@ -184,7 +185,7 @@ class Facts(ObservedState):
         records = status.get("restartRecords") or [{}]
         self.anomalies.begun(uid, records, number, world)
         # A move is written as an intent first, which may take any time.
-        moved = records[-1].get("attempt") == number - 1 and records[-1].get("cause") == "NodeLost"
+        moved = records[-1].get("attempt") == number - 1 and records[-1].get("cause") in {"NodeLost", "NodeFault"}
         # No write spans Lease and job. A success that comes while the restart is under way comes too late: the next
         # attempt begins after the last step, and reports it again.
         known_s = float("inf") if old is None else self._successes.get((uid, old["number"]), float("inf"))

@@ -255,14 +255,12 @@ async def host(root: Path) -> None:
     async with stack.running():
         await stack.submit()
         await stack.until_training(1)
-        pids = [pid for index in range(2) for pid in _pids(stack.processes(index))]
+        # Ranks tell their own pids: the launcher writes a rank down only after it was born.
+        pids = [stack.processes(index)[name] for index in range(2) for name in ("launcher", "zygote")]
+        pids += [stack.rank_pid(rank, attempt=1) for rank in range(4)]
         (root / "pids.tmp").write_text(json.dumps({"host": os.getpid(), "token": stack.run_token, "pids": pids}))
         (root / "pids.tmp").replace(root / "pids.json")
         await asyncio.Event().wait()
-
-
-def _pids(processes: dict[str, Any]) -> list[int]:
-    return [processes["launcher"], processes["zygote"], *processes["ranks"].values()]
 
 
 if __name__ == "__main__":

@@ -1,0 +1,142 @@
+"""A job's budget at its bucket: shares never exceed it, and no window has more requests or bytes than its share."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polyreme_datahub.loader.budget_rules import (
+    LEASE_TTL_S,
+    RENEWED_EVERY_S,
+    SKEW_S,
+    WINDOW_S,
+    Pace,
+    Rate,
+    Table,
+    renewed,
+    usable,
+)
+
+HOLDERS = 5
+BUDGET = Rate(100.0, 1e9)
+ROUNDING = 1.0 + 1e-9
+
+steps = st.lists(
+    st.tuples(
+        st.integers(0, HOLDERS - 1),
+        st.sampled_from(["renew", "renew late", "forget"]),
+        st.floats(0.0, 30.0),
+    ),
+    max_size=40,
+)
+
+
+@given(
+    steps=steps,
+    skew_s=st.lists(st.floats(-SKEW_S, SKEW_S), min_size=HOLDERS, max_size=HOLDERS),
+    expected=st.integers(1, HOLDERS + 2),
+)
+def test_shares_in_use_never_exceed_the_budget(
+    steps: list[tuple[int, str, float]], skew_s: list[float], expected: int
+) -> None:
+    """Whoever joins, dies, is slow, finds an old table, or has a wrong clock."""
+    stored, held, true_s = Table(), dict.fromkeys(range(HOLDERS), Table()), 1000.0
+    read = dict(held)
+    for number, act, passed_s in steps:
+        true_s += passed_s
+        if act == "forget":
+            # Its process was replaced, and knows nothing; its lease lives on.
+            held[number] = Table()
+            continue
+        read[number] = stored if act == "renew" else read[number]
+        after = renewed(read[number], str(number), budget=BUDGET, expected=expected, now_s=true_s + skew_s[number])
+        if after is not None and read[number].generation == stored.generation:
+            stored = held[number] = after
+        for moment_s in (true_s, true_s + LEASE_TTL_S / 2, true_s + LEASE_TTL_S):
+            used = [usable(held[each].of(str(each)), now_s=moment_s + skew_s[each]) for each in range(HOLDERS)]
+            assert sum(share.requests for share in used) <= BUDGET.requests * ROUNDING
+            assert sum(share.bytes for share in used) <= BUDGET.bytes * ROUNDING
+
+
+@given(joins=st.lists(st.integers(0, HOLDERS - 1), min_size=1, max_size=8))
+def test_whoever_renews_has_a_fair_share_after_two_rounds(joins: list[int]) -> None:
+    stored, now_s = Table(), 0.0
+    for number in joins:
+        stored = renewed(stored, str(number), budget=BUDGET, expected=1, now_s=now_s) or stored
+    living = sorted(set(joins))
+    for _ in range(2):
+        now_s += RENEWED_EVERY_S
+        for number in living:
+            stored = renewed(stored, str(number), budget=BUDGET, expected=1, now_s=now_s) or stored
+    for number in living:
+        lease = stored.of(str(number))
+        assert lease is not None
+        assert abs(lease.share.requests - BUDGET.requests / len(living)) < 1e-6
+
+
+def test_the_share_of_a_dead_process_goes_to_the_others_when_its_lease_has_ended() -> None:
+    stored = Table()
+    for name in ("one", "two", "one", "two"):
+        stored = renewed(stored, name, budget=BUDGET, expected=1, now_s=0.0) or stored
+    for now_s, requests in ((LEASE_TTL_S + SKEW_S - 0.1, 50.0), (LEASE_TTL_S + SKEW_S, 100.0)):
+        after = renewed(stored, "one", budget=BUDGET, expected=1, now_s=now_s)
+        assert after is not None
+        lease = after.of("one")
+        assert lease is not None
+        assert lease.share.requests == requests
+
+
+@given(
+    sizes=st.lists(st.integers(0, 5_000), max_size=60),
+    pauses_s=st.lists(st.floats(0.0, 0.5), min_size=60, max_size=60),
+    refused=st.lists(st.booleans(), min_size=60, max_size=60),
+    share=st.builds(Rate, st.floats(1.0, 30.0), st.floats(1_000.0, 20_000.0)),
+)
+def test_no_window_has_more_than_the_share(
+    sizes: list[int], pauses_s: list[float], refused: list[bool], share: Rate
+) -> None:
+    pace, now_s, sent = Pace(), 0.0, list[tuple[float, int]]()
+    for size, pause_s, is_refused in zip(sizes, pauses_s, refused, strict=False):
+        now_s += pause_s
+        asked = min(size, pace.largest(share))
+        for _ in itertools.repeat(None, 200):
+            wait_s = pace.wait_s(share, asked, now_s=now_s)
+            if wait_s <= 0.0:
+                pace.sent(asked, now_s=now_s)
+                sent.append((now_s, asked))
+                break
+            now_s += wait_s
+            asked = min(asked, pace.largest(share))
+        if is_refused:
+            pace.refused(now_s)
+    for at, (first_s, _) in enumerate(sent):
+        window = [size for sent_s, size in sent[at:] if sent_s < first_s + min(1.0, WINDOW_S)]
+        assert len(window) <= share.requests
+        assert sum(window) <= share.bytes
+
+
+def test_refusals_halve_the_pace_and_quiet_raises_it_again() -> None:
+    pace, share = Pace(), Rate(100.0, 1e6)
+    for now_s in (0.0, 0.5, 1.0):
+        pace.refused(now_s)
+    assert pace.factor == 0.25
+    for now_s in range(6, 200, 5):
+        pace.wait_s(share, 1, now_s=float(now_s))
+    assert pace.factor == 1.0
+
+
+def test_clocks_that_are_as_wrong_as_allowed_never_let_two_processes_use_one_share() -> None:
+    slow, fast = -SKEW_S, SKEW_S
+    stored = renewed(Table(), "one", budget=BUDGET, expected=1, now_s=slow)
+    assert stored is not None
+    first = stored.of("one")
+    for tenth in range(800):
+        true_s = tenth / 10
+        after = renewed(stored, "two", budget=BUDGET, expected=1, now_s=true_s + fast)
+        assert after is not None
+        second = after.of("two")
+        both = [usable(first, now_s=true_s + slow), usable(second, now_s=true_s + fast)]
+        assert sum(share.requests for share in both) <= BUDGET.requests
+    assert usable(second, now_s=true_s + fast) == BUDGET

@@ -291,9 +291,11 @@ def open_source(objects_url: str, spec: TrainingJobSpec, *, job: str = "", wait_
         EnvironmentFailedError: If the data is not processed in time, or its index is damaged.
     """
     from polyreme_datahub.loader.open import open_packs, sleep_really
+    from polyreme_datahub.loader.origin_budget import origin_budget
 
     limit_s = float(spec.data.wait_seconds) if wait_s is None else wait_s
-    return open_packs(objects_url, spec, job=job, wait_s=limit_s, sleep=sleep_really)
+    gate = origin_budget(objects_url, spec, job=job, readers_per_pod=spec.workers.devices)
+    return open_packs(objects_url, spec, job=job, wait_s=limit_s, sleep=sleep_really, gate=gate)
 
 
 def open_evaluation(
@@ -301,9 +303,11 @@ def open_evaluation(
 ) -> HeldOutSource | None:
     """Open the held-out data of a processed job, if it names any; arguments and errors as ``open_source``."""
     from polyreme_datahub.loader.open import open_held_out, sleep_really
+    from polyreme_datahub.loader.origin_budget import origin_budget
 
     limit_s = float(spec.data.wait_seconds) if wait_s is None else wait_s
-    return open_held_out(objects_url, spec, job=job, wait_s=limit_s, sleep=sleep_really)
+    gate = origin_budget(objects_url, spec, job=job, readers_per_pod=spec.workers.devices)
+    return open_held_out(objects_url, spec, job=job, wait_s=limit_s, sleep=sleep_really, gate=gate)
 
 
 def read_image(registry_url: str, objects_url: str, reference: str) -> bytes:

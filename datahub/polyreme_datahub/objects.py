@@ -18,7 +18,8 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, TypeVar
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from polyreme_api.errors import InvalidConfigError
@@ -64,6 +65,8 @@ class Patience:
     """Longest time after which we begin another try."""
     tries_max: int = TRIES_MAX
     """Most tries of ours."""
+    request_tries_max: int = REQUEST_TRIES_MAX
+    """Most requests of the client in each of them."""
 
     @property
     def worst_s(self) -> float:
@@ -76,8 +79,26 @@ WHOLE_OBJECTS = Patience(request_s=300, retries_s=30, tries_s=math.inf)
 SAMPLES = Patience(request_s=15, retries_s=15, tries_s=25, tries_max=64)
 """For what a rank waits for: samples, and pieces of 8 MiB of their shards. Time ends it: a server that refuses for some
 seconds costs them, and no attempt."""
+PACED = dataclasses.replace(SAMPLES, request_tries_max=1)
+"""For samples where each request counts: the client sends none that we don't know of."""
 DELAY_S_MAX = 1.0
 """Longest wait between two tries of ours."""
+PIECE_BYTES = 1 << 20
+"""What is asked for at once of an object whose size is not known, where the bytes are limited."""
+BUSY = ("SlowDown", "ServiceUnavailable", "503 Service", "429 Too Many")
+"""How a server says that it has too many requests."""
+
+
+class Gate(Protocol):
+    """Where requests to a bucket wait until they may be sent."""
+
+    def admitted(self, size_bytes: int) -> AbstractContextManager[int]:
+        """Wait until a request may be sent; gives the bytes that it may ask for, at most those wanted."""
+        ...
+
+    def refused(self) -> None:
+        """Note that the server has too many requests."""
+        ...
 
 
 def open_store(
@@ -86,6 +107,7 @@ def open_store(
     sleep: Sleep = time.sleep,  # noqa: TID251 - the shell's default
     steady_s: Callable[[], float] = time.monotonic,  # noqa: TID251 - the shell's default
     patience: Patience = WHOLE_OBJECTS,
+    gate: Gate | None = None,
 ) -> ObjectStore:
     """Open the store at ``url``: ``file:///absolute/folder`` or ``s3://bucket/prefix``.
 
@@ -94,6 +116,7 @@ def open_store(
         sleep: Waits between two tries.
         steady_s: A clock that never jumps [s].
         patience: How long a bucket's server is waited for.
+        gate: Where requests to a bucket wait; then ``get`` and ``get_range`` may take several.
 
     Raises:
         InvalidConfigError: If no store of this release has that scheme, or the URL holds credentials.
@@ -101,7 +124,7 @@ def open_store(
     """
     if urlsplit(url).scheme == "s3":
         check_endpoints(os.environ)
-        return BucketStore(*bucket_of(url), sleep=sleep, steady_s=steady_s, patience=patience)
+        return BucketStore(*bucket_of(url), sleep=sleep, steady_s=steady_s, patience=patience, gate=gate)
     return LocalObjectStore(local_root(url), sleep=sleep)
 
 
@@ -160,10 +183,11 @@ class BucketStore:
         sleep: Sleep,
         steady_s: Callable[[], float],
         patience: Patience = WHOLE_OBJECTS,
+        gate: Gate | None = None,
     ) -> None:
         self._where = f"s3://{bucket}/{prefix}"
         self._bucket, self._prefix = bucket, prefix
-        self._sleep, self._steady_s, self._patience = sleep, steady_s, patience
+        self._sleep, self._steady_s, self._patience, self._gate = sleep, steady_s, patience, gate
         self._opened: tuple[int, S3Store] | None = None
         self._lock = threading.Lock()
 
@@ -178,29 +202,44 @@ class BucketStore:
         """Return the whole object."""
         import obstore
 
-        return self._try(key, lambda: obstore.get(self._store(), checked_key(key)).bytes().to_bytes())
+        if self._gate is not None:
+            return b"".join(self._pieces(key, 0, None))
+        return self._try(key, lambda _: obstore.get(self._store(), checked_key(key)).bytes().to_bytes())
 
     def get_range(self, key: str, *, start: int, length: int) -> bytes:
-        """Return ``length`` bytes from ``start``, fewer only at the object's end; one request."""
-        import obstore
-
-        def read() -> bytes:
-            found = obstore.get(self._store(), checked_key(key), options={"range": (start, start + length)})
-            return found.bytes().to_bytes()
-
+        """Return ``length`` bytes from ``start``, fewer only at the object's end; one request, or more at a gate."""
         if length == 0:
             return b""
-        try:
-            return self._try(key, read)
-        except _BehindTheEndError:
-            return b""
+        return b"".join(self._pieces(key, start, length))
+
+    def _pieces(self, key: str, start: int, length: int | None) -> Iterator[bytes]:
+        """Yield a range in the pieces that may be asked for; no length: all that follows."""
+        import obstore
+
+        at, end = start, None if length is None else start + length
+        while end is None or at < end:
+            wanted = PIECE_BYTES if end is None else end - at
+
+            def read(may: int, at: int = at) -> tuple[bytes, int]:
+                found = obstore.get(self._store(), checked_key(key), options={"range": (at, at + may)})
+                return found.bytes().to_bytes(), found.meta["size"]
+
+            try:
+                piece, size = self._try(key, read, size_bytes=wanted)
+            except _BehindTheEndError:
+                return
+            yield piece
+            if not piece:
+                return
+            at += len(piece)
+            end = size if end is None else min(end, size)
 
     def exists(self, key: str) -> bool:
         """Tell whether an object lies at the key."""
         import obstore
 
         try:
-            self._try(key, lambda: obstore.head(self._store(), checked_key(key)))
+            self._try(key, lambda _: obstore.head(self._store(), checked_key(key)))
         except ObjectNotFoundError:
             return False
         return True
@@ -211,7 +250,7 @@ class BucketStore:
 
         folder = prefix.rpartition("/")[0]
 
-        def read() -> list[ObjectInfo]:
+        def read(_: int) -> list[ObjectInfo]:
             return [
                 ObjectInfo(key=meta["path"], size_bytes=meta["size"])
                 for page in obstore.list(self._store(), folder or None)
@@ -226,7 +265,7 @@ class BucketStore:
         import obstore
 
         with contextlib.suppress(ObjectNotFoundError):
-            self._try(key, lambda: obstore.delete(self._store(), checked_key(key)))
+            self._try(key, lambda _: obstore.delete(self._store(), checked_key(key)))
 
     def put(self, key: str, data: Data) -> None:
         """Write or replace the object; large ones in parts, which show only when all are there."""
@@ -234,7 +273,7 @@ class BucketStore:
 
         parts = parts_of(data)
         whole = b"".join(parts) if sum(len(part) for part in parts) <= JOINED_BYTES_MAX else None
-        self._try(key, lambda: obstore.put(self._store(), checked_key(key), parts if whole is None else whole))
+        self._try(key, lambda _: obstore.put(self._store(), checked_key(key), parts if whole is None else whole))
 
     def put_if_absent(self, key: str, data: bytes) -> None:
         """Write the object unless one exists."""
@@ -242,7 +281,7 @@ class BucketStore:
 
         try:
             self._try(
-                key, lambda: obstore.put(self._store(), checked_key(key), data, mode="create", use_multipart=False)
+                key, lambda _: obstore.put(self._store(), checked_key(key), data, mode="create", use_multipart=False)
             )
         except ObjectExistsError:
             # A write whose answer was lost is tried again, and then meets itself.
@@ -257,7 +296,7 @@ class BucketStore:
         """
         import obstore
 
-        self._try("", lambda: next(iter(obstore.list(self._store(), chunk_size=1)), None))
+        self._try("", lambda _: next(iter(obstore.list(self._store(), chunk_size=1)), None))
 
     def request(self, key: str, call: Callable[[S3Store], _Result]) -> _Result:
         """Make a request of the caller's own, tried again and failing like all others.
@@ -270,7 +309,7 @@ class BucketStore:
             ObjectNotFoundError: If there is no such object.
             StoreFailedError: If the server can't be reached or refuses.
         """
-        return self._try(key, lambda: call(self._store()))
+        return self._try(key, lambda _: call(self._store()))
 
     def _store(self) -> S3Store:
         with self._lock:
@@ -290,18 +329,22 @@ class BucketStore:
                 "connect_timeout": datetime.timedelta(seconds=min(CONNECT_S_MAX, self._patience.request_s)),
             },
             retry_config={
-                "max_retries": REQUEST_TRIES_MAX - 1,
+                "max_retries": self._patience.request_tries_max - 1,
                 "retry_timeout": datetime.timedelta(seconds=self._patience.retries_s),
             },
         )
 
-    def _try(self, key: str, call: Callable[[], _Result]) -> _Result:
+    def _try(self, key: str, call: Callable[[int], _Result], *, size_bytes: int = 0) -> _Result:
         from obstore import exceptions
 
         began_s = self._steady_s()
         for tried in range(1, self._patience.tries_max + 1):
+            asked_s = self._steady_s()
             try:
-                return call()
+                with self._admitted(size_bytes) as may:
+                    # Waiting for a request's turn is no fault of the server.
+                    began_s += self._steady_s() - asked_s
+                    return call(may)
             except exceptions.AlreadyExistsError as error:
                 raise ObjectExistsError(f"object already exists: {key}, and the first writer wins") from error
             except (OSError, exceptions.BaseError) as error:
@@ -310,6 +353,8 @@ class BucketStore:
                     raise _BehindTheEndError from error
                 if isinstance(error, FileNotFoundError | exceptions.NotFoundError) and not failure.final:
                     raise ObjectNotFoundError(f"no object at {key} under {self._where}") from error
+                if self._gate is not None and failure.busy:
+                    self._gate.refused()
                 spent_s = self._steady_s() - began_s
                 if failure.final or tried == self._patience.tries_max or spent_s >= self._patience.tries_s:
                     tries = "" if failure.final else f" after {tried} tries in {spent_s:.0f} s"
@@ -319,6 +364,9 @@ class BucketStore:
                     ) from error
                 self._sleep(min(DELAY_S_MAX, delay_s(tried)))
         raise AssertionError("the last try returns or raises")
+
+    def _admitted(self, size_bytes: int) -> AbstractContextManager[int]:
+        return contextlib.nullcontext(size_bytes) if self._gate is None else self._gate.admitted(size_bytes)
 
 
 class _BehindTheEndError(Exception):
@@ -335,6 +383,8 @@ class Failure:
     """For the person who reads it."""
     final: bool
     """Whether another try would fail in the same way."""
+    busy: bool = False
+    """Whether the server has too many requests."""
     field: str | None = None
     """What to change."""
 
@@ -351,4 +401,5 @@ def failure_of(error: Exception) -> Failure:
     if "403 Forbidden" in text or "401 Unauthorized" in text:
         reason = f"the server refuses the credentials or the access ({code or 'forbidden'})"
         return Failure(code=code, reason=reason, final=True, field=credentials)
-    return Failure(code=code, reason=text.partition("\n")[0][:REASON_CHARACTERS_MAX], final=False)
+    busy = any(word in text for word in BUSY)
+    return Failure(code=code, reason=text.partition("\n")[0][:REASON_CHARACTERS_MAX], final=False, busy=busy)

@@ -26,6 +26,7 @@ from polyreme_api.progress import ProgressRecord, RankPhase
 from polyreme_datahub.loader.balance import StepSplit
 from polyreme_datahub.loader.engine_client import EngineSource
 from polyreme_datahub.loader.open import open_held_out, open_packs, open_tokenizer, sleep_really
+from polyreme_datahub.loader.origin_budget import OriginBudget, origin_budget
 from polyreme_datahub.objects import open_store
 from polyreme_launcher import check_process
 from polyreme_launcher.urls import checkpoint_folder, export_place, weights_place
@@ -130,11 +131,12 @@ def _train(environment: Mapping[str, str]) -> int:
     device = take_device(plan.hardware, local_rank=rank.local_rank)
     sink, clock = PipeSink(rank.progress_fd), SystemClock()
     sink.report(_phase(rank, job, RankPhase.WAITING_FOR_DATA, clock.now_s()))
-    source, evaluation = _open_data(environment, rank, job.spec, plan)
+    gate = _origin_budget(environment, rank, job.spec)
+    source, evaluation = _open_data(environment, rank, job.spec, plan, gate)
     settings = settings_of(environment, rank, job.spec, plan)
     settings = dataclasses.replace(settings, rank=dataclasses.replace(settings.rank, device_type=device))
     if settings.export_to is not None or settings.weights is not None:
-        settings = dataclasses.replace(settings, tokenizer=_open_tokenizer(environment, job.spec))
+        settings = dataclasses.replace(settings, tokenizer=_open_tokenizer(environment, job.spec, gate))
     try:
         return train_rank(settings, source=source, evaluation=evaluation, sink=sink, clock=clock)
     except (MemoryError, RuntimeError) as error:
@@ -234,13 +236,24 @@ def parse_job_file(path: str) -> TrainingJob:
     return parse_job(json.loads(Path(path).read_text(encoding="utf-8")))
 
 
-def _open_tokenizer(environment: Mapping[str, str], spec: TrainingJobSpec) -> TokenizerFile:
+def _origin_budget(environment: Mapping[str, str], rank: RankEnvironment, spec: TrainingJobSpec) -> OriginBudget | None:
+    """Return this rank's share of the job's budget at the bucket. Where pods have engines, ranks read little."""
+    return origin_budget(
+        environment[names.OBJECTS_URL],
+        spec,
+        job=environment[names.JOB_UID],
+        readers_per_pod=1 if environment.get(names.DATA_ENGINE_FD) else spec.workers.devices,
+        holder=f"rank {rank.rank}",
+    )
+
+
+def _open_tokenizer(environment: Mapping[str, str], spec: TrainingJobSpec, gate: OriginBudget | None) -> TokenizerFile:
     url, job = environment[names.OBJECTS_URL], environment[names.JOB_UID]
-    return open_tokenizer(url, spec, job=job)
+    return open_tokenizer(url, spec, job=job, gate=gate)
 
 
 def _open_data(
-    environment: Mapping[str, str], rank: RankEnvironment, spec: TrainingJobSpec, plan: Plan
+    environment: Mapping[str, str], rank: RankEnvironment, spec: TrainingJobSpec, plan: Plan, gate: OriginBudget | None
 ) -> tuple[BatchSource, EvaluationSource | None]:
     """Wait until the data pipeline has closed the indexes of this job's datasets, and map them.
 
@@ -274,8 +287,9 @@ def _open_data(
             processes=ranks,
             split=split,
             pixels=_has_first_stage(rank.rank, plan),
+            gate=gate,
         )
-    return source, open_held_out(url, spec, job=job, wait_s=limit_s, sleep=sleep_really)
+    return source, open_held_out(url, spec, job=job, wait_s=limit_s, sleep=sleep_really, gate=gate)
 
 
 def _ranks_of_pod(rank: RankEnvironment, spec: TrainingJobSpec) -> range:

@@ -9,6 +9,8 @@ from polyreme_api.fields import STEPS_MAX, DatasetReference, Name, Part, Probabi
 Weight = Annotated[int, Field(ge=0, le=65_536)]
 PackTokens = Annotated[int, Field(ge=16, le=1_048_576)]
 ColorPercent = Annotated[int, Field(ge=0, le=90)]
+BUDGET_REQUESTS_MIN, BUDGET_BYTES_MIN = 10, 2**20
+"""Least of a budget at the bucket for each process that reads: it can still renew its share, and fetch."""
 
 
 class Crop(Part):
@@ -103,6 +105,16 @@ class Tokenizer(Part):
     ``s3://``, in place of training one. A job reads it once, when its data is first processed."""
 
 
+class OriginBudget(Part):
+    """Most that all pods of a job together ask the bucket of their training data for; never exceeded in any second."""
+
+    requests_per_second: Annotated[int, Field(ge=BUDGET_REQUESTS_MIN, le=1_000_000)]
+    """Requests a second; at least 10 for each process that reads, which is one of each pod, or one of each device
+    where pods have no data engine."""
+    bytes_per_second: Annotated[int, Field(ge=BUDGET_BYTES_MIN, le=10**13)]
+    """Bytes a second; at least 1 MiB for each process that reads."""
+
+
 class Data(Part):
     """Training data: a mixture of sources, packed to a fixed token count."""
 
@@ -130,6 +142,9 @@ class Data(Part):
     """How the packs of a step are assigned to data-parallel ranks and microbatches. ``Order``: in the order of the
     samples. ``Cost``: so that the slowest rank has less to do, by the operations of attention and of the images in each
     pack. A step has the same packs with both, and resumes alike; its loss differs in the last bits."""
+    origin_budget: OriginBudget | None = None
+    """Most requests and bytes a second at the bucket; none: as many as the loaders need. Data in a directory are read
+    without limit."""
     on_damage: Literal["Stop", "Placeholder"] = "Stop"
     """What a rank does when it reads a sample whose stored bytes do not match their checksum. ``Stop``: the job fails
     with reason DataDamaged before the step that would have trained on it. ``Placeholder``: padding of the same length

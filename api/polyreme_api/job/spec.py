@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer, model_validator
 
 from polyreme_api.fields import Seconds
-from polyreme_api.job.data import Data, Evaluation
+from polyreme_api.job.data import BUDGET_BYTES_MIN, BUDGET_REQUESTS_MIN, Data, Evaluation
 from polyreme_api.job.model import ModelPart, Training
 from polyreme_api.job.policy import FailurePolicy, Health
 from polyreme_api.job.pre_checks import PreChecks
@@ -72,6 +72,7 @@ class TrainingJobSpec(Scheduling):
         if "data" in self.model_fields_set:
             check_sources(self.data)
             check_stages(self.training, self.data)
+            check_budget(self.data, self.workers)
         if self.evaluation is not None:
             check_held_out(self.evaluation, self.data)
         return self
@@ -168,6 +169,26 @@ def check_stages(training: Training, data: Data) -> None:
         if weighed and first in changes:
             raise ValueError(f"{where} gives weights from step {first} on, and so does data.schedule; drop one of them")
         first += stage.steps
+
+
+def check_budget(data: Data, workers: Workers) -> None:
+    """Refuse a budget at the bucket that is too small to be divided.
+
+    Raises:
+        ValueError: Naming the field.
+    """
+    if (budget := data.origin_budget) is None:
+        return
+    pods = max(workers.replicas, workers.max_replicas or 0)
+    for name, given, least in (
+        ("requestsPerSecond", budget.requests_per_second, BUDGET_REQUESTS_MIN),
+        ("bytesPerSecond", budget.bytes_per_second, BUDGET_BYTES_MIN),
+    ):
+        if given < least * pods:
+            raise ValueError(
+                f"data.originBudget: {name} {given} is too small for {pods} pods, each needs {least}; "
+                f"give at least {least * pods}"
+            )
 
 
 def check_held_out(evaluation: Evaluation, data: Data) -> None:

@@ -26,7 +26,7 @@ from polyreme_datahub.loader.copy_folder import CopyFolder
 from polyreme_datahub.loader.file_locks import LockWaits
 from polyreme_datahub.loader.part_files import Fetched, OpenFile, PartFiles
 from polyreme_datahub.locations import local_root
-from polyreme_datahub.objects import SAMPLES, open_store
+from polyreme_datahub.objects import PACED, SAMPLES, Gate, open_store
 
 BYTES_MAX = 64 * 2**30
 """Size of the folder of copies, unless the environment says otherwise."""
@@ -316,12 +316,13 @@ class CopiedBlobs:
                 raise _unreadable(digest, "no such object") from error
 
 
-def blob_files(url: str, environment: Mapping[str, str] | None = None) -> BlobFiles:
+def blob_files(url: str, environment: Mapping[str, str] | None = None, *, gate: Gate | None = None) -> BlobFiles:
     """Return the blobs of the store at ``url`` as files.
 
     Args:
         url: ``file:///absolute/folder`` or ``s3://bucket/prefix``.
         environment: Names the folder of the copies and its limit; None: this process's own.
+        gate: Where requests to a bucket wait.
 
     Raises:
         InvalidConfigError: If the URL is of another kind, or the limit is no number.
@@ -335,7 +336,12 @@ def blob_files(url: str, environment: Mapping[str, str] | None = None) -> BlobFi
         raise InvalidConfigError(
             f"{CACHE_BYTES} is {limit!r}, expected a whole number of bytes", field=f"the variable {CACHE_BYTES}"
         )
-    return CopiedBlobs(open_store(url, patience=SAMPLES), folder, bytes_max=int(limit))
+    return CopiedBlobs(samples_store(url, gate), folder, bytes_max=int(limit))
+
+
+def samples_store(url: str, gate: Gate | None) -> ObjectStore:
+    """Return the store at ``url`` for what a rank waits for, behind a gate or not."""
+    return open_store(url, patience=SAMPLES if gate is None else PACED, gate=gate)
 
 
 def read_blob(store: ObjectStore, digest: str) -> bytes:

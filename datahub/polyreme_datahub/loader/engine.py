@@ -31,6 +31,7 @@ from polyreme_api.job import parse_job
 from polyreme_datahub.loader.balance import StepSplit
 from polyreme_datahub.loader.engine_wire import SharedArrays, describe_error, receive, send
 from polyreme_datahub.loader.open import open_packs, sleep_really
+from polyreme_datahub.loader.origin_budget import origin_budget
 from polyreme_datahub.loader.read_ahead import BYTES_MAX, READ_THREADS_MAX, ReadAhead
 from polyreme_datahub.loader.read_counts import Counting, ReadTeller
 from polyreme_system.parent_death import end_with_parent
@@ -204,14 +205,17 @@ def open_job(environment: Mapping[str, str]) -> Open:
 
     def open_data(path: str, split: StepSplit, pixels: bool) -> OpenedData:
         spec = parse_job(json.loads(Path(path).read_text(encoding="utf-8"))).spec
+        url, job = environment[names.OBJECTS_URL], environment[names.JOB_UID]
+        holder = f"engine of pod {environment[names.INDEX]}"
         source = open_packs(
-            environment[names.OBJECTS_URL],
+            url,
             spec,
-            job=environment[names.JOB_UID],
+            job=job,
             wait_s=float(spec.data.wait_seconds),
             sleep=sleep_really,
             split=split,
             pixels=pixels,
+            gate=origin_budget(url, spec, job=job, readers_per_pod=1, holder=holder),
         )
         return OpenedData(source, spec.training.steps)
 

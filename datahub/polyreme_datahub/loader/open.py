@@ -25,13 +25,13 @@ from polyreme_datahub.index.succession import identity_of
 from polyreme_datahub.job_data import longest_pack, plan_data
 from polyreme_datahub.loader.augment import AUGMENT_VERSION, settings_of
 from polyreme_datahub.loader.balance import StepSplit
-from polyreme_datahub.loader.blob_files import BlobFiles, blob_files, read_blob
+from polyreme_datahub.loader.blob_files import BlobFiles, blob_files, read_blob, samples_store
 from polyreme_datahub.loader.decode_pool import DecodeRoom, decode_threads
 from polyreme_datahub.loader.evaluation import HeldOutSource
 from polyreme_datahub.loader.order import ORDER_VERSION, WINDOW_PACKS, OrderPlan, Segment
 from polyreme_datahub.loader.shards import MappedIndex
 from polyreme_datahub.loader.source import Balance, PackedSource
-from polyreme_datahub.objects import SAMPLES, open_store
+from polyreme_datahub.objects import SAMPLES, Gate, open_store
 from polyreme_datahub.operations.values import Blob
 from polyreme_datahub.tokenizer_file import split_template, tokenizer_json
 from polyreme_planner.curriculum import mixture_changes, packs_of_stages
@@ -52,6 +52,7 @@ def open_packs(
     processes: int = 1,
     split: StepSplit | None = None,
     pixels: bool = True,
+    gate: Gate | None = None,
 ) -> PackedSource:
     """Open the training data; see ``polyreme_datahub.hub.open_source``.
 
@@ -64,9 +65,10 @@ def open_packs(
         processes: Processes that read packs on the same processors as this one, with it.
         split: How the trainer splits a step, for ``spec.data.packs_by: Cost``; None: packs keep the order's numbers.
         pixels: Whether batches have patches, which only ranks of the first pipeline stage need.
+        gate: Where requests to a bucket wait.
     """
     threads = decode_threads(os.environ, processes=processes)
-    store, blobs = open_store(objects_url, patience=SAMPLES), blob_files(objects_url)
+    store, blobs = samples_store(objects_url, gate), blob_files(objects_url, gate=gate)
     plan = _plan(store, spec, job, wait_s=wait_s, sleep=sleep)
     names = tuple(source.name for source in spec.data.sources)
     digests = [plan["manifests"][source.dataset] for source in spec.data.sources]
@@ -107,12 +109,12 @@ def open_packs(
 
 
 def open_held_out(
-    objects_url: str, spec: TrainingJobSpec, *, job: str, wait_s: float, sleep: Sleep
+    objects_url: str, spec: TrainingJobSpec, *, job: str, wait_s: float, sleep: Sleep, gate: Gate | None = None
 ) -> HeldOutSource | None:
     """Open the held-out data; see ``polyreme_datahub.hub.open_evaluation``."""
     if spec.evaluation is None:
         return None
-    store, blobs = open_store(objects_url, patience=SAMPLES), blob_files(objects_url)
+    store, blobs = samples_store(objects_url, gate), blob_files(objects_url, gate=gate)
     plan = _plan(store, spec, job, wait_s=wait_s, sleep=sleep)
     sets = spec.evaluation.sets
     tokenizer = Blob(_tokenizer(store, blobs, plan["tokenizer"]), digest=plan["tokenizer"])
@@ -127,11 +129,11 @@ def open_held_out(
     )
 
 
-def open_tokenizer(objects_url: str, spec: TrainingJobSpec, *, job: str) -> TokenizerFile:
-    """Return the tokenizer that a processed job's data was made with; waits for nothing."""
-    store = open_store(objects_url, patience=SAMPLES)
+def open_tokenizer(objects_url: str, spec: TrainingJobSpec, *, job: str, gate: Gate | None = None) -> TokenizerFile:
+    """Return the tokenizer that a processed job's data was made with; waits for no processing."""
+    store = samples_store(objects_url, gate)
     plan = _plan(store, spec, job, wait_s=0.0, sleep=sleep_really)
-    content, template = split_template(_tokenizer(store, blob_files(objects_url), plan["tokenizer"]))
+    content, template = split_template(_tokenizer(store, blob_files(objects_url, gate=gate), plan["tokenizer"]))
     parsed = OWN_TEMPLATE if template is None else ChatTemplate.model_validate(template)
     return TokenizerFile(content=content, chat_template=jinja_of(parsed))
 

@@ -1,0 +1,219 @@
+"""Holds one process to its share of the job's budget at the bucket (``spec.data.originBudget``).
+
+Every request of the process passes here, retries too, and waits until its share has room for it. There is no thread:
+the lease is renewed by the request that finds it due.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+
+from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError
+from polyreme_api.job.data import BUDGET_BYTES_MIN, BUDGET_REQUESTS_MIN
+from polyreme_api.job.spec import TrainingJobSpec
+from polyreme_api.store import StoreFailedError
+from polyreme_datahub.loader.budget_leases import LeaseTable
+from polyreme_datahub.loader.budget_rules import (
+    GROWN_AFTER_S,
+    NOTHING,
+    RENEWED_EVERY_S,
+    Lease,
+    Pace,
+    Rate,
+    Table,
+    grows_late,
+    renewed,
+    usable,
+)
+from polyreme_datahub.object_rules import Sleep
+from polyreme_datahub.objects import PACED, BucketStore, open_store
+
+RETRIED_EVERY_S = 1.0
+"""Time after which a process that has no share, or could not renew its lease, tries to again."""
+TRIES_MAX = 16
+"""Tries of one renewal, while other processes renew theirs."""
+WAIT_MAX_S = 300.0
+TOLD_AFTER_S = 5.0
+UNNAMED = "unnamed"
+"""Stands for the id of a job that has none."""
+
+_log = logging.getLogger(__name__)
+
+
+class OriginBudget:
+    """One process' share; its threads share it.
+
+    Args:
+        table: The job's leases.
+        budget: Of the job.
+        expected: Processes that the job is going to have.
+        holder: Name of this process, which whoever takes its place has too; None: nobody does.
+        now_s: The time of day [s].
+        steady_s: A clock that never jumps [s].
+        sleep: Waits.
+    """
+
+    def __init__(
+        self,
+        table: LeaseTable,
+        budget: Rate,
+        *,
+        expected: int,
+        holder: str | None = None,
+        now_s: Callable[[], float] = time.time,  # noqa: TID251 - the shell's default
+        steady_s: Callable[[], float] = time.monotonic,  # noqa: TID251 - the shell's default
+        sleep: Sleep = time.sleep,  # noqa: TID251 - the shell's default
+    ) -> None:
+        self._table, self._budget, self._expected = table, budget, expected
+        self._process = uuid.uuid4().hex
+        self._holder = holder or self._process
+        self._now_s, self._steady_s, self._sleep = now_s, steady_s, sleep
+        self._lock = threading.Lock()
+        self._pace = Pace()
+        self._lease: Lease | None = None
+        self._before, self._grown_s = NOTHING, float("-inf")
+        self._due_s = float("-inf")
+
+    @contextlib.contextmanager
+    def admitted(self, size_bytes: int) -> Iterator[int]:
+        """Wait until a request may be sent; gives the bytes that it may ask for, at most those wanted.
+
+        Raises:
+            EnvironmentFailedError: If it waited for ``WAIT_MAX_S``, or another process has taken this one's place.
+            StoreFailedError: If the process has no lease, and the store stays away.
+        """
+        may, number = self._admit(size_bytes)
+        try:
+            yield may
+        finally:
+            with self._lock:
+                self._pace.end(number, now_s=self._steady_s())
+
+    def refused(self) -> None:
+        """Note that the server refused a request because it has too many."""
+        with self._lock:
+            self._pace.refused(self._steady_s())
+
+    def _admit(self, size_bytes: int) -> tuple[int, int]:
+        begun_s, told = self._steady_s(), False
+        while True:
+            with self._lock:
+                share = self._share()
+                may = min(size_bytes, self._pace.largest(share))
+                wait_s = self._pace.wait_s(share, may, now_s=self._steady_s())
+                if wait_s <= 0.0:
+                    return may, self._pace.begin(may)
+            waited_s = self._steady_s() - begun_s
+            if waited_s >= WAIT_MAX_S:
+                raise EnvironmentFailedError(
+                    f"a request to the bucket waited {waited_s:.0f} s for its share of the job's budget, at most "
+                    f"{WAIT_MAX_S:g}: {self._said(share)}",
+                    field="spec.data.originBudget",
+                )
+            if waited_s >= TOLD_AFTER_S and not told:
+                told = True
+                _log.warning("waiting for the job's budget at its bucket: %s", self._said(share))
+            self._sleep(min(wait_s, RETRIED_EVERY_S))
+
+    def _said(self, share: Rate) -> str:
+        return (
+            f"{self._holder} may send {share.requests:.1f} requests and {share.bytes:,.0f} bytes a second of "
+            f"{self._budget.requests:g} and {self._budget.bytes:,.0f}, and uses {self._pace.factor:.0%} of that"
+        )
+
+    def _share(self) -> Rate:
+        """Return what may be asked for now; renews the lease when it is time to."""
+        if self._steady_s() >= self._due_s:
+            self._renew()
+        share = usable(self._lease, now_s=self._now_s())
+        return share if self._steady_s() >= self._grown_s else share.least(self._before)
+
+    def _renew(self) -> None:
+        self._due_s = self._steady_s() + RETRIED_EVERY_S
+        try:
+            self._try_to_renew()
+        except StoreFailedError as error:
+            if usable(self._lease, now_s=self._now_s()) == NOTHING:
+                raise
+            _log.warning("the lease of a share of the job's budget was not renewed: %s", error.message)
+
+    def _try_to_renew(self) -> None:
+        for tried in range(TRIES_MAX):
+            table = self._table.newest()
+            found = table.of(self._holder)
+            if self._lease is not None and found is not None and found.process != self._process:
+                raise EnvironmentFailedError(
+                    f"another process reads the job's data as {self._holder}, and has this one's share of "
+                    "spec.data.originBudget; this one was replaced",
+                    field="spec.data.originBudget",
+                )
+            now_s = self._now_s()
+            after = renewed(
+                table,
+                self._holder,
+                process=self._process,
+                budget=self._budget,
+                expected=self._expected,
+                now_s=now_s,
+            )
+            if after is None:
+                return
+            if self._table.replace(after):
+                self._take(after, late=grows_late(after, now_s=now_s))
+                return
+            # Of those that met, each waits for another time.
+            self._sleep(0.02 * (1 + int(self._process[tried % len(self._process)], 16)))
+
+    def _take(self, table: Table, *, late: bool) -> None:
+        lease = table.of(self._holder)
+        assert lease is not None
+        if late:
+            self._before = usable(self._lease, now_s=self._now_s())
+            self._grown_s = self._steady_s() + GROWN_AFTER_S
+        self._lease = lease
+        if usable(lease, now_s=self._now_s()).requests >= 1.0:
+            self._due_s = self._steady_s() + RENEWED_EVERY_S
+
+
+def origin_budget(
+    url: str, spec: TrainingJobSpec, *, job: str, readers_per_pod: int, holder: str | None = None
+) -> OriginBudget | None:
+    """Return this process' share of a job's budget; None: the job has none, or its data lie in no bucket.
+
+    Args:
+        url: Of the object store.
+        spec: Of the job.
+        job: The job's id.
+        readers_per_pod: Processes of a pod that read data.
+        holder: Name of this process, which whoever takes its place has too; None: nobody does.
+
+    Raises:
+        InvalidConfigError: If it is too small for that many processes.
+    """
+    given = spec.data.origin_budget
+    if given is None:
+        return None
+    store = open_store(url, patience=PACED)
+    if not isinstance(store, BucketStore):
+        return None
+    expected = spec.workers.replicas * readers_per_pod
+    if (
+        given.requests_per_second < BUDGET_REQUESTS_MIN * expected
+        or given.bytes_per_second < BUDGET_BYTES_MIN * expected
+    ):
+        raise InvalidConfigError(
+            f"{given.requests_per_second} requests and {given.bytes_per_second} bytes a second are too little for "
+            f"{expected} processes, each needs {least[0]} and {least[1]}",
+            field="spec.data.originBudget",
+        )
+    return OriginBudget(
+        LeaseTable(store, job or UNNAMED),
+        Rate(given.requests_per_second, given.bytes_per_second),
+        expected=expected,
+        holder=holder,
+    )

@@ -1,5 +1,7 @@
 """What ranks ask of a bucket: requests and bytes for one engine, for eight on one machine, and for eight machines.
 
+Then three machines have a budget; one is killed, and the server refuses requests for a second.
+
 Usage: run.py [--images 2400] [--epochs 1]
 """
 
@@ -15,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -40,9 +43,14 @@ HERE = Path(__file__).parent
 IMAGE_PX, QUALITY = 256, 92
 PACK_TOKENS, PACKS, JOB = 1_024, 8, "origin"
 ENGINES = 8
-BARS = {"gets_per_part_ratio": 1.1, "eight_engine_bytes_ratio": 1.2}
+BARS = {"gets_per_part_ratio": 1.1, "eight_engine_bytes_ratio": 1.2, "budget_peak_ratio": 1.0}
+BUDGET = {"requestsPerSecond": 120, "bytesPerSecond": 48 * 2**20}
+BUDGET_ENGINES = 3
+KILLED_AFTER_S, STORM_AFTER_S, STORM_S, WINDOW_S = 2.5, 4.0, 1.0, 1.0
 LIMIT_S = 300.0
 READ_BYTES = 1 << 18
+METHODS = (b"GET", b"HEAD", b"PUT", b"POST", b"DELETE")
+REFUSAL = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"
 
 
 class CountingProxy:
@@ -57,6 +65,10 @@ class CountingProxy:
         self._there = (host, port)
         self.gets: Counter[str] = Counter()
         self.answered_bytes: Counter[str] = Counter()
+        self.requests_s: list[float] = []
+        self.passed: list[tuple[float, int]] = []
+        """When answers passed, and how many bytes."""
+        self.refusing = False
         self.port = 0
 
     @contextlib.contextmanager
@@ -81,16 +93,29 @@ class CountingProxy:
         """Return what was counted, and begin anew."""
         found = self.gets, self.answered_bytes
         self.gets, self.answered_bytes = Counter(), Counter()
+        self.requests_s, self.passed = [], []
         return found
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there_reader, there_writer = await asyncio.open_connection(*self._there)
         asked = [""]
-        await asyncio.gather(self._ask(reader, there_writer, asked), self._answer(there_reader, writer, asked))
+        await asyncio.gather(self._ask(reader, there_writer, writer, asked), self._answer(there_reader, writer, asked))
 
-    async def _ask(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, asked: list[str]) -> None:
+    async def _ask(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        back: asyncio.StreamWriter,
+        asked: list[str],
+    ) -> None:
         # A client sends its next request when the answer to the one before has come.
         while data := await _read(reader):
+            if data.partition(b" ")[0] in METHODS:
+                self.requests_s.append(time.monotonic())
+                if self.refusing:
+                    back.write(REFUSAL)
+                    await back.drain()
+                    continue
             if data.startswith(b"GET "):
                 asked[0] = data.split(b" ", 2)[1].decode().partition("?")[0]
                 self.gets[asked[0]] += 1
@@ -103,6 +128,7 @@ class CountingProxy:
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, asked: list[str]) -> None:
         while data := await _read(reader):
             self.answered_bytes[asked[0]] += len(data)
+            self.passed.append((time.monotonic(), len(data)))
             with contextlib.suppress(ConnectionError):
                 writer.write(data)
                 await writer.drain()
@@ -169,6 +195,9 @@ def measure(place: Path, proxy: CountingProxy, objects: str, images: int, epochs
         figures[f"{case}_bytes_ratio"] = sum(of(answered, sizes)) / sum(sizes.values())
         print(f"{case}: {figures}", file=sys.stderr)
     figures["gets_per_part_ratio"] = figures["one_engine_gets_ratio"]
+    dumped["data"]["originBudget"], dumped["workers"]["replicas"] = BUDGET, BUDGET_ENGINES
+    given.write_text(json.dumps({"objects": objects, "spec": dumped, "job": JOB, "steps": steps}))
+    figures |= budgeted(given, proxy, [place / f"budget-{at}" for at in range(BUDGET_ENGINES)])
     return {name: round(value, 3) for name, value in figures.items()}
 
 
@@ -177,21 +206,57 @@ def of(counted: Counter[str], sizes: dict[str, int]) -> list[int]:
     return [count for path, count in counted.items() if any(path.endswith(key) for key in sizes)]
 
 
+def budgeted(given: Path, proxy: CountingProxy, caches: Sequence[Path]) -> dict[str, float]:
+    """Read by machines with a budget; one of them is killed, and then the server refuses requests for a while."""
+    proxy.take()
+    begun_s = time.monotonic()
+    running = [start(given, rank, len(caches), cache) for rank, cache in enumerate(caches)]
+    time.sleep(KILLED_AFTER_S)
+    running[-1].kill()
+    time.sleep(STORM_AFTER_S - KILLED_AFTER_S)
+    proxy.refusing = True
+    time.sleep(STORM_S)
+    proxy.refusing = False
+    said = [process.communicate(timeout=LIMIT_S)[0] for process in running]
+    assert [process.returncode for process in running[:-1]] == [0] * (len(running) - 1), said
+    peaks = (
+        peak([(at_s, 1) for at_s in proxy.requests_s]) / BUDGET["requestsPerSecond"],
+        peak(proxy.passed) / BUDGET["bytesPerSecond"],
+    )
+    spent_s = time.monotonic() - begun_s
+    used = sum(size for _, size in proxy.passed) / BUDGET["bytesPerSecond"] / spent_s
+    return {"budget_peak_ratio": max(peaks), "budget_requests_peak_ratio": peaks[0], "budget_used_ratio": used}
+
+
+def peak(passed: Sequence[tuple[float, int]]) -> int:
+    """Return the most of any second, wherever it begins."""
+    most = total = first = 0
+    for at_s, size in passed:
+        total += size
+        while passed[first][0] <= at_s - WINDOW_S:
+            total -= passed[first][1]
+            first += 1
+        most = max(most, total)
+    return most
+
+
+def start(given: Path, rank: int, ranks: int, cache: Path) -> subprocess.Popen[str]:
+    """Start one rank's engine."""
+    return subprocess.Popen(
+        [sys.executable, HERE / "reader.py", given, str(rank), str(ranks)],
+        env={**os.environ, names.CACHE_DIRECTORY: str(cache), names.DATA_THREADS: "2"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
 def run_engines(given: Path, caches: Sequence[Path]) -> tuple[int, float]:
     """Run engines at once, each with its folder of local copies.
 
     Returns:
         Samples that they read, and the longest time from a source's opening to its first batch [s].
     """
-    running = [
-        subprocess.Popen(
-            [sys.executable, HERE / "reader.py", given, str(rank), str(len(caches))],
-            env={**os.environ, names.CACHE_DIRECTORY: str(cache), names.DATA_THREADS: "2"},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank, cache in enumerate(caches)
-    ]
+    running = [start(given, rank, len(caches), cache) for rank, cache in enumerate(caches)]
     said = [process.communicate(timeout=LIMIT_S)[0] for process in running]
     assert all(process.returncode == 0 for process in running), said
     found = [json.loads(line) for line in said]

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from polyreme_api.environment import CACHE_DIRECTORY
+from polyreme_api.job.data import BUDGET_BYTES_MIN, BUDGET_REQUESTS_MIN, OriginBudget
+from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.store import StoreFailedError
 from polyreme_datahub import hub
 from polyreme_datahub.digests import blob_key
@@ -24,6 +26,8 @@ from tests.unit.datahub.jobs import digits, make_spec
 
 pytestmark = [pytest.mark.services, pytest.mark.slow]
 SPEC = make_spec(["one"])
+BUDGET = OriginBudget(requests_per_second=BUDGET_REQUESTS_MIN, bytes_per_second=BUDGET_BYTES_MIN)
+BUDGETED = SPEC.model_copy(update={"data": SPEC.data.model_copy(update={"origin_budget": BUDGET})})
 SHORT = Patience(request_s=1, retries_s=1, tries_s=1, tries_max=SAMPLES.tries_max)
 STORM_S = 4.0
 
@@ -79,12 +83,13 @@ def test_a_server_that_stays_away_is_one_clear_error(
     proxy.cut()
 
 
+@pytest.mark.parametrize("spec", [SPEC, BUDGETED], ids=["without limit", "within a budget"])
 def test_a_storm_of_refusals_and_cut_connections_that_ends_changes_no_sample(
-    bucket: str, proxy: CutProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bucket: str, proxy: CutProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: TrainingJobSpec
 ) -> None:
     expected = read(opened(bucket))
     monkeypatch.setenv(CACHE_DIRECTORY, str(tmp_path / "others"))
-    source = opened(bucket)
+    source = hub.open_source(bucket, spec)
     refuse(proxy)
     proxy.cut()
 

@@ -54,7 +54,7 @@ class Observation:
     waiting: int
     """Requests of ranks without an answer; also 1 while a ping has none."""
     answered: int
-    """Requests that have been answered."""
+    """Requests that have been answered, and requests of its own to a bucket that had their turn."""
     ticks: int
     """CPU time that the process has used."""
 
@@ -225,7 +225,8 @@ class DataEngine:
                 if received is None:
                     self._hang_up()
                     return
-                self._waiting, self._answered = received.message["waiting"], received.message["answered"]
+                said = received.message
+                self._waiting, self._answered = said["waiting"], said["answered"] + said["admitted"]
             send(self._ping, {"call": "ping"})
         except BlockingIOError:
             self._waiting = max(self._waiting, 1)

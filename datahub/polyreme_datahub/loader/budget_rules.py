@@ -38,7 +38,7 @@ PIECE_MIN_BYTES = 1 << 16
 PIECES = 4
 """A request asks for at most this part of a second's bytes, so that there can be several at once."""
 FACTOR_STEP = 0.05
-RAISED_EVERY_S = 5.0
+RAISED_EVERY_S = 1.0
 HALVED_EVERY_S = 1.0
 """Refusals of requests that were under way together count once."""
 

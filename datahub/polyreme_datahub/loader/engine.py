@@ -31,7 +31,7 @@ from polyreme_api.job import parse_job
 from polyreme_datahub.loader.balance import StepSplit
 from polyreme_datahub.loader.engine_wire import SharedArrays, describe_error, receive, send
 from polyreme_datahub.loader.open import open_packs, sleep_really
-from polyreme_datahub.loader.origin_budget import origin_budget
+from polyreme_datahub.loader.origin_budget import OriginBudget, origin_budget
 from polyreme_datahub.loader.read_ahead import BYTES_MAX, READ_THREADS_MAX, ReadAhead
 from polyreme_datahub.loader.read_counts import Counting, ReadTeller
 from polyreme_system.parent_death import end_with_parent
@@ -50,6 +50,7 @@ class OpenedData:
 
     source: BatchSource
     last_step: int
+    budget: OriginBudget | None = None
 
 
 Open = Callable[[str, StepSplit, bool], OpenedData]
@@ -63,6 +64,7 @@ class _Session:
 
     attempt: int
     source: BatchSource
+    budget: OriginBudget | None
     ahead: ReadAhead
     teller: ReadTeller | None
 
@@ -164,12 +166,12 @@ class Engine:
             teller = None
             if isinstance(opened.source, Counting):
                 teller = ReadTeller(opened.source.reads, _log.info, self._steady_s)
-            self._session = _Session(attempt, opened.source, ahead.__enter__(), teller)
+            self._session = _Session(attempt, opened.source, opened.budget, ahead.__enter__(), teller)
             return self._session
 
     def _answer(self, session: _Session | None, request: Mapping[str, Any]) -> Answer:
         if request["call"] == "ping":
-            return {"waiting": self._waiting, "answered": self._answered}, None
+            return {"waiting": self._waiting, "answered": self._answered, "admitted": self._admitted()}, None
         if session is None:
             raise RefusedError(f"no data opened before the call: {request['call']}")
         source = session.source
@@ -199,6 +201,11 @@ class Engine:
                 return {}, None
         raise RefusedError(f"no such call of the data engine: {request}")
 
+    def _admitted(self) -> int:
+        """Count the requests to the bucket that had their turn: an engine that waits for it is not stuck."""
+        session = self._session
+        return 0 if session is None or session.budget is None else session.budget.admitted_count
+
 
 def open_job(environment: Mapping[str, str]) -> Open:
     """Return how the data of this pod's job are opened."""
@@ -207,6 +214,7 @@ def open_job(environment: Mapping[str, str]) -> Open:
         spec = parse_job(json.loads(Path(path).read_text(encoding="utf-8"))).spec
         url, job = environment[names.OBJECTS_URL], environment[names.JOB_UID]
         holder = f"engine of pod {environment[names.INDEX]}"
+        budget = origin_budget(url, spec, job=job, readers_per_pod=1, holder=holder)
         source = open_packs(
             url,
             spec,
@@ -215,9 +223,9 @@ def open_job(environment: Mapping[str, str]) -> Open:
             sleep=sleep_really,
             split=split,
             pixels=pixels,
-            gate=origin_budget(url, spec, job=job, readers_per_pod=1, holder=holder),
+            gate=budget,
         )
-        return OpenedData(source, spec.training.steps)
+        return OpenedData(source, spec.training.steps, budget)
 
     return open_data
 

@@ -78,6 +78,8 @@ class OriginBudget:
         self._lease: Lease | None = None
         self._before, self._grown_s = NOTHING, float("-inf")
         self._due_s = float("-inf")
+        self.admitted_count = 0
+        """Requests that were admitted, and renewals: as long as it rises, nothing is stuck."""
 
     @contextlib.contextmanager
     def admitted(self, size_bytes: int) -> Iterator[int]:
@@ -107,6 +109,7 @@ class OriginBudget:
                 may = min(size_bytes, self._pace.largest(share))
                 wait_s = self._pace.wait_s(share, may, now_s=self._steady_s())
                 if wait_s <= 0.0:
+                    self.admitted_count += 1
                     return may, self._pace.begin(may)
             waited_s = self._steady_s() - begun_s
             if waited_s >= WAIT_MAX_S:
@@ -135,6 +138,7 @@ class OriginBudget:
 
     def _renew(self) -> None:
         self._due_s = self._steady_s() + RETRIED_EVERY_S
+        self.admitted_count += 1
         try:
             self._try_to_renew()
         except StoreFailedError as error:
@@ -201,11 +205,8 @@ def origin_budget(
     store = open_store(url, patience=PACED)
     if not isinstance(store, BucketStore):
         return None
-    expected = spec.workers.replicas * readers_per_pod
-    if (
-        given.requests_per_second < BUDGET_REQUESTS_MIN * expected
-        or given.bytes_per_second < BUDGET_BYTES_MIN * expected
-    ):
+    expected, least = spec.workers.replicas * readers_per_pod, (BUDGET_REQUESTS_MIN, BUDGET_BYTES_MIN)
+    if given.requests_per_second < least[0] * expected or given.bytes_per_second < least[1] * expected:
         raise InvalidConfigError(
             f"{given.requests_per_second} requests and {given.bytes_per_second} bytes a second are too little for "
             f"{expected} processes, each needs {least[0]} and {least[1]}",

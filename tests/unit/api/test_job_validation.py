@@ -64,6 +64,19 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"spec.training.optimizer": {"learningRate": "-1"}}, "spec.training.optimizer.learningRate is refused: '-1'"),
     ({"spec.training.optimizer": {"learningRate": "inf"}}, "spec.training.optimizer.learningRate is refused: 'inf'"),
     ({"spec.training.optimizer": {"learningRate": "1e-3\n"}}, "spec.training.optimizer.learningRate is refused"),
+    # the budget at the bucket
+    (
+        {"spec.data.originBudget": {"requestsPerSecond": 39, "bytesPerSecond": 1 << 30}, "spec.workers.replicas": 4},
+        "data.originBudget: requestsPerSecond 39 is too small for 4 pods, each needs 10; give at least 40",
+    ),
+    (
+        {"spec.data.originBudget": {"requestsPerSecond": 40, "bytesPerSecond": 1 << 20}, "spec.workers.maxReplicas": 4},
+        "bytesPerSecond 1048576 is too small for 4 pods, each needs 1048576; give at least 4194304",
+    ),
+    (
+        {"spec.data.originBudget": {"requestsPerSecond": 9, "bytesPerSecond": 1 << 30}},
+        "requestsPerSecond is refused: 9",
+    ),
     # the mixture
     ({"spec.data.sources": [ONE, ONE]}, "two sources are named 'one'; names are unique"),
     ({"spec.data.sources.0.weight": 0}, "data.sources: every weight is 0; give one source a weight above 0"),

@@ -21,7 +21,7 @@ def test_reads_are_counted_by_tier(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     spec = make_spec(["one"], packs_per_step=1)
     home.process(spec, "uid")
     blobs = CopiedBlobs(open_store(home.objects), tmp_path / "copies", bytes_max=1 << 30)
-    monkeypatch.setattr("polyreme_datahub.loader.open.blob_files", lambda _: blobs)
+    monkeypatch.setattr("polyreme_datahub.loader.open.blob_files", lambda _, gate: blobs)
     source = hub.open_source(home.objects, spec, job="uid")
     assert isinstance(source, Counting)
     monkeypatch.setattr(blobs, "local", lambda *_, make: None)

@@ -238,6 +238,8 @@ def parse_job_file(path: str) -> TrainingJob:
 
 def _origin_budget(environment: Mapping[str, str], rank: RankEnvironment, spec: TrainingJobSpec) -> OriginBudget | None:
     """Return this rank's share of the job's budget at the bucket. Where pods have engines, ranks read little."""
+    if spec.data.origin_budget is None:
+        return None
     return origin_budget(
         environment[names.OBJECTS_URL],
         spec,

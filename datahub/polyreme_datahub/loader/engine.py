@@ -213,7 +213,7 @@ def open_job(environment: Mapping[str, str]) -> Open:
     def open_data(path: str, split: StepSplit, pixels: bool) -> OpenedData:
         spec = parse_job(json.loads(Path(path).read_text(encoding="utf-8"))).spec
         url, job = environment[names.OBJECTS_URL], environment[names.JOB_UID]
-        holder = f"engine of pod {environment[names.INDEX]}"
+        holder = f"engine of pod {environment[names.INDEX]}" if names.INDEX in environment else None
         budget = origin_budget(url, spec, job=job, readers_per_pod=1, holder=holder)
         source = open_packs(
             url,

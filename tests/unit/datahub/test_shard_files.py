@@ -263,7 +263,7 @@ def test_a_rank_keeps_the_copies_of_the_steps_around_the_one_it_reads(
     spec = make_spec(["one"], packs_per_step=1)
     home.process(spec, "uid")
     blobs = copies(open_store(home.objects), tmp_path)
-    monkeypatch.setattr("polyreme_datahub.loader.open.blob_files", lambda _: blobs)
+    monkeypatch.setattr("polyreme_datahub.loader.open.blob_files", lambda _, gate: blobs)
     source = hub.open_source(home.objects, spec, job="uid")
     (index,) = source._indexes
     for digest, size_bytes in index.manifest.sample_shards.items():

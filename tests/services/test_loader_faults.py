@@ -26,7 +26,7 @@ from tests.unit.datahub.jobs import digits, make_spec
 
 pytestmark = [pytest.mark.services, pytest.mark.slow]
 SPEC = make_spec(["one"])
-BUDGET = OriginBudget(requests_per_second=BUDGET_REQUESTS_MIN, bytes_per_second=BUDGET_BYTES_MIN)
+BUDGET = OriginBudget(requests_per_second=2 * BUDGET_REQUESTS_MIN, bytes_per_second=2 * BUDGET_BYTES_MIN)
 BUDGETED = SPEC.model_copy(update={"data": SPEC.data.model_copy(update={"origin_budget": BUDGET})})
 SHORT = Patience(request_s=1, retries_s=1, tries_s=1, tries_max=SAMPLES.tries_max)
 STORM_S = 4.0

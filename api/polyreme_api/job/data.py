@@ -109,10 +109,9 @@ class OriginBudget(Part):
     """Most that all pods of a job together ask the bucket of their training data for; never exceeded in any second."""
 
     requests_per_second: Annotated[int, Field(ge=BUDGET_REQUESTS_MIN, le=1_000_000)]
-    """Requests a second; at least 10 for each process that reads, which is one of each pod, or one of each device
-    where pods have no data engine."""
+    """Requests a second; at least 10 for each device and each pod, whose processes may all read at once."""
     bytes_per_second: Annotated[int, Field(ge=BUDGET_BYTES_MIN, le=10**13)]
-    """Bytes a second; at least 1 MiB for each process that reads."""
+    """Bytes a second; at least 1 MiB for each device and each pod."""
 
 
 class Data(Part):

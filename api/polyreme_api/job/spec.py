@@ -180,14 +180,15 @@ def check_budget(data: Data, workers: Workers) -> None:
     if (budget := data.origin_budget) is None:
         return
     pods = max(workers.replicas, workers.max_replicas or 0)
+    readers = pods * (1 + workers.devices)
     for name, given, least in (
         ("requestsPerSecond", budget.requests_per_second, BUDGET_REQUESTS_MIN),
         ("bytesPerSecond", budget.bytes_per_second, BUDGET_BYTES_MIN),
     ):
-        if given < least * pods:
+        if given < least * readers:
             raise ValueError(
-                f"data.originBudget: {name} {given} is too small for {pods} pods, each needs {least}; "
-                f"give at least {least * pods}"
+                f"data.originBudget: {name} {given} is too small for {pods} pods with {1 + workers.devices} processes "
+                f"each, which need {least}; give at least {least * readers}"
             )
 
 

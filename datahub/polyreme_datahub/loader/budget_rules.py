@@ -17,8 +17,10 @@ from collections.abc import Iterable
 
 SKEW_S = 5.0
 """Most by which the clock of a machine may be wrong, to either side."""
-LEASE_TTL_S = 45.0
-RENEWED_EVERY_S = 10.0
+RENEWED_EVERY_S, HOLDER_S = 4.0, 0.1
+"""Time after which a lease is renewed: at least the first, and the second for each holder, so that many don't meet."""
+RENEWALS = 4
+"""A lease lasts for so many times of its renewal."""
 GROWN_AFTER_S = 2.0
 """Time after which a process uses what others gave up: they may have asked for it a moment before."""
 WINDOW_S = 1.05
@@ -91,6 +93,11 @@ class Table:
     shrunk_s: float = 0.0
     """When something was last given up or taken from a dead process, by the clock of whoever wrote it."""
 
+    @property
+    def renewed_every_s(self) -> float:
+        """Return after which time each holder renews its lease."""
+        return max(RENEWED_EVERY_S, HOLDER_S * len(self.leases))
+
     def of(self, holder: str) -> Lease | None:
         """Return the lease of a holder."""
         return next((lease for lease in self.leases if lease.holder == holder), None)
@@ -113,7 +120,8 @@ def renewed(table: Table, holder: str, *, process: str, budget: Rate, expected: 
         return None
     left = budget - _sum(each.share for each in others)
     fair = budget * (1.0 / max(expected, len(others) + 1))
-    mine = Lease(holder=holder, process=process, share=fair.least(left), until_s=now_s + LEASE_TTL_S)
+    until_s = now_s + SKEW_S + RENEWALS * max(RENEWED_EVERY_S, HOLDER_S * (len(others) + 1))
+    mine = Lease(holder=holder, process=process, share=fair.least(left), until_s=until_s)
     shrunk = before is not None and (before.process != process or before.share.exceeds(mine.share))
     return Table(generation=table.generation + 1, leases=(*others, mine), shrunk_s=now_s if shrunk else table.shrunk_s)
 

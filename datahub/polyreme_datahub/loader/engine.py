@@ -204,7 +204,10 @@ class Engine:
     def _admitted(self) -> int:
         """Count the requests to the bucket that had their turn: an engine that waits for it is not stuck."""
         session = self._session
-        return 0 if session is None or session.budget is None else session.budget.admitted_count
+        if session is None or session.budget is None:
+            return 0
+        session.budget.tend()
+        return session.budget.admitted_count
 
 
 def open_job(environment: Mapping[str, str]) -> Open:

@@ -1,7 +1,8 @@
 """Holds one process to its share of the job's budget at the bucket (``spec.data.originBudget``).
 
-Every request of the process passes here, retries too, and waits until its share has room for it. There is no thread:
-the lease is renewed by the request that finds it due.
+Every request of the process passes here, retries too, and waits until its share has room for it. The lease is renewed
+by the request that finds it due; a data engine, which may have nothing to ask for while others wait for a share, also
+renews it when its launcher asks how it does.
 """
 
 from __future__ import annotations
@@ -13,15 +14,13 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 
-from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError
-from polyreme_api.job.data import BUDGET_BYTES_MIN, BUDGET_REQUESTS_MIN
+from polyreme_api.errors import EnvironmentFailedError, PolyremeError
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.store import StoreFailedError
 from polyreme_datahub.loader.budget_leases import LeaseTable
 from polyreme_datahub.loader.budget_rules import (
     GROWN_AFTER_S,
     NOTHING,
-    RENEWED_EVERY_S,
     Lease,
     Pace,
     Rate,
@@ -78,6 +77,7 @@ class OriginBudget:
         self._lease: Lease | None = None
         self._before, self._grown_s = NOTHING, float("-inf")
         self._due_s = float("-inf")
+        self._tending = threading.Semaphore()
         self.admitted_count = 0
         """Requests that were admitted, and renewals: as long as it rises, nothing is stuck."""
 
@@ -100,6 +100,22 @@ class OriginBudget:
         """Note that the server refused a request because it has too many."""
         with self._lock:
             self._pace.refused(self._steady_s())
+
+    def tend(self) -> None:
+        """Have the lease renewed if there is one and it is time to; returns at once, and may be called often."""
+        if self._lease is None or self._steady_s() < self._due_s or not self._tending.acquire(blocking=False):
+            return
+        threading.Thread(target=self._tend, name="budget-lease").start()
+
+    def _tend(self) -> None:
+        try:
+            with self._lock:
+                self._share()
+        except PolyremeError as error:
+            # The next request meets it too, and says so to whoever waits.
+            _log.warning("%s", error.message)
+        finally:
+            self._tending.release()
 
     def _admit(self, size_bytes: int) -> tuple[int, int]:
         begun_s, told = self._steady_s(), False
@@ -181,7 +197,7 @@ class OriginBudget:
             self._grown_s = self._steady_s() + GROWN_AFTER_S
         self._lease = lease
         if usable(lease, now_s=self._now_s()).requests >= 1.0:
-            self._due_s = self._steady_s() + RENEWED_EVERY_S
+            self._due_s = self._steady_s() + table.renewed_every_s
 
 
 def origin_budget(
@@ -195,9 +211,6 @@ def origin_budget(
         job: The job's id.
         readers_per_pod: Processes of a pod that read data.
         holder: Name of this process, which whoever takes its place has too; None: nobody does.
-
-    Raises:
-        InvalidConfigError: If it is too small for that many processes.
     """
     given = spec.data.origin_budget
     if given is None:
@@ -205,16 +218,9 @@ def origin_budget(
     store = open_store(url, patience=PACED)
     if not isinstance(store, BucketStore):
         return None
-    expected, least = spec.workers.replicas * readers_per_pod, (BUDGET_REQUESTS_MIN, BUDGET_BYTES_MIN)
-    if given.requests_per_second < least[0] * expected or given.bytes_per_second < least[1] * expected:
-        raise InvalidConfigError(
-            f"{given.requests_per_second} requests and {given.bytes_per_second} bytes a second are too little for "
-            f"{expected} processes, each needs {least[0]} and {least[1]}",
-            field="spec.data.originBudget",
-        )
     return OriginBudget(
         LeaseTable(store, job or UNNAMED),
         Rate(given.requests_per_second, given.bytes_per_second),
-        expected=expected,
+        expected=spec.workers.replicas * readers_per_pod,
         holder=holder,
     )

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyreme_datahub.loader.budget_rules import (
-    LEASE_TTL_S,
     NOTHING,
     RENEWAL,
+    RENEWALS,
     RENEWED_EVERY_S,
     SKEW_S,
     Pace,
@@ -23,6 +23,7 @@ from polyreme_datahub.loader.budget_rules import (
 
 HOLDERS = 5
 BUDGET = Rate(100.0, 1e9)
+LEASE_TTL_S = SKEW_S + RENEWALS * RENEWED_EVERY_S
 ROUNDING = 1.0 + 1e-9
 
 steps = st.lists(

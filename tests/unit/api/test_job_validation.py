@@ -66,12 +66,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"spec.training.optimizer": {"learningRate": "1e-3\n"}}, "spec.training.optimizer.learningRate is refused"),
     # the budget at the bucket
     (
-        {"spec.data.originBudget": {"requestsPerSecond": 39, "bytesPerSecond": 1 << 30}, "spec.workers.replicas": 4},
-        "data.originBudget: requestsPerSecond 39 is too small for 4 pods, each needs 10; give at least 40",
+        {"spec.data.originBudget": {"requestsPerSecond": 79, "bytesPerSecond": 1 << 30}, "spec.workers.replicas": 4},
+        "requestsPerSecond 79 is too small for 4 pods with 2 processes each, which need 10; give at least 80",
     ),
     (
-        {"spec.data.originBudget": {"requestsPerSecond": 40, "bytesPerSecond": 1 << 20}, "spec.workers.maxReplicas": 4},
-        "bytesPerSecond 1048576 is too small for 4 pods, each needs 1048576; give at least 4194304",
+        {"spec.data.originBudget": {"requestsPerSecond": 80, "bytesPerSecond": 1 << 20}, "spec.workers.maxReplicas": 4},
+        "1048576 is too small for 4 pods with 2 processes each, which need 1048576; give at least 8388608",
     ),
     (
         {"spec.data.originBudget": {"requestsPerSecond": 9, "bytesPerSecond": 1 << 30}},

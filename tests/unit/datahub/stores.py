@@ -67,11 +67,11 @@ class StepClock:
     """A clock that only waits move, and what happens at each wait."""
 
     def __init__(self, at_wait: Callable[[float], None] = lambda _: None) -> None:
-        self.now_s, self._at_wait = 0.0, at_wait
+        self.now_s, self.at_wait = 0.0, at_wait
 
     def __call__(self) -> float:
         return self.now_s
 
     def sleep(self, delay_s: float) -> None:
         self.now_s += delay_s
-        self._at_wait(self.now_s)
+        self.at_wait(self.now_s)

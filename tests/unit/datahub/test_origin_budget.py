@@ -7,11 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError
+from polyreme_api.errors import EnvironmentFailedError
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.store import StoreFailedError
 from polyreme_datahub.loader.budget_leases import KEPT, LeaseTable
-from polyreme_datahub.loader.budget_rules import HEADER_BYTES, LEASE_TTL_S, RENEWAL, SKEW_S, Rate, Table, renewed
+from polyreme_datahub.loader.budget_rules import (
+    GROWN_AFTER_S,
+    HEADER_BYTES,
+    RENEWAL,
+    RENEWALS,
+    RENEWED_EVERY_S,
+    SKEW_S,
+    Rate,
+    Table,
+    renewed,
+)
 from polyreme_datahub.loader.origin_budget import WAIT_MAX_S, OriginBudget, origin_budget
 from polyreme_datahub.objects import open_store
 from tests.unit.datahub.jobs import make_spec
@@ -19,6 +29,7 @@ from tests.unit.datahub.stores import PassingStore, StepClock
 
 BUDGET = Rate(60.0, 60e6)
 SIZE = 100_000
+LEASE_TTL_S = SKEW_S + RENEWALS * RENEWED_EVERY_S
 
 
 def process(store: PassingStore, clock: StepClock, *, expected: int = 1, holder: str | None = None) -> OriginBudget:
@@ -142,16 +153,28 @@ def test_a_store_that_is_away_while_a_lease_is_renewed_costs_nothing_until_the_l
     assert requests_in(one, clock, 5.0) > 0
 
 
+def test_an_idle_engine_gives_up_what_another_process_waits_for(store: PassingStore) -> None:
+    clock = StepClock()
+    engine, rank = process(store, clock), process(store, clock)
+    requests_in(engine, clock, 1.0)
+    begun_s, told = clock(), list[float]()
+
+    def tended(now_s: float) -> None:
+        engine.tend()
+        while engine._tending._value == 0:
+            pass
+        told.append(now_s)
+
+    clock.at_wait = tended
+    with rank.admitted(SIZE):
+        assert clock() - begun_s < RENEWED_EVERY_S + GROWN_AFTER_S + 2.0
+    assert told
+
+
 def budgeted(**workers: int) -> TrainingJobSpec:
     given = make_spec(["one"]).model_dump(mode="json", by_alias=True, exclude_none=True)
-    given["data"]["originBudget"] = {"requestsPerSecond": 20, "bytesPerSecond": 1 << 30}
+    given["data"]["originBudget"] = {"requestsPerSecond": 100, "bytesPerSecond": 1 << 30}
     return TrainingJobSpec.model_validate({**given, "workers": workers})
-
-
-def test_a_budget_too_small_for_ranks_without_an_engine_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidConfigError, match="too little for 8 processes, each needs 10 and 1048576"):
-        origin_budget("s3://bucket", budgeted(replicas=2, devices=4), job="uid", readers_per_pod=4)
-    assert origin_budget("s3://bucket", budgeted(replicas=2), job="uid", readers_per_pod=1) is not None
 
 
 def test_data_in_a_directory_have_no_budget(tmp_path: Path) -> None:

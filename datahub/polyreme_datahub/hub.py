@@ -294,7 +294,7 @@ def open_source(objects_url: str, spec: TrainingJobSpec, *, job: str = "", wait_
     from polyreme_datahub.loader.origin_budget import origin_budget
 
     limit_s = float(spec.data.wait_seconds) if wait_s is None else wait_s
-    gate = origin_budget(objects_url, spec, job=job, readers_per_pod=spec.workers.devices)
+    gate = origin_budget(objects_url, spec, job=job)
     return open_packs(objects_url, spec, job=job, wait_s=limit_s, sleep=sleep_really, gate=gate)
 
 
@@ -306,7 +306,7 @@ def open_evaluation(
     from polyreme_datahub.loader.origin_budget import origin_budget
 
     limit_s = float(spec.data.wait_seconds) if wait_s is None else wait_s
-    gate = origin_budget(objects_url, spec, job=job, readers_per_pod=spec.workers.devices)
+    gate = origin_budget(objects_url, spec, job=job)
     return open_held_out(objects_url, spec, job=job, wait_s=limit_s, sleep=sleep_really, gate=gate)
 
 

@@ -26,7 +26,7 @@ from polyreme_api.progress import ProgressRecord, RankPhase
 from polyreme_datahub.loader.balance import StepSplit
 from polyreme_datahub.loader.engine_client import EngineSource
 from polyreme_datahub.loader.open import open_held_out, open_packs, open_tokenizer, sleep_really
-from polyreme_datahub.loader.origin_budget import OriginBudget, origin_budget
+from polyreme_datahub.loader.origin_budget import OriginBudget, Reader, origin_budget
 from polyreme_datahub.objects import open_store
 from polyreme_launcher import check_process
 from polyreme_launcher.urls import checkpoint_folder, export_place, weights_place
@@ -244,7 +244,7 @@ def _origin_budget(environment: Mapping[str, str], rank: RankEnvironment, spec: 
         environment[names.OBJECTS_URL],
         spec,
         job=environment[names.JOB_UID],
-        readers_per_pod=1 if environment.get(names.DATA_ENGINE_FD) else spec.workers.devices,
+        reader=Reader.RANK_WITH_ENGINE if environment.get(names.DATA_ENGINE_FD) else Reader.RANK,
         holder=f"rank {rank.rank}",
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 
 from polyreme_api.store import ObjectExistsError, ObjectNotFoundError, ObjectStore, StoreFailedError
 from polyreme_datahub.loader.budget_rules import Lease, Rate, Table
@@ -78,7 +79,8 @@ def _parsed(data: bytes, key: str) -> Table:
             Lease(
                 holder=str(each["holder"]),
                 process=str(each["process"]),
-                share=Rate(float(each["share"]["requests"]), float(each["share"]["bytes"])),
+                wanted=_rate(each["wanted"]),
+                share=_rate(each["share"]),
                 until_s=float(each["until_s"]),
             )
             for each in value["leases"]
@@ -86,3 +88,7 @@ def _parsed(data: bytes, key: str) -> Table:
         return Table(generation=int(value["generation"]), leases=leases, shrunk_s=float(value["shrunk_s"]))
     except (ValueError, KeyError, TypeError) as error:
         raise StoreFailedError(f"leases at {key} can't be read ({error!r}); delete the folder {FOLDER}") from error
+
+
+def _rate(value: Mapping[str, float]) -> Rate:
+    return Rate(float(value["requests"]), float(value["bytes"]))

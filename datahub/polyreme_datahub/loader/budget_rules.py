@@ -58,9 +58,16 @@ class Rate:
     def __mul__(self, factor: float) -> Rate:
         return Rate(self.requests * factor, self.bytes * factor)
 
+    def __add__(self, other: Rate) -> Rate:
+        return Rate(self.requests + other.requests, self.bytes + other.bytes)
+
     def least(self, other: Rate) -> Rate:
         """Return the lesser of each, and at least nothing."""
         return Rate(max(0.0, min(self.requests, other.requests)), max(0.0, min(self.bytes, other.bytes)))
+
+    def most(self, other: Rate) -> Rate:
+        """Return the larger of each."""
+        return Rate(max(self.requests, other.requests), max(self.bytes, other.bytes))
 
     def exceeds(self, other: Rate) -> bool:
         """Tell whether it has more of anything."""
@@ -79,6 +86,8 @@ class Lease:
     """Name of the process, and of those that take its place."""
     process: str
     """Which of those it is."""
+    wanted: Rate
+    """Share that it would have if all had what they want."""
     share: Rate
     until_s: float
     """When it ends, by the clock of whoever wrote it."""
@@ -103,7 +112,7 @@ class Table:
         return next((lease for lease in self.leases if lease.holder == holder), None)
 
 
-def renewed(table: Table, holder: str, *, process: str, budget: Rate, expected: int, now_s: float) -> Table | None:
+def renewed(table: Table, holder: str, *, process: str, budget: Rate, wanted: Rate, now_s: float) -> Table | None:
     """Return the next generation, in which a process has a new lease; None: there are too many holders.
 
     Args:
@@ -111,7 +120,7 @@ def renewed(table: Table, holder: str, *, process: str, budget: Rate, expected: 
         holder: Name of the process; whatever process held its lease is dead.
         process: Which one it is.
         budget: Of the job.
-        expected: Processes that the job is going to have: no share is larger than the fair one of so many.
+        wanted: What the process wants of it; where all want too much, all have the same part of what they want.
         now_s: The time by the process' clock.
     """
     before = table.of(holder)
@@ -119,9 +128,13 @@ def renewed(table: Table, holder: str, *, process: str, budget: Rate, expected: 
     if len(others) >= HOLDERS_MAX:
         return None
     left = budget - _sum(each.share for each in others)
-    fair = budget * (1.0 / max(expected, len(others) + 1))
+    all_wanted = _sum(each.wanted for each in others) + wanted
+    fair = Rate(
+        wanted.requests * min(1.0, budget.requests / all_wanted.requests),
+        wanted.bytes * min(1.0, budget.bytes / all_wanted.bytes),
+    )
     until_s = now_s + SKEW_S + RENEWALS * max(RENEWED_EVERY_S, HOLDER_S * (len(others) + 1))
-    mine = Lease(holder=holder, process=process, share=fair.least(left), until_s=until_s)
+    mine = Lease(holder=holder, process=process, wanted=wanted, share=fair.least(left), until_s=until_s)
     shrunk = before is not None and (before.process != process or before.share.exceeds(mine.share))
     return Table(generation=table.generation + 1, leases=(*others, mine), shrunk_s=now_s if shrunk else table.shrunk_s)
 
@@ -138,11 +151,8 @@ def usable(lease: Lease | None, *, now_s: float) -> Rate:
     return (lease.share - RENEWAL).least(lease.share)
 
 
-def _sum(shares: Iterable[Rate]) -> Rate:
-    requests = total = 0.0
-    for share in shares:
-        requests, total = requests + share.requests, total + share.bytes
-    return Rate(requests, total)
+def _sum(rates: Iterable[Rate]) -> Rate:
+    return sum(rates, start=NOTHING)
 
 
 class Pace:

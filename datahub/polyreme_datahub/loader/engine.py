@@ -31,7 +31,7 @@ from polyreme_api.job import parse_job
 from polyreme_datahub.loader.balance import StepSplit
 from polyreme_datahub.loader.engine_wire import SharedArrays, describe_error, receive, send
 from polyreme_datahub.loader.open import open_packs, sleep_really
-from polyreme_datahub.loader.origin_budget import OriginBudget, origin_budget
+from polyreme_datahub.loader.origin_budget import OriginBudget, Reader, origin_budget
 from polyreme_datahub.loader.read_ahead import BYTES_MAX, READ_THREADS_MAX, ReadAhead
 from polyreme_datahub.loader.read_counts import Counting, ReadTeller
 from polyreme_system.parent_death import end_with_parent
@@ -217,7 +217,7 @@ def open_job(environment: Mapping[str, str]) -> Open:
         spec = parse_job(json.loads(Path(path).read_text(encoding="utf-8"))).spec
         url, job = environment[names.OBJECTS_URL], environment[names.JOB_UID]
         holder = f"engine of pod {environment[names.INDEX]}" if names.INDEX in environment else None
-        budget = origin_budget(url, spec, job=job, readers_per_pod=1, holder=holder)
+        budget = origin_budget(url, spec, job=job, reader=Reader.ENGINE, holder=holder)
         source = open_packs(
             url,
             spec,

@@ -8,6 +8,7 @@ renews it when its launcher asks how it does.
 from __future__ import annotations
 
 import contextlib
+import enum
 import logging
 import threading
 import time
@@ -15,6 +16,7 @@ import uuid
 from collections.abc import Callable, Iterator
 
 from polyreme_api.errors import EnvironmentFailedError, PolyremeError
+from polyreme_api.job.data import BUDGET_BYTES_MIN, BUDGET_REQUESTS_MIN
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.store import StoreFailedError
 from polyreme_datahub.loader.budget_leases import LeaseTable
@@ -38,6 +40,8 @@ TRIES_MAX = 16
 """Tries of one renewal, while other processes renew theirs."""
 WAIT_MAX_S = 300.0
 TOLD_AFTER_S = 5.0
+BESIDE_ENGINES = 0.1
+"""Part of the budget that is for the ranks of pods with engines."""
 UNNAMED = "unnamed"
 """Stands for the id of a job that has none."""
 
@@ -50,7 +54,7 @@ class OriginBudget:
     Args:
         table: The job's leases.
         budget: Of the job.
-        expected: Processes that the job is going to have.
+        wanted: What this process wants of it.
         holder: Name of this process, which whoever takes its place has too; None: nobody does.
         now_s: The time of day [s].
         steady_s: A clock that never jumps [s].
@@ -62,13 +66,13 @@ class OriginBudget:
         table: LeaseTable,
         budget: Rate,
         *,
-        expected: int,
+        wanted: Rate,
         holder: str | None = None,
         now_s: Callable[[], float] = time.time,  # noqa: TID251 - the shell's default
         steady_s: Callable[[], float] = time.monotonic,  # noqa: TID251 - the shell's default
         sleep: Sleep = time.sleep,  # noqa: TID251 - the shell's default
     ) -> None:
-        self._table, self._budget, self._expected = table, budget, expected
+        self._table, self._budget, self._wanted = table, budget, wanted
         self._process = uuid.uuid4().hex
         self._holder = holder or self._process
         self._now_s, self._steady_s, self._sleep = now_s, steady_s, sleep
@@ -178,7 +182,7 @@ class OriginBudget:
                 self._holder,
                 process=self._process,
                 budget=self._budget,
-                expected=self._expected,
+                wanted=self._wanted,
                 now_s=now_s,
             )
             if after is None:
@@ -200,8 +204,19 @@ class OriginBudget:
             self._due_s = self._steady_s() + table.renewed_every_s
 
 
+class Reader(enum.Enum):
+    """What reads a job's data."""
+
+    ENGINE = "engine"
+    """Reads for all ranks of its pod."""
+    RANK_WITH_ENGINE = "rank with engine"
+    """Reads held-out samples only."""
+    RANK = "rank"
+    """Reads for itself; so does whoever looks at the data from outside of the job."""
+
+
 def origin_budget(
-    url: str, spec: TrainingJobSpec, *, job: str, readers_per_pod: int, holder: str | None = None
+    url: str, spec: TrainingJobSpec, *, job: str, reader: Reader = Reader.RANK, holder: str | None = None
 ) -> OriginBudget | None:
     """Return this process' share of a job's budget; None: the job has none, or its data lie in no bucket.
 
@@ -209,7 +224,7 @@ def origin_budget(
         url: Of the object store.
         spec: Of the job.
         job: The job's id.
-        readers_per_pod: Processes of a pod that read data.
+        reader: What this process is.
         holder: Name of this process, which whoever takes its place has too; None: nobody does.
     """
     given = spec.data.origin_budget
@@ -218,9 +233,15 @@ def origin_budget(
     store = open_store(url, patience=PACED)
     if not isinstance(store, BucketStore):
         return None
-    return OriginBudget(
-        LeaseTable(store, job or UNNAMED),
-        Rate(given.requests_per_second, given.bytes_per_second),
-        expected=spec.workers.replicas * readers_per_pod,
-        holder=holder,
-    )
+    budget = Rate(given.requests_per_second, given.bytes_per_second)
+    wanted = wanted_by(reader, budget, pods=spec.workers.replicas, devices=spec.workers.devices)
+    return OriginBudget(LeaseTable(store, job or UNNAMED), budget, wanted=wanted, holder=holder)
+
+
+def wanted_by(reader: Reader, budget: Rate, *, pods: int, devices: int) -> Rate:
+    """Return what one process wants of a budget: what all of a job want fits, so that none waits for a share."""
+    ranks = pods * devices
+    if reader is Reader.RANK:
+        return budget * (1.0 / ranks)
+    beside = (budget * (BESIDE_ENGINES / ranks)).most(Rate(BUDGET_REQUESTS_MIN, BUDGET_BYTES_MIN))
+    return beside if reader is Reader.RANK_WITH_ENGINE else (budget - beside * ranks) * (1.0 / pods)

@@ -59,7 +59,7 @@ def test_shares_in_use_never_exceed_the_budget(
             str(number),
             process=str(number),
             budget=BUDGET,
-            expected=expected,
+            wanted=BUDGET * (1.0 / expected),
             now_s=true_s + skew_s[number],
         )
         if after is not None and read[number].generation == stored.generation:
@@ -74,12 +74,12 @@ def test_shares_in_use_never_exceed_the_budget(
 def test_whoever_renews_has_a_fair_share_after_two_rounds(joins: list[int]) -> None:
     stored, now_s = Table(), 0.0
     for number in joins:
-        stored = renewed(stored, str(number), process=str(number), budget=BUDGET, expected=1, now_s=now_s) or stored
+        stored = renewed(stored, str(number), process="p", budget=BUDGET, wanted=BUDGET, now_s=now_s) or stored
     living = sorted(set(joins))
     for _ in range(2):
         now_s += RENEWED_EVERY_S
         for number in living:
-            stored = renewed(stored, str(number), process=str(number), budget=BUDGET, expected=1, now_s=now_s) or stored
+            stored = renewed(stored, str(number), process="p", budget=BUDGET, wanted=BUDGET, now_s=now_s) or stored
     for number in living:
         lease = stored.of(str(number))
         assert lease is not None
@@ -89,9 +89,9 @@ def test_whoever_renews_has_a_fair_share_after_two_rounds(joins: list[int]) -> N
 def test_the_share_of_a_dead_process_goes_to_the_others_when_its_lease_has_ended() -> None:
     stored = Table()
     for name in ("one", "two", "one", "two"):
-        stored = renewed(stored, name, process=name, budget=BUDGET, expected=1, now_s=0.0) or stored
+        stored = renewed(stored, name, process=name, budget=BUDGET, wanted=BUDGET, now_s=0.0) or stored
     for now_s, requests in ((LEASE_TTL_S + SKEW_S - 0.1, 50.0), (LEASE_TTL_S + SKEW_S, 100.0)):
-        after = renewed(stored, "one", process="one", budget=BUDGET, expected=1, now_s=now_s)
+        after = renewed(stored, "one", process="one", budget=BUDGET, wanted=BUDGET, now_s=now_s)
         assert after is not None
         lease = after.of("one")
         assert lease is not None
@@ -151,12 +151,12 @@ def test_refusals_halve_the_pace_and_quiet_raises_it_again() -> None:
 
 def test_clocks_that_are_as_wrong_as_allowed_never_let_two_processes_use_one_share() -> None:
     slow, fast = -SKEW_S, SKEW_S
-    stored = renewed(Table(), "one", process="one", budget=BUDGET, expected=1, now_s=slow)
+    stored = renewed(Table(), "one", process="one", budget=BUDGET, wanted=BUDGET, now_s=slow)
     assert stored is not None
     first, both = stored.of("one"), list[Rate]()
     for tenth in range(800):
         true_s = tenth / 10
-        after = renewed(stored, "two", process="two", budget=BUDGET, expected=1, now_s=true_s + fast)
+        after = renewed(stored, "two", process="two", budget=BUDGET, wanted=BUDGET, now_s=true_s + fast)
         assert after is not None
         second = after.of("two")
         both = [usable(first, now_s=true_s + slow), usable(second, now_s=true_s + fast)]
@@ -165,10 +165,10 @@ def test_clocks_that_are_as_wrong_as_allowed_never_let_two_processes_use_one_sha
 
 
 def test_who_takes_a_dead_process_place_has_its_lease_and_uses_it_late() -> None:
-    stored = renewed(Table(), "pod 0", process="first", budget=BUDGET, expected=2, now_s=1000.0)
+    stored = renewed(Table(), "pod 0", process="first", budget=BUDGET, wanted=BUDGET * 0.5, now_s=1000.0)
     assert stored is not None
     assert not grows_late(stored, now_s=1000.0)
-    after = renewed(stored, "pod 0", process="second", budget=BUDGET, expected=2, now_s=1001.0)
+    after = renewed(stored, "pod 0", process="second", budget=BUDGET, wanted=BUDGET * 0.5, now_s=1001.0)
     assert after is not None
     assert [(each.process, each.share.requests) for each in after.leases] == [("second", 50.0)]
     assert grows_late(after, now_s=1001.0)

@@ -21,8 +21,9 @@ from polyreme_datahub.loader.budget_rules import (
     Rate,
     Table,
     renewed,
+    usable,
 )
-from polyreme_datahub.loader.origin_budget import WAIT_MAX_S, OriginBudget, origin_budget
+from polyreme_datahub.loader.origin_budget import WAIT_MAX_S, OriginBudget, Reader, origin_budget, wanted_by
 from polyreme_datahub.objects import open_store
 from tests.unit.datahub.jobs import make_spec
 from tests.unit.datahub.stores import PassingStore, StepClock
@@ -32,11 +33,11 @@ SIZE = 100_000
 LEASE_TTL_S = SKEW_S + RENEWALS * RENEWED_EVERY_S
 
 
-def process(store: PassingStore, clock: StepClock, *, expected: int = 1, holder: str | None = None) -> OriginBudget:
+def process(store: PassingStore, clock: StepClock, *, share: float = 1.0, holder: str | None = None) -> OriginBudget:
     return OriginBudget(
         LeaseTable(store, "job"),
         BUDGET,
-        expected=expected,
+        wanted=BUDGET * share,
         holder=holder,
         now_s=lambda: 1e6 + clock(),
         steady_s=clock,
@@ -61,7 +62,7 @@ def requests_in(budget: OriginBudget, clock: StepClock, seconds: float) -> int:
 
 def test_processes_at_once_stay_within_the_budget_and_use_most_of_it(store: PassingStore) -> None:
     clock = StepClock()
-    processes = [process(store, clock, expected=3) for _ in range(3)]
+    processes = [process(store, clock, share=1 / 3) for _ in range(3)]
     sent = list[float]()
     while clock() < 60.0:
         for each in processes:
@@ -85,9 +86,9 @@ def test_the_share_of_a_dead_process_is_used_by_the_other_when_its_lease_has_end
 
 def test_who_takes_the_place_of_a_process_has_its_share_and_the_old_one_ends(store: PassingStore) -> None:
     clock = StepClock()
-    old = process(store, clock, expected=2, holder="engine of pod 0")
+    old = process(store, clock, share=0.5, holder="engine of pod 0")
     full = requests_in(old, clock, 20.0)
-    new = process(store, clock, expected=2, holder="engine of pod 0")
+    new = process(store, clock, share=0.5, holder="engine of pod 0")
     requests_in(new, clock, 5.0)
     assert requests_in(new, clock, 20.0) == pytest.approx(full, rel=0.1)
     with pytest.raises(EnvironmentFailedError, match="another process reads the job's data as engine of pod 0"):
@@ -98,7 +99,7 @@ def test_a_request_that_gets_no_share_ends_with_the_field_to_change(
     store: PassingStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = StepClock()
-    table = renewed(Table(), "other", process="other", budget=BUDGET, expected=1, now_s=1e6 + 10 * WAIT_MAX_S)
+    table = renewed(Table(), "other", process="other", budget=BUDGET, wanted=BUDGET, now_s=1e6 + 10 * WAIT_MAX_S)
     assert table is not None
     assert LeaseTable(store, "job").replace(table)
     with (
@@ -112,17 +113,17 @@ def test_a_request_that_gets_no_share_ends_with_the_field_to_change(
 
 
 def test_what_is_asked_for_at_once_fits_the_share(store: PassingStore) -> None:
-    one = process(store, StepClock(), expected=6)
+    one = process(store, StepClock(), share=1 / 6)
     with one.admitted(1 << 30) as may:
         assert 0 < may <= BUDGET.bytes / 6 - RENEWAL.bytes - HEADER_BYTES
 
 
 def test_a_process_that_slept_does_not_bring_back_an_old_generation(store: PassingStore) -> None:
     table = LeaseTable(store, "job")
-    slept = renewed(table.newest(), "slept", process="slept", budget=BUDGET, expected=1, now_s=0.0)
+    slept = renewed(table.newest(), "slept", process="slept", budget=BUDGET, wanted=BUDGET, now_s=0.0)
     assert slept is not None
     for at in range(KEPT + 3):
-        after = renewed(table.newest(), "awake", process="awake", budget=BUDGET, expected=1, now_s=float(at))
+        after = renewed(table.newest(), "awake", process="awake", budget=BUDGET, wanted=BUDGET, now_s=float(at))
         assert after is not None
         assert table.replace(after)
     assert not table.replace(slept)
@@ -178,5 +179,20 @@ def budgeted(**workers: int) -> TrainingJobSpec:
 
 
 def test_data_in_a_directory_have_no_budget(tmp_path: Path) -> None:
-    assert origin_budget(f"file://{tmp_path}", budgeted(), job="uid", readers_per_pod=1) is None
-    assert origin_budget("s3://bucket", make_spec(["one"]), job="uid", readers_per_pod=1) is None
+    assert origin_budget(f"file://{tmp_path}", budgeted(), job="uid") is None
+    assert origin_budget("s3://bucket", make_spec(["one"]), job="uid") is None
+
+
+@pytest.mark.parametrize(("pods", "devices", "budget"), [(1, 1, Rate(20, 2 << 20)), (8, 8, Rate(5_000, 1e10))])
+def test_what_all_processes_of_a_job_want_fits_its_budget(pods: int, devices: int, budget: Rate) -> None:
+    engine, beside, rank = (wanted_by(each, budget, pods=pods, devices=devices) for each in Reader)
+    assert not (rank * (pods * devices)).exceeds(budget)
+    assert not (engine * pods + beside * (pods * devices)).exceeds(budget * 1.0000001)
+    for wanted in (engine, beside, rank):
+        assert usable_requests(wanted) >= 1.0
+
+
+def usable_requests(wanted: Rate) -> float:
+    table = renewed(Table(), "one", process="one", budget=wanted, wanted=wanted, now_s=0.0)
+    assert table is not None
+    return usable(table.of("one"), now_s=0.0).requests

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import json
 import os
 import socket
 import sys
@@ -186,13 +188,17 @@ class LeaderAgent:
         )
 
     async def _resume_point(self, attempt: int) -> ResumePoint | None:
+        from polyreme_api.job import parse_job
         from polyreme_datahub.objects import open_store
 
+        view = self._state.attempt
+        spec = None if view is None or view.number != attempt else parse_job(json.loads(view.job_json)).spec
+        fix = functools.partial(fix_resume, attempt=attempt, by=self._launcher, spec=spec)
         last = ""
         for _ in range(RESUME_TRIES_MAX):
             try:
                 store, now_s = open_store(self._pod.checkpoint_url), self._clock.now_s()
-                point = await asyncio.to_thread(fix_resume, store, attempt=attempt, by=self._launcher, now_s=now_s)
+                point = await asyncio.to_thread(fix, store, now_s=now_s)
             except (RefusedError, InvalidConfigError) as error:
                 self._refuse(attempt, str(error), ExitCode.USAGE)
                 return None

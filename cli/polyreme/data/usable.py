@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.job.spec import TrainingJobSpec
-from polyreme_planner.curriculum import mixture_changes
+from polyreme_planner.mixture import mixture_changes
 
 if TYPE_CHECKING:
     from polyreme_datahub.processing import DatasetReport

@@ -115,7 +115,7 @@ def next_mixture(spec: TrainingJobSpec, known: MixtureRecord, *, resume_step: in
     """Return the mixture of an attempt: that of the attempt before it, and the entries appended since.
 
     Each of these takes effect with the first window that begins neither before its step nor before the attempt's first
-    one. It is ignored if it can't be applied, or if a curriculum stage has set other weights by then.
+    one, nor before the entry ahead of it takes effect. It is ignored if it can't be applied, or if a curriculum stage has set other weights by then.
 
     Args:
         spec: The job's specification.
@@ -129,7 +129,9 @@ def next_mixture(spec: TrainingJobSpec, known: MixtureRecord, *, resume_step: in
     for entry in spec.data.schedule[known.read :]:
         if entry.from_step in faults:
             continue
-        step = window_border(spec, segments, max(entry.from_step, resume_step + 1))
+        # Not before the entry ahead of it: that may wait for a step of history that was lost since.
+        least = max([entry.from_step, resume_step + 1, *(change.step for change in changes[-1:])])
+        step = window_border(spec, segments, least)
         if not any(entry.from_step < stage <= step for stage in stages):
             changes.append(AppendedChange(from_step=entry.from_step, step=step, weights=tuple(entry.weights)))
     read = max(known.read, len(spec.data.schedule))

@@ -115,7 +115,8 @@ def next_mixture(spec: TrainingJobSpec, known: MixtureRecord, *, resume_step: in
     """Return the mixture of an attempt: that of the attempt before it, and the entries appended since.
 
     Each of these takes effect with the first window that begins neither before its step nor before the attempt's first
-    one, nor before the entry ahead of it takes effect. It is ignored if it can't be applied, or if a curriculum stage has set other weights by then.
+    one, nor before the entry ahead of it takes effect. It is ignored if it can't be applied, or if a curriculum stage
+    has set other weights by then.
 
     Args:
         spec: The job's specification.

@@ -45,7 +45,9 @@ FROZEN: list[tuple[dict[str, Any], tuple[str, ...]]] = [
 ]
 
 
-CHANGES = [{"fromStep": step, "weights": [{"source": "one", "weight": step}]} for step in (5, 7, 9)]
+CHANGES: list[dict[str, Any]] = [
+    {"fromStep": step, "weights": [{"source": "one", "weight": step}]} for step in (5, 7, 9)
+]
 
 
 @pytest.fixture(scope="module")
@@ -154,16 +156,16 @@ def test_the_schedule_of_a_job_that_exists_is_append_only(objects: Any, kubeconf
         scheduled(CHANGES[:1])
         scheduled(CHANGES[:2])
         may_only = "spec.data.schedule may only get more entries while the job exists, with fromStep above 7; keep"
-        other = {"fromStep": 6, "weights": [{"source": "one", "weight": 1}]}
+        other: dict[str, Any] = {"fromStep": 6, "weights": [{"source": "one", "weight": 1}]}
         changed = {**CHANGES[0], "weights": [{"source": "one", "weight": 2}]}
-        for schedule in ([], CHANGES[:1], CHANGES[1:], [CHANGES[0], other, CHANGES[1]], [changed, *CHANGES[1:]]):
+        between, empty = [CHANGES[0], other, CHANGES[1]], {"fromStep": 9, "weights": [{"source": "one", "weight": 0}]}
+        for schedule in ([], CHANGES[:1], CHANGES[1:], between, [changed, *CHANGES[1:]]):
             assert may_only in said(schedule), schedule
         assert "fromStep of schedule must rise" in said([CHANGES[1], CHANGES[0], CHANGES[2]])
-        assert "every weight from step 9 on is 0" in said(
-            [*CHANGES[:2], {"fromStep": 9, "weights": [{"source": "one", "weight": 0}]}]
-        )
+        assert "every weight from step 9 on is 0" in said([*CHANGES[:2], empty])
         weights = [{"source": f"source-{at}", "weight": at + 1} for at in range(8)]
-        most = [*CHANGES[:2], *({"fromStep": step, "weights": weights} for step in range(8, 8 + 1022))]
+        most = [*CHANGES[:2]]
+        most += [{"fromStep": step, "weights": weights} for step in range(8, 8 + 1022)]
         scheduled(most[:-1])
         done = scheduled(most)
         assert len(done["spec"]["data"]["schedule"]) == 1024

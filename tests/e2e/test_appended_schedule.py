@@ -24,9 +24,7 @@ def spec(*schedule: tuple[int, str]) -> dict[str, Any]:
                 {"name": "one", "dataset": "sample/digits-1"},
                 {"name": "two", "dataset": "sample/digits-2", "weight": 0},
             ],
-            "schedule": [
-                {"fromStep": step, "weights": [{"source": source, "weight": 1}]} for step, source in schedule
-            ],
+            "schedule": [{"fromStep": step, "weights": [{"source": source, "weight": 1}]} for step, source in schedule],
         },
         "training": {"steps": STEPS, "packsPerStep": 32, "seed": 1},
         "parallelism": {"mode": "Auto"},

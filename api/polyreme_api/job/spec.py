@@ -32,8 +32,11 @@ NO_TRAINING = Training.model_construct(steps=0, packs_per_step=0)
 
 
 class TrainingJobSpec(Scheduling):
-    """The desired state. In an existing job only ``workers.replicas``, ``suspend`` and ``data.onDamage`` may change,
-    and ``data.schedule`` may get more entries."""
+    """The desired state.
+
+    In an existing job only ``workers.replicas``, ``suspend`` and ``data.onDamage`` may change, and ``data.schedule``
+    may get more entries.
+    """
 
     model: ModelPart = Field(default_factory=lambda: NO_MODEL)
     """The model to train; required unless ``workers.runtime.mode`` is ``Environment``."""

@@ -6,7 +6,6 @@ No database, and no bucket's client unless the objects lie in a bucket: safe aft
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import os
 import time

@@ -262,7 +262,7 @@ class PackedSource:
         identity = self._identity.at(step if type(step) is int and step > 0 else 0)
         if state.get("data") != identity:
             raise RefusedError(
-                f"loader state belongs to other data: {state.get('data')!r}, this job reads {identity!r} at step {step}",
+                f"loader state belongs to other data: {state.get('data')!r} of step {step}, this job has {identity!r}",
                 field="spec.data",
             )
         with self._order_lock:

@@ -241,10 +241,8 @@ def test_a_state_of_other_data_is_refused(home: Home) -> None:
 
 def test_a_change_that_is_appended_alters_no_earlier_step_and_refuses_no_earlier_checkpoint(home: Home) -> None:
     base = spec()
-    appended = base.data.model_copy(
-        update={"schedule": [*base.data.schedule, MixtureChange(from_step=33, weights=[SourceWeight(**LATE)])]}
-    )
-    after = base.model_copy(update={"data": appended})
+    change = MixtureChange(from_step=33, weights=[SourceWeight(source="s1", weight=1)])
+    after = base.model_copy(update={"data": base.data.model_copy(update={"schedule": [*base.data.schedule, change]})})
     first = first_mixture(base)
     second = next_mixture(after, first, resume_step=9)
     assert [change.step for change in second.changes] == [68], "windows of 64 steps begin at 1, 4 and 68"

@@ -170,7 +170,7 @@ def test_an_attempt_whose_own_point_is_lost_is_never_released_again(tmp_path: Pa
 
 
 def scheduled(*entries: tuple[int, str]) -> TrainingJobSpec:
-    """A job with windows of 64 steps from each change on, and a schedule of steps and the one source that each gives weight to."""
+    """A job with windows of 64 steps from each change on; each entry gives weight to one source."""
     spec = make_spec(["a", "b"]).model_dump(mode="json", by_alias=True, exclude_none=True)
     spec["data"]["schedule"] = [
         {"fromStep": step, "weights": [{"source": source, "weight": 1}]} for step, source in entries

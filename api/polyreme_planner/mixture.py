@@ -99,16 +99,21 @@ def window_border(spec: TrainingJobSpec, segments: Sequence[Segment], step: int)
     return min([border, *(later.first_step for later in segments[at + 1 : at + 2])])
 
 
-def first_mixture(spec: TrainingJobSpec) -> MixtureRecord:
-    """Return the mixture of a job's first attempt: every entry of the schedule takes effect at its step.
+def first_mixture(spec: TrainingJobSpec, *, entries: int | None = None, resume_step: int = 0) -> MixtureRecord:
+    """Return the mixture of the first attempt that has a record: what the schedule has takes effect at its step.
 
     An entry that can't be applied was appended since the job was found to be in order: it is ignored, and what follows
     it was appended too.
+
+    Args:
+        spec: The job's specification.
+        entries: Entries that were known from the beginning, if earlier attempts have no record; None: all.
+        resume_step: Last step before the attempt's first.
     """
     faults = schedule_faults(spec.data, spec.training)
-    schedule = spec.data.schedule
+    schedule = spec.data.schedule[:entries]
     count = next((at for at, change in enumerate(schedule) if change.from_step in faults), len(schedule))
-    return next_mixture(spec, MixtureRecord(base=tuple(schedule[:count]), read=count), resume_step=0)
+    return next_mixture(spec, MixtureRecord(base=tuple(schedule[:count]), read=count), resume_step=resume_step)
 
 
 def next_mixture(spec: TrainingJobSpec, known: MixtureRecord, *, resume_step: int) -> MixtureRecord:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from polyreme_api.checkpoint_inventory import State, StoredCheckpoint, Survey, read_point, survey
-from polyreme_api.commit_marker import ForeignFormatError
+from polyreme_api.commit_marker import CommitMarker, ForeignFormatError
 from polyreme_api.errors import RefusedError
 from polyreme_api.history import ResumePoint, attempt_key, attempt_spans, claim_key, is_history
 from polyreme_api.job.spec import TrainingJobSpec
@@ -23,9 +24,17 @@ from polyreme_api.resume_point import fix_resume_point
 from polyreme_api.store import ObjectExistsError, ObjectStore
 from polyreme_planner.mixture import first_mixture, next_mixture, restored_mixture
 
+EntriesOf = Callable[[Mapping[str, Any]], int | None]
+
 
 def fix_resume(
-    store: ObjectStore, *, attempt: int, by: str, now_s: float, spec: TrainingJobSpec | None = None
+    store: ObjectStore,
+    *,
+    attempt: int,
+    by: str,
+    now_s: float,
+    spec: TrainingJobSpec | None = None,
+    entries_of: EntriesOf = lambda _: None,
 ) -> ResumePoint | None:
     """Fix the attempt's resume point and return it; None if a process of another name than ``by`` has fixed it.
 
@@ -35,6 +44,8 @@ def fix_resume(
         by: Name of the leader's process.
         now_s: The present.
         spec: The job's spec as the leader read it; None for a job whose mixture is not ours.
+        entries_of: Returns how many entries of the schedule were known when a loader state was saved, if it can tell:
+            asked for a checkpoint of a release whose resume points have no record of the mixture.
 
     Raises:
         ForeignFormatError: If a checkpoint is of a format that this version does not read.
@@ -49,7 +60,7 @@ def fix_resume(
         attempt=attempt,
         by=by,
         now_s=now_s,
-        mixture_of=lambda points, chosen: root.mixture(spec, points, 0 if chosen is None else chosen.step),
+        mixture_of=lambda points, chosen: root.mixture(spec, points, chosen, entries_of),
     )
 
 
@@ -92,25 +103,31 @@ class _StoreRoot:
             return read_point(self._store, point.attempt)
         return point
 
-    def mixture(self, spec: TrainingJobSpec, points: Sequence[ResumePoint], resume_step: int) -> MixtureRecord:
+    def mixture(
+        self, spec: TrainingJobSpec, points: Sequence[ResumePoint], chosen: CheckpointRef | None, entries_of: EntriesOf
+    ) -> MixtureRecord:
         """Return the changes of the mixture of an attempt: those of the newest one before it, and what came since."""
+        step = 0 if chosen is None else chosen.step
         for point in sorted(points, key=lambda point: point.attempt, reverse=True):
             if (known := point.mixture or self._saved_mixture(spec, point.attempt)) is not None:
-                return next_mixture(spec, known, resume_step=resume_step)
-        # Points of versions before there were records: all that the schedule has now was there from the beginning.
-        return first_mixture(spec)
+                return next_mixture(spec, known, resume_step=step)
+        # Points of releases before there were records, if any.
+        marker = self._marker(lambda reference: reference == chosen)
+        entries = None if marker is None or not spec.data.schedule else entries_of(marker.loader)
+        return first_mixture(spec, entries=entries, resume_step=step)
+
+    def _marker(self, wanted: Callable[[CheckpointRef], bool]) -> CommitMarker | None:
+        """Return the marker of the newest of some checkpoints that are whole."""
+        stored = () if self._seen is None else self._seen.of(State.WHOLE)
+        found = [of for of in stored if wanted(of.reference)]
+        return max(found, key=lambda of: of.reference.step).marker if found else None
 
     def _saved_mixture(self, spec: TrainingJobSpec, attempt: int) -> MixtureRecord | None:
         """Return the changes of an attempt whose point was lost, by its newest checkpoint."""
-        stored = () if self._seen is None else self._seen.of(State.WHOLE)
-        newest = max(
-            (of for of in stored if of.marker is not None and of.reference.attempt == attempt),
-            key=lambda of: of.reference.step,
-            default=None,
-        )
-        if newest is None or newest.marker is None or "mixture" not in newest.marker.loader:
+        marker = self._marker(lambda reference: reference.attempt == attempt)
+        if marker is None or "mixture" not in marker.loader:
             return None
-        return restored_mixture(spec, newest.marker.loader["mixture"])
+        return restored_mixture(spec, marker.loader["mixture"])
 
 
 def _refuse_fresh_start(seen: Survey, damaged: Sequence[StoredCheckpoint]) -> None:

@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from polyreme_api.batch import TokenIds, TokenizerFile
 from polyreme_api.errors import EnvironmentFailedError
@@ -23,7 +23,7 @@ from polyreme_datahub.index.damage import note_damage
 from polyreme_datahub.index.format import parse_plan, plan_key, special_tokens
 from polyreme_datahub.index.succession import identity_of
 from polyreme_datahub.job_data import longest_pack, plan_data
-from polyreme_datahub.loader.augment import settings_of
+from polyreme_datahub.loader.augment import AugmentSettings, settings_of
 from polyreme_datahub.loader.balance import StepSplit
 from polyreme_datahub.loader.blob_files import BlobFiles, blob_files, read_blob, samples_store
 from polyreme_datahub.loader.decode_pool import DecodeRoom, decode_threads
@@ -35,8 +35,12 @@ from polyreme_datahub.loader.source import Balance, PackedSource
 from polyreme_datahub.objects import SAMPLES, Gate, open_store
 from polyreme_datahub.operations.values import Blob
 from polyreme_datahub.tokenizer_file import split_template, tokenizer_json
-from polyreme_planner.mixture import segments_of, weights_of
+from polyreme_planner.mixture import Segment, segments_of, weights_of
 from polyreme_planner.plan import shape_of
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 POLL_S = 0.2
 
@@ -75,25 +79,15 @@ def open_packs(
     threads = decode_threads(os.environ, processes=processes)
     store, blobs = samples_store(objects_url, gate), blob_files(objects_url, gate=gate)
     plan = _plan(store, spec, job, wait_s=wait_s, sleep=sleep)
-    names = tuple(source.name for source in spec.data.sources)
     digests = [plan["manifests"][source.dataset] for source in spec.data.sources]
     tokenizer = Blob(_tokenizer(store, blobs, plan["tokenizer"]), digest=plan["tokenizer"])
     room = DecodeRoom()
     indexes = [_mapped(store, blobs, digest, tokenizer, room) for digest in digests]
-    order = OrderPlan(
-        seed=spec.data.seed,
-        names=names,
-        lengths=tuple(index.lengths for index in indexes),
-        segments=segments_of(spec, mixture),
-        packs_per_step=spec.training.packs_per_step,
-        pack_tokens=spec.data.sequence_tokens,
-    )
+    order = _order(spec, tuple(index.lengths for index in indexes), segments_of(spec, mixture))
     if mixture is not None:
         order, mixture = _without_empty_changes(order, spec, mixture)
-    augment = [settings_of(spec.data.augment if of.augment is None else of.augment) for of in spec.data.sources]
-    identity = identity_of_order(
-        order, spec, [identity_of(plan, source.dataset) for source in spec.data.sources], augment, mixture
-    )
+    augment = _augment(spec)
+    identity = identity_of_order(order, spec, _identities(plan, spec), augment, mixture)
     placeholders = spec.data.on_damage == "Placeholder"
     balance = Balance(shape_of(spec), split) if split is not None and spec.data.packs_by == "Cost" else None
     return PackedSource(
@@ -145,6 +139,46 @@ def open_token_ids(objects_url: str, spec: TrainingJobSpec, *, job: str) -> Toke
     plan = _plan(store, spec, job, wait_s=0.0, sleep=sleep_really)
     manifest = read_blob(store, plan["manifests"][spec.data.sources[0].dataset])
     return TokenIds(**special_tokens(manifest))
+
+
+def entries_of_state(
+    objects_url: str, spec: TrainingJobSpec, state: Mapping[str, Any], *, job: str, gate: Gate | None = None
+) -> int | None:
+    """Return how many entries of the schedule were known when a loader saved its state; reads no index.
+
+    For states of releases whose resume points have no record of the mixture: their schedules could not change.
+
+    Raises:
+        EnvironmentFailedError: If the data is not processed.
+    """
+    plan = _plan(samples_store(objects_url, gate), spec, job, wait_s=0.0, sleep=sleep_really)
+    for count in range(len(spec.data.schedule), -1, -1):
+        mixture = MixtureRecord(base=tuple(spec.data.schedule[:count]))
+        order = _order(spec, (), segments_of(spec, mixture))
+        if identity_of_order(order, spec, _identities(plan, spec), _augment(spec), mixture).at(0) == state.get("data"):
+            return count
+    return None
+
+
+def _order(
+    spec: TrainingJobSpec, lengths: tuple[npt.NDArray[np.int64], ...], segments: tuple[Segment, ...]
+) -> OrderPlan:
+    return OrderPlan(
+        seed=spec.data.seed,
+        names=tuple(source.name for source in spec.data.sources),
+        lengths=lengths,
+        segments=segments,
+        packs_per_step=spec.training.packs_per_step,
+        pack_tokens=spec.data.sequence_tokens,
+    )
+
+
+def _identities(plan: Mapping[str, Any], spec: TrainingJobSpec) -> list[str]:
+    return [identity_of(plan, source.dataset) for source in spec.data.sources]
+
+
+def _augment(spec: TrainingJobSpec) -> list[AugmentSettings | None]:
+    return [settings_of(spec.data.augment if of.augment is None else of.augment) for of in spec.data.sources]
 
 
 def _without_empty_changes(

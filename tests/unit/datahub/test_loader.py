@@ -32,7 +32,7 @@ from polyreme_datahub.loader.augment import ImageChange
 from polyreme_datahub.loader.augment_pixels import change_pixels
 from polyreme_datahub.loader.balance import StepSplit
 from polyreme_datahub.loader.evaluation import HeldOutSource
-from polyreme_datahub.loader.open import open_packs, sleep_really
+from polyreme_datahub.loader.open import entries_of_state, open_packs, sleep_really
 from polyreme_datahub.loader.sample_reader import page_image
 from polyreme_datahub.loader.source import PackedSource
 from polyreme_datahub.locations import local_root
@@ -256,8 +256,10 @@ def test_a_change_that_is_appended_alters_no_earlier_step_and_refuses_no_earlier
     for one, other in ((old, new), (new, old)):
         with pytest.raises(RefusedError, match="other data"):
             one.check_state(other.state(68))
-    whole = hub.open_source(home.objects, base)
-    assert whole.state(99)["data"] == old.state(99)["data"], "checkpoints of older releases continue"
+    whole = hub.open_source(home.objects, base).state(99)
+    assert whole["data"] == old.state(99)["data"], "checkpoints of older releases continue"
+    assert entries_of_state(home.objects, after, whole, job="") == 1
+    assert entries_of_state(home.objects, after, {"data": "others"}, job="") is None
 
 
 def test_data_that_is_not_processed_is_waited_for_and_then_named(home: Home) -> None:

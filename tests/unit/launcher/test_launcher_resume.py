@@ -218,3 +218,19 @@ def test_the_mixture_of_a_resume_point_that_is_lost_is_that_of_its_checkpoint(tm
     (tmp_path / attempt_key(3)).write_text("{")
     with pytest.raises(EnvironmentFailedError, match="resume point of attempt 3 can't be read"):
         read_mixture(store, 3)
+
+
+def test_a_checkpoint_of_a_release_without_records_says_which_changes_were_there_from_the_beginning(
+    tmp_path: Path,
+) -> None:
+    store, spec = open_store(tmp_path.as_uri()), scheduled((20, "s0"), (40, "s1"))
+    fix_resume(store, attempt=1, by="one", now_s=1.0)
+    save(tmp_path, 1, 50, loader={"data": "of one entry"})
+    entries_of = {"of one entry": 1}
+    point = fix_resume(
+        store, attempt=2, by="one", now_s=1.0, spec=spec, entries_of=lambda state: entries_of[state["data"]]
+    )
+    assert point is not None
+    assert point.mixture is not None
+    assert [entry.from_step for entry in point.mixture.base] == [20]
+    assert [(change.from_step, change.step) for change in point.mixture.changes] == [(40, 84)]

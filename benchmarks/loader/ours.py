@@ -20,6 +20,7 @@ import work
 
 from polyreme_api import environment as names
 from polyreme_api.batch import BatchSource
+from polyreme_api.history import ResumePoint, attempt_key
 from polyreme_api.job import parse_job
 from polyreme_datahub import hub
 from polyreme_datahub.loader.balance import StepSplit
@@ -27,6 +28,7 @@ from polyreme_datahub.loader.engine_client import EngineSource
 from polyreme_datahub.loader.source import PackedSource
 
 OPEN_WAIT_S = 60.0
+ATTEMPTS = (1, 2)
 
 
 def main(folder: Path, threads: int, *, by_engine: bool) -> None:
@@ -71,13 +73,22 @@ def engine(folder: Path, objects: str, job: dict[str, Any]) -> Iterator[Callable
     """Run a data engine, as a launcher does; gives how a rank of an attempt opens its data."""
     job_file, path = folder / "engine-job.json", folder / "engine.socket"
     job_file.write_text(json.dumps(job))
+    for number in ATTEMPTS:
+        point = folder / "checkpoints" / attempt_key(number)
+        point.parent.mkdir(parents=True, exist_ok=True)
+        point.write_text(ResumePoint(attempt=number).model_dump_json(by_alias=True))
     path.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(path))
         listener.listen()
         running = subprocess.Popen(
             [sys.executable, "-m", "polyreme_datahub.loader.engine", str(listener.fileno()), str(os.getpid())],
-            env={**os.environ, names.OBJECTS_URL: objects, names.JOB_UID: ""},
+            env={
+                **os.environ,
+                names.OBJECTS_URL: objects,
+                names.JOB_UID: "",
+                names.CHECKPOINT_URL: (folder / "checkpoints").absolute().as_uri(),
+            },
             pass_fds=[listener.fileno()],
         )
         descriptor = os.open(path, os.O_PATH)

@@ -38,6 +38,10 @@ CHANNELS = 3
 PATCH_CACHE_BYTES_MAX = 64 * 2**20
 DECODE_BYTES_MIN = 16 * 2**10
 """A sample with fewer encoded bytes is read by the thread that takes it: passing it to another one costs too much."""
+PLACES_PER_PACK_MAX = 2
+"""Null packs are fewer than the packs of a step: each data-parallel rank has at least one that is not."""
+NULL_DOCUMENT_TOKENS = 128
+"""A null pack is cut into documents so short that attention to them costs little: it must not be the dearest pack."""
 STEPS_HELD = 3
 """Steps before and after the one that is read whose shards keep their local copies. Threads of a data engine read as
 many steps ahead at once."""
@@ -160,15 +164,18 @@ class PackedSource:
         return self._ids
 
     def packs(self, step: int, *, first: int, count: int) -> PackedBatch:
-        """Return packs ``first .. first + count`` of ``step`` (steps count from 1).
+        """Return packs ``first .. first + count`` of ``step`` (steps count from 1); beyond its last are null packs.
 
         Raises:
             SampleDamagedError: If stored bytes do not fit their digest, unless placeholders are wanted.
         """
-        if count < 1 or first < 0 or first + count > self.packs_in(step):
-            raise RefusedError(f"no packs {first}..{first + count}: step {step} has {self.packs_in(step)}")
+        of_step = self.packs_in(step)
+        if count < 1 or first < 0 or first + count > of_step * PLACES_PER_PACK_MAX:
+            raise RefusedError(
+                f"no packs {first}..{first + count}: step {step} has {of_step}, and at most as many null packs"
+            )
         self._hold(step)
-        packs = self._packs(step)[first : first + count]
+        packs = self._places(step, first, count)
         read = self._documents([slot for slots in packs for slot in slots])
         documents = [list(itertools.islice(read, len(slots))) for slots in packs]
         return assemble(documents, pack_tokens=self.pack_tokens_in(step), pad=self._ids.pad, values=self._patch_values)
@@ -201,7 +208,7 @@ class PackedSource:
 
         Ranks look the packs of their neighbours up at every step, so all at once: it costs a microsecond an image.
         """
-        return self._grids(self._packs(step)[first : first + count])
+        return self._grids(self._places(step, first, count))
 
     def _grids(self, packs: Sequence[Sequence[Slot]]) -> Sequence[npt.NDArray[np.int32]]:
         slots = [slot for slots in packs for slot in slots]
@@ -292,8 +299,16 @@ class PackedSource:
             ]
         return self._shards[step]
 
+    def _places(self, step: int, first: int, count: int) -> Sequence[Sequence[Slot]]:
+        """Return the samples of some places of a step; a null pack has none."""
+        packs = self._packs(step)[first : first + count]
+        return [*packs, *([()] * (count - len(packs)))]
+
     def _packs(self, step: int) -> Sequence[Sequence[Slot]]:
-        """Return the samples of each pack of a step, in the trainer's numbering of the packs."""
+        """Return the samples of each pack of a step, in the trainer's numbering of the packs.
+
+        Where packs are balanced, null packs are among them.
+        """
         with self._order_lock:
             packs = self._order.packs(step)
             assigned = self._assigned.get(step)
@@ -306,7 +321,7 @@ class PackedSource:
                 self._assigned[step] = assigned
                 while len(self._assigned) > ASSIGNED_STEPS_MAX:
                     self._assigned.popitem(last=False)
-        return [packs[number] for number in assigned]
+        return [packs[number] if number < len(packs) else () for number in assigned]
 
     def _costs(self, packs: Sequence[Sequence[Slot]], tokens: int, shape: ModelShape) -> list[int]:
         """Count what differs between packs, as the index has them: a damaged sample costs what it would have."""
@@ -414,7 +429,7 @@ def assemble(packs: Sequence[Sequence[Document]], *, pack_tokens: int, pad: int,
     """Lay documents out as packs, one behind the other; what is left of a pack is a document of padding.
 
     Args:
-        packs: Documents of each pack, which fit it.
+        packs: Documents of each pack, which fit it; a null pack has none, and only null packs follow it.
         pack_tokens: Tokens of a pack.
         pad: Token of the padding.
         values: Values of a patch.
@@ -423,7 +438,8 @@ def assemble(packs: Sequence[Sequence[Document]], *, pack_tokens: int, pad: int,
     tokens_T = np.full(total, pad, dtype=np.int64)
     targets_T = np.full(total, IGNORED_TARGET, dtype=np.int64)
     offsets = [0]
-    for number, documents in enumerate(packs):
+    real = next((number for number, documents in enumerate(packs) if not documents), len(packs))
+    for number, documents in enumerate(packs[:real]):
         at = number * pack_tokens
         for document in documents:
             stop = at + document.tokens_T.size
@@ -433,6 +449,9 @@ def assemble(packs: Sequence[Sequence[Document]], *, pack_tokens: int, pad: int,
             at = stop
         if at < (number + 1) * pack_tokens:
             offsets.append((number + 1) * pack_tokens)
+    for number in range(real, len(packs)):
+        begin, end = number * pack_tokens, (number + 1) * pack_tokens
+        offsets += [*range(begin + NULL_DOCUMENT_TOKENS, end, NULL_DOCUMENT_TOKENS), end]
     bounds = np.array(offsets, dtype=np.int32)
     laid = [document for documents in packs for document in documents]
     return PackedBatch(
@@ -445,6 +464,7 @@ def assemble(packs: Sequence[Sequence[Document]], *, pack_tokens: int, pad: int,
         sample_ids=[document.sample_id for document in laid],
         unmasked_tokens=sum(document.unmasked for document in laid),
         lost_images=_lost(laid),
+        null_tokens=(len(packs) - real) * pack_tokens,
     )
 
 

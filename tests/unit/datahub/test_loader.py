@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -120,6 +121,30 @@ def test_any_split_over_ranks_gives_the_same_packs(home: Home) -> None:
     ordered = [pieces[1], pieces[3], pieces[2], pieces[0]]
     assert np.array_equal(np.concatenate([np.asarray(p.tokens_T) for p in ordered]), np.asarray(whole.tokens_T))
     assert np.array_equal(np.concatenate([np.asarray(p.patches_PC) for p in ordered]), np.asarray(whole.patches_PC))
+
+
+@pytest.mark.parametrize("split", [None, StepSplit(3), StepSplit(3, 2)], ids=str)
+def test_null_packs_fill_the_places_that_a_step_has_no_packs_for(home: Home, split: StepSplit | None) -> None:
+    """They are the last ones of a rank's, teach nothing and hold no sample; each pack of the step comes once."""
+    given = make_spec(["one", "three"], weights=[1, 1], packs_per_step=4, packs_by="Cost" if split else "Order")
+    home.process(given)
+    source = open_packs(home.objects, given, job="", wait_s=0.0, sleep=sleep_really, split=split)
+    tokens = given.data.sequence_tokens
+    alone = [list(hub.open_source(home.objects, given).packs(2, first=at, count=1).sample_ids) for at in range(4)]
+    found = []
+    for rank in range(3):
+        mine = source.packs(2, first=2 * rank, count=2)
+        real = 2 * tokens - mine.null_tokens
+        grids = source.grids(2, first=2 * rank, count=2)
+        assert sum(map(len, grids)) == sum(map(len, grids[: real // tokens])) == len(np.asarray(mine.grids_I2))
+        assert (np.asarray(mine.targets_T)[real:] == IGNORED_TARGET).all()
+        bounds = np.asarray(mine.document_offsets)
+        assert real in bounds
+        assert np.diff(bounds[bounds >= real]).max(initial=0) <= 128
+        found += list(mine.sample_ids)
+    assert sorted(found) == sorted(itertools.chain(*alone))
+    with pytest.raises(RefusedError, match=r"no packs 8\.\.9: step 2 has 4"):
+        source.packs(2, first=8, count=1)
 
 
 def test_a_forked_rank_reads_the_same_packs(home: Home) -> None:

@@ -34,6 +34,8 @@ def read_packs(
 ) -> list[ReadPacks]:
     """Read this rank's packs of a step, one microbatch at a time: each has whole packs, and equally many.
 
+    The last places of a step that its packs do not fill are null packs, which the source makes.
+
     Raises:
         InvalidConfigError: If packs, microbatches and ranks do not fit.
         PolyremeError: If the source cannot read them.
@@ -47,7 +49,8 @@ def read_packs(
             field="spec.parallelism.microbatches",
         )
     share = len(mine) // count
-    firsts = [[dp + place for dp in range(0, packs, len(mine))] for place in range(0, len(mine), share)]
+    places = len(mine) * settings.layout.dp
+    firsts = [[dp + place for dp in range(0, places, len(mine))] for place in range(0, len(mine), share)]
     balanced = (
         [None] * count
         if image_balancer is None

@@ -20,7 +20,7 @@ from polyreme_datahub.digests import action_key, action_prefix, canonical_json, 
 from polyreme_datahub.errors import IndexDamagedError
 from polyreme_datahub.index.check import can_open, is_whole
 from polyreme_datahub.index.damage import drop_notes, is_noted
-from polyreme_datahub.index.format import parse_plan, plan_key, seal_plan
+from polyreme_datahub.index.format import BY_CONVOLUTION, BY_PILLOW, PIXELS, parse_plan, pixels_of, plan_key, seal_plan
 from polyreme_datahub.index.succession import IDENTITIES, identities_after
 from polyreme_datahub.job_data import longest_pack, plan_data
 from polyreme_datahub.operations.declare import find_operation
@@ -377,6 +377,9 @@ class Processing:
             "manifests": dict(manifests),
             "tokenizer": tokenizer,
         }
+        # A job that has begun keeps its pixels.
+        if (pixels := pixels_of(before) if before else BY_CONVOLUTION) != BY_PILLOW:
+            plan[PIXELS] = pixels
         if identities := identities_after(self._lakehouse, before, manifests):
             plan[IDENTITIES] = identities
         data = canonical_json(seal_plan(plan))

@@ -20,7 +20,7 @@ from polyreme_api.store import ObjectNotFoundError, ObjectStore
 from polyreme_datahub.chat_format import OWN_TEMPLATE, ChatTemplate, jinja_of
 from polyreme_datahub.errors import IndexDamagedError
 from polyreme_datahub.index.damage import note_damage
-from polyreme_datahub.index.format import parse_plan, plan_key, special_tokens
+from polyreme_datahub.index.format import BY_PILLOW, PIXELS, parse_plan, pixels_of, plan_key, special_tokens
 from polyreme_datahub.index.succession import identity_of
 from polyreme_datahub.job_data import longest_pack, plan_data
 from polyreme_datahub.loader.augment import AUGMENT_VERSION, settings_of
@@ -74,7 +74,10 @@ def open_packs(
     digests = [plan["manifests"][source.dataset] for source in spec.data.sources]
     tokenizer = Blob(_tokenizer(store, blobs, plan["tokenizer"]), digest=plan["tokenizer"])
     room = DecodeRoom()
-    indexes = [_mapped(store, blobs, digest, tokenizer, room) for digest in digests]
+    pixel_version = pixels_of(plan)
+    indexes = [
+        _mapped(store, blobs, digest, tokenizer=tokenizer, pixel_version=pixel_version, room=room) for digest in digests
+    ]
     order = OrderPlan(
         seed=spec.data.seed,
         names=names,
@@ -92,6 +95,8 @@ def open_packs(
     augment = [settings_of(spec.data.augment if of.augment is None else of.augment) for of in spec.data.sources]
     if any(augment):
         facts += [AUGMENT_VERSION, [settings and dataclasses.asdict(settings) for settings in augment]]
+    if pixel_version != BY_PILLOW:
+        facts += [PIXELS, pixel_version]
     identity = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
     placeholders = spec.data.on_damage == "Placeholder"
     balance = Balance(shape_of(spec), split) if split is not None and spec.data.packs_by == "Cost" else None
@@ -120,7 +125,10 @@ def open_held_out(
     tokenizer = Blob(_tokenizer(store, blobs, plan["tokenizer"]), digest=plan["tokenizer"])
     return HeldOutSource(
         [part.name for part in sets],
-        [_mapped(store, blobs, plan["manifests"][part.dataset], tokenizer) for part in sets],
+        [
+            _mapped(store, blobs, plan["manifests"][part.dataset], tokenizer=tokenizer, pixel_version=pixels_of(plan))
+            for part in sets
+        ],
         samples_max=spec.evaluation.samples_max,
         pack_tokens=longest_pack(spec),
         tokenizer=tokenizer_json(tokenizer.data),
@@ -170,11 +178,17 @@ def segments_of(spec: TrainingJobSpec) -> tuple[Segment, ...]:
 
 
 def _mapped(
-    store: ObjectStore, blobs: BlobFiles, digest: str, tokenizer: Blob, room: DecodeRoom | None = None
+    store: ObjectStore,
+    blobs: BlobFiles,
+    digest: str,
+    *,
+    tokenizer: Blob,
+    pixel_version: int,
+    room: DecodeRoom | None = None,
 ) -> MappedIndex:
     """Map an index; a damaged one is noted, so that the next processing makes it again."""
     try:
-        return MappedIndex(blobs, digest, tokenizer=tokenizer, room=room)
+        return MappedIndex(blobs, digest, tokenizer=tokenizer, pixel_version=pixel_version, room=room)
     except IndexDamagedError as error:
         note_damage(store, digest, error.message)
         raise

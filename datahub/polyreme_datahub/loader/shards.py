@@ -45,13 +45,16 @@ class MappedIndex:
         blobs: Gives the files of the index and of its sample shards.
         digest: Of its manifest.
         tokenizer: Of the plan.
+        pixel_version: How images become pixels, as the plan says.
         room: Memory for decoded images, which the indexes of a process share; None: its own.
 
     Raises:
         IndexDamagedError: If bytes are missing or damaged, or the index was made with another tokenizer.
     """
 
-    def __init__(self, blobs: BlobFiles, digest: str, *, tokenizer: Blob, room: DecodeRoom | None = None) -> None:
+    def __init__(
+        self, blobs: BlobFiles, digest: str, *, tokenizer: Blob, pixel_version: int, room: DecodeRoom | None = None
+    ) -> None:
         self.digest = digest
         self._room = room or DecodeRoom()
         self._blobs = blobs
@@ -67,7 +70,9 @@ class MappedIndex:
         counted = [np.zeros(0, dtype=np.int64), *(arrays["token_counts"] for arrays in self._shards)]
         self.lengths: npt.NDArray[np.int64] = np.concatenate(counted).astype(np.int64)
         self._files = ShardFiles(blobs, self.manifest.sample_shards)
-        self._reader = SampleReader(patch_px=self.manifest.patch_px, merge=self.manifest.merge, tokenizer=tokenizer)
+        self._reader = SampleReader(
+            patch_px=self.manifest.patch_px, merge=self.manifest.merge, tokenizer=tokenizer, pixel_version=pixel_version
+        )
 
     def __len__(self) -> int:
         """Count of samples."""

@@ -220,8 +220,8 @@ def test_a_stage_of_longer_packs_goes_on_where_the_one_before_ended(home: Home) 
     fresh.check_state(source.state(8))
     assert same(fresh.packs(9, first=0, count=2), late), "from the state of a checkpoint, without the steps before"
     assert same(fresh.packs(9, first=1, count=1), hub.open_source(home.objects, staged()).packs(9, first=1, count=1))
-    with pytest.raises(RefusedError, match="no packs 0\\.\\.3: step 9 has 2"):
-        source.packs(9, first=0, count=3)
+    with pytest.raises(RefusedError, match="no packs 0\\.\\.5: step 9 has 2"):
+        source.packs(9, first=0, count=5)
     with pytest.raises(RefusedError, match="loader state belongs to other data"):
         usual.check_state(source.state(8))
 
@@ -297,14 +297,14 @@ def test_a_source_without_pixels_makes_no_patches_and_finds_the_same_damage(
     home.process(job)
     resized: list[object] = []
 
-    def decode(files: Mapping[str, memoryview], page: Mapping[str, Any]) -> Image.Image:
+    def decode(files: Mapping[str, memoryview], page: Mapping[str, Any], least: tuple[int, int]) -> Image.Image:
         if crc32(files[RECORD_FILE]) % 3 == 0:
             raise BadRecordError("planted: it can't be decoded", rule="decode")
-        return page_image(files, page)
+        return page_image(files, page, least)
 
-    def resize(image: Image.Image, change: ImageChange) -> npt.NDArray[np.uint8]:
+    def resize(image: Image.Image, change: ImageChange, *, pixel_version: int) -> npt.NDArray[np.uint8]:
         resized.append(image)
-        return change_pixels(image, change)
+        return change_pixels(image, change, pixel_version=pixel_version)
 
     monkeypatch.setattr(sample_reader, "page_image", decode)
     monkeypatch.setattr(sample_reader, "change_pixels", resize)

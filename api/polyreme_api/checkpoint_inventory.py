@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from polyreme_api.commit_marker import CommitMarker, ForeignFormatError, parse_marker
-from polyreme_api.errors import FencedError, InvalidConfigError, RefusedError
+from polyreme_api.errors import EnvironmentFailedError, FencedError, InvalidConfigError, RefusedError
 from polyreme_api.history import (
     COMMIT_MARKER,
     DAMAGE_RECORD,
@@ -24,6 +24,7 @@ from polyreme_api.history import (
     parse_checkpoint_name,
     steps_key,
 )
+from polyreme_api.mixture import MixtureRecord
 from polyreme_api.progress import CheckpointRef
 from polyreme_api.store import ObjectNotFoundError, ObjectStore
 
@@ -119,6 +120,19 @@ def read_point(store: ObjectStore, attempt: int) -> ResumePoint:
         RefusedError: If the point is damaged.
     """
     return _point(store, attempt_key(attempt))
+
+
+def read_mixture(store: ObjectStore, attempt: int) -> MixtureRecord | None:
+    """Read the changes of the mixture that an attempt trains by: every rank of it, and what reads for them.
+
+    Raises:
+        EnvironmentFailedError: If the attempt's resume point is gone or damaged; the next attempt has one of its own.
+        StoreFailedError: If the store stays away.
+    """
+    try:
+        return read_point(store, attempt).mixture
+    except (ObjectNotFoundError, RefusedError) as error:
+        raise EnvironmentFailedError(f"resume point of attempt {attempt} can't be read: {error}") from error
 
 
 def check_not_fenced(store: ObjectStore, attempt: int) -> None:

@@ -114,7 +114,7 @@ def data_digest(spec: TrainingJobSpec) -> str:
     def given(part: BaseModel) -> dict[str, Any]:
         return part.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
-    read = {"augment", "onDamage", "packsBy", "waitSeconds"}
+    read = {"augment", "onDamage", "packsBy", "schedule", "waitSeconds"}
     data = {name: part for name, part in given(spec.data).items() if name not in read}
     data["sources"] = [{name: part for name, part in of.items() if name != "augment"} for of in data["sources"]]
     sets = [] if spec.evaluation is None else [held_out.dataset for held_out in spec.evaluation.sets]

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from polyreme_api.errors import InvalidConfigError
+from polyreme_api.mixture import MixtureRecord
 from polyreme_api.progress import CheckpointRef, StepRecord
 
 COMMIT_MARKER = "COMMIT.json"
@@ -38,6 +39,8 @@ class ResumePoint(BaseModel):
     fixed_at_s: float = 0.0
     fixed_by: Annotated[str, Field(max_length=64)] = ""
     """Which leader's process fixed it; no other one ever releases the attempt."""
+    mixture: MixtureRecord | None = None
+    """Changes of the mixture that the attempt trains by; None: all of ``spec.data.schedule``, each at its step."""
 
     @property
     def checkpoint(self) -> CheckpointRef | None:

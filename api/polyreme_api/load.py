@@ -14,8 +14,13 @@ _SHOWN_MAX = 80
 Kind = TypeVar("Kind", bound=BaseModel)
 
 
-def parse_object(document: object, kind: type[Kind]) -> Kind:
+def parse_object(document: object, kind: type[Kind], *, context: Mapping[str, Any] | None = None) -> Kind:
     """Read an object of one kind.
+
+    Args:
+        document: The object.
+        kind: Its type.
+        context: Passed to the type's validators.
 
     Raises:
         InvalidConfigError: Naming the field, the value seen and the rule.
@@ -26,7 +31,7 @@ def parse_object(document: object, kind: type[Kind]) -> Kind:
             "expected a mapping with apiVersion, kind, metadata, spec"
         )
     try:
-        return kind.model_validate(document)
+        return kind.model_validate(document, context=context)
     except ValidationError as error:
         raise _translate(error, kind) from error
 

@@ -5,11 +5,15 @@ The launcher runs it on an object store, the simulator on its model of one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from polyreme_api.history import ResumePoint, checkpoint_name, choose_resume
+from polyreme_api.mixture import MixtureRecord
 from polyreme_api.progress import CheckpointRef
+
+MixtureOf = Callable[[Sequence[ResumePoint], CheckpointRef | None], MixtureRecord | None]
+"""Returns the mixture of an attempt by the points of all earlier ones and the checkpoint that it resumes from."""
 
 
 class ResumeRoot(Protocol):
@@ -28,7 +32,9 @@ class ResumeRoot(Protocol):
         ...
 
 
-def fix_resume_point(root: ResumeRoot, *, attempt: int, by: str, now_s: float) -> ResumePoint | None:
+def fix_resume_point(
+    root: ResumeRoot, *, attempt: int, by: str, now_s: float, mixture_of: MixtureOf | None = None
+) -> ResumePoint | None:
     """Fix the attempt's resume point and return it: once an attempt, however often its leader asks.
 
     Two answers for one attempt would have ranks of one gang begin at different steps. The first choice stands, also
@@ -41,6 +47,7 @@ def fix_resume_point(root: ResumeRoot, *, attempt: int, by: str, now_s: float) -
         attempt: The attempt.
         by: Name of the leader's process; no two have the same.
         now_s: The present.
+        mixture_of: Returns the mixture of the attempt, which is fixed with the point.
 
     Returns:
         The point; None where another process has fixed it, so that this one must never release the attempt.
@@ -50,7 +57,15 @@ def fix_resume_point(root: ResumeRoot, *, attempt: int, by: str, now_s: float) -
     points, committed = root.look()
     fixed = next((point for point in points if point.attempt == attempt), None)
     if fixed is None:
-        chosen = choose_resume(committed, [point for point in points if point.attempt < attempt])
-        name = None if chosen is None else checkpoint_name(chosen)
-        fixed = root.put_if_absent(ResumePoint(attempt=attempt, resume_from=name, fixed_at_s=now_s, fixed_by=by))
+        earlier = [point for point in points if point.attempt < attempt]
+        chosen = choose_resume(committed, earlier)
+        fixed = root.put_if_absent(
+            ResumePoint(
+                attempt=attempt,
+                resume_from=None if chosen is None else checkpoint_name(chosen),
+                fixed_at_s=now_s,
+                fixed_by=by,
+                mixture=None if mixture_of is None else mixture_of(earlier, chosen),
+            )
+        )
     return fixed if fixed.fixed_by == by else None

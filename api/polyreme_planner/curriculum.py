@@ -6,13 +6,12 @@ Loader, trainer, planner, operator and report read them here, so that no two of 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Sequence
 from enum import StrEnum
 
 from polyreme_api.errors import InvalidConfigError
-from polyreme_api.job.data import MixtureChange
 from polyreme_api.job.model import Stage
+from polyreme_api.job.schedule import first_steps
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_planner.shapes import ModelShape
 
@@ -84,7 +83,7 @@ def curriculum_stages(spec: TrainingJobSpec) -> tuple[CurriculumStage, ...]:
         return (CurriculumStage(steps=training.steps),)
     found: list[CurriculumStage] = []
     theta: float | None = None
-    for first, stage in zip(_first_steps(training.stages), training.stages, strict=True):
+    for first, stage in zip(first_steps(training.stages), training.stages, strict=True):
         theta = theta if stage.rope_theta is None else float(stage.rope_theta)
         found.append(
             CurriculumStage(
@@ -135,7 +134,7 @@ def packs_of_stages(spec: TrainingJobSpec) -> tuple[Packs, ...]:
             stage=stage.name,
             first_step=first,
         )
-        for first, stage in zip(_first_steps(training.stages), training.stages, strict=True)
+        for first, stage in zip(first_steps(training.stages), training.stages, strict=True)
     )
 
 
@@ -145,17 +144,6 @@ def kinds_of_packs(spec: TrainingJobSpec) -> tuple[Packs, ...]:
     for packs in packs_of_stages(spec):
         found.setdefault((packs.tokens, packs.per_step), packs)
     return tuple(packs for _, packs in sorted(found.items(), reverse=True))
-
-
-def mixture_changes(spec: TrainingJobSpec) -> tuple[MixtureChange, ...]:
-    """Return all changes of the weights by rising step: those of ``data.schedule`` and of stages that name weights."""
-    stages = spec.training.stages
-    of_stages = [
-        MixtureChange(from_step=first, weights=stage.weights)
-        for first, stage in zip(_first_steps(stages), stages, strict=True)
-        if stage.weights
-    ]
-    return tuple(sorted((*spec.data.schedule, *of_stages), key=lambda change: change.from_step))
 
 
 def check_learners(spec: TrainingJobSpec, shape: ModelShape) -> None:
@@ -171,10 +159,6 @@ def check_learners(spec: TrainingJobSpec, shape: ModelShape) -> None:
                 f"the stage trains only {', '.join(sorted(stage.learners))}; add Decoder",
                 field="spec.training.stages[].trains",
             )
-
-
-def _first_steps(stages: Sequence[Stage]) -> list[int]:
-    return list(itertools.accumulate((stage.steps for stage in stages), initial=1))[: len(stages)]
 
 
 def _own_rate(stage: Stage) -> OwnRate | None:

@@ -133,7 +133,7 @@ class LocalCluster:
         changeable = {
             "suspend": spec.suspend,
             "workers": {"replicas": spec.workers.replicas},
-            "data": {"onDamage": spec.data.on_damage},
+            "data": {"onDamage": spec.data.on_damage, "schedule": manifest["spec"]["data"]["schedule"]},
         }
         await self._patch({"spec": changeable})
 

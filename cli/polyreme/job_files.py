@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from polyreme_api.errors import InvalidConfigError, NotFoundError
-from polyreme_api.job import TrainingJob
+from polyreme_api.job import TrainingJob, parse_job
 from polyreme_api.job.load import parse_new_job
 from polyreme_api.kinds import KINDS, AnyObject
 from polyreme_api.labels import KIND_JOB
@@ -29,6 +29,15 @@ def read_job(path: Path) -> TrainingJob:
         InvalidConfigError: If it is no YAML, holds another count of documents, or the job is refused.
     """
     return load_job(the_document(read_documents(path), path))
+
+
+def read_stored_job(path: Path) -> TrainingJob:
+    """Read the one TrainingJob of a file that was written for a job that exists.
+
+    Raises:
+        InvalidConfigError: As ``read_job``, but for what only a new job is refused for.
+    """
+    return parse_job(the_document(read_documents(path), path))
 
 
 def read_job_unplanned(path: Path) -> TrainingJob:

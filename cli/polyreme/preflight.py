@@ -10,13 +10,14 @@ from polyreme.paths import Home, RunDirectory
 from polyreme.records import checkpoint_url
 from polyreme_api.checkpoint_inventory import State, Survey, survey
 from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError, NotFoundError, RefusedError
-from polyreme_api.history import COMMIT_MARKER, attempt_key
+from polyreme_api.history import COMMIT_MARKER, attempt_key, choose_resume
 from polyreme_api.job import TrainingJob
 from polyreme_api.store import ObjectStore
 from polyreme_launcher.urls import checkpoint_folder, export_place, weights_place
 from polyreme_planner.checkpoint_model import check_model
 from polyreme_planner.curriculum import curriculum_stages, shape_at
 from polyreme_planner.hardware import PROCESSOR
+from polyreme_planner.mixture import next_mixture
 from polyreme_planner.plan import shape_of
 from polyreme_planner.plan_inputs import hardware_of
 from polyreme_planner.shapes import ModelShape
@@ -41,8 +42,8 @@ def check(home: Home, run: RunDirectory, job: TrainingJob, *, resumes: bool, fre
 
     Raises:
         InvalidConfigError: If a dataset is not known, a location is no local folder, weights or a tokenizer to start
-            from do not fit, or the checkpoint root holds checkpoints of another model or of a format that this version
-            does not read.
+            from do not fit, the checkpoint root holds checkpoints of another model or of a format that this version
+            does not read, or a change of the weights was appended for a step that the run has trained.
         NotFoundError: If there are no weights to start from where the job says.
         RefusedError: If the checkpoint root is another run's.
     """
@@ -71,6 +72,7 @@ def check(home: Home, run: RunDirectory, job: TrainingJob, *, resumes: bool, fre
     check_checkpoints(seen, url, shape_of(job.spec))
     if not resumes:
         check_unused(seen, url)
+    check_appended(seen, job)
 
 
 def check_folders(run: RunDirectory, job: TrainingJob) -> None:
@@ -239,6 +241,36 @@ def check_unused(seen: Survey, url: str) -> None:
         )
 
 
+def check_appended(seen: Survey, job: TrainingJob) -> list[str]:
+    """Refuse a change of the weights that was appended for a step that is past.
+
+    Returns:
+        A sentence for each change that takes effect later than at its step, at the next window of the order.
+
+    Raises:
+        InvalidConfigError: Naming both steps.
+    """
+    known = next((point.mixture for point in reversed(seen.points) if point.mixture is not None), None)
+    if known is None:
+        return []
+    chosen = choose_resume(seen.committed, seen.points)
+    step = 0 if chosen is None else chosen.step
+    for entry in job.spec.data.schedule[known.read :]:
+        if entry.from_step <= step:
+            raise InvalidConfigError(
+                f"data.schedule: fromStep {entry.from_step} was appended, and the run has trained step {step} already; "
+                "name a later step",
+                field="spec.data.schedule[].fromStep",
+            )
+    appended = next_mixture(job.spec, known, resume_step=step).changes[len(known.changes) :]
+    return [
+        f"weights from step {change.from_step} on take effect at step {change.step}, where the next window of the "
+        "order begins"
+        for change in appended
+        if change.step != change.from_step
+    ]
+
+
 def warnings(job: TrainingJob) -> list[str]:
     """Name what the job asks for and will not get, a sentence for each reason: no setting is dropped in silence."""
     from polyreme_local.kubelet.container import unhonoured_fields
@@ -259,16 +291,17 @@ def warnings(job: TrainingJob) -> list[str]:
     return found
 
 
-def damaged_checkpoints(run: RunDirectory, job: TrainingJob) -> list[str]:
-    """Name the damaged checkpoints of a run that continues, a sentence each: it resumes from an older one."""
+def continued(run: RunDirectory, job: TrainingJob) -> list[str]:
+    """Name, a sentence each, what is new for a run that continues: damaged checkpoints, and changes that wait."""
     url = checkpoint_url(run, job)
     folder = checkpoint_folder(url)
     if folder is not None and not folder.is_dir():
         return []
-    return [
-        f"checkpoint {stored.name} is damaged and is not used: {stored.why}"
-        for stored in survey(open_checkpoints(url)).of(State.DAMAGED)
+    seen = survey(open_checkpoints(url))
+    damaged = [
+        f"checkpoint {stored.name} is damaged and is not used: {stored.why}" for stored in seen.of(State.DAMAGED)
     ]
+    return [*damaged, *check_appended(seen, job)]
 
 
 def idle_fields(job: TrainingJob) -> list[str]:

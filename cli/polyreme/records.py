@@ -18,6 +18,7 @@ from polyreme_api.checkpoint_inventory import State, Survey, survey
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.history import ResumePoint, attempt_spans, committed_steps, is_history
 from polyreme_api.job import TrainingJob
+from polyreme_api.mixture import MixtureRecord
 from polyreme_api.progress import CheckpointRef, StepRecord
 from polyreme_api.store import ObjectStore
 from polyreme_launcher.urls import checkpoint_folder, local_folder
@@ -57,6 +58,11 @@ class RunRecords:
     """Newest held-out result."""
     routing: Mapping[str, Any] | None = None
     """Newest table of where tokens went, by layer and expert."""
+
+    @property
+    def mixture(self) -> MixtureRecord | None:
+        """Changes of the mixture that the newest attempt trains by; see ``ResumePoint.mixture``."""
+        return max(self.points, key=lambda point: point.attempt).mixture if self.points else None
 
     @property
     def history(self) -> list[StepRecord]:
@@ -113,6 +119,18 @@ def read_records_at(url: str) -> RunRecords:
         evaluation=json.loads(store.get(results[-1])) if results else None,
         routing=json.loads(store.get(tables[-1])) if tables else None,
     )
+
+
+def read_points(url: str) -> Sequence[ResumePoint]:
+    """Read the resume points of a checkpoint root by its URL, in the order of their attempts.
+
+    Raises:
+        StoreFailedError: If the store stays away.
+    """
+    from polyreme_datahub.objects import open_store
+
+    folder = checkpoint_folder(url)
+    return () if folder is not None and not folder.is_dir() else survey(open_store(url)).points
 
 
 def read_records(root: Path) -> RunRecords:

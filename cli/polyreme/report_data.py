@@ -27,7 +27,9 @@ from polyreme.run_times import RunTimes, run_times
 from polyreme.timeline import Moment
 from polyreme_api.fields import Condition
 from polyreme_api.job import TrainingJob
-from polyreme_planner.curriculum import curriculum_stages, mixture_changes
+from polyreme_api.mixture import MixtureRecord
+from polyreme_planner.curriculum import curriculum_stages
+from polyreme_planner.mixture import mixture_changes
 from polyreme_planner.plan import Plan, plan_for
 from polyreme_system.files import read_json
 
@@ -87,7 +89,7 @@ def gather(
         time_shares=times.shares,
         training_stages=_training_stages(job),
         experts=_experts(records.routing),
-        mixture=_mixture(job),
+        mixture=_mixture(job, records.mixture),
         stages=[_stage(row) for row in data.get("stages", ())],
         damage=[moment.text for moment in moments if moment.kind == "damage"],
         dead_letters=[_dead_letter(row) for row in data.get("deadLetters", ())],
@@ -151,11 +153,11 @@ def figures(job: TrainingJob, times: RunTimes) -> Figures:
     )
 
 
-def _mixture(job: TrainingJob) -> list[MixtureWeights]:
+def _mixture(job: TrainingJob, record: MixtureRecord | None) -> list[MixtureWeights]:
     first = MixtureWeights(step=1, weights={source.name: source.weight for source in job.spec.data.sources})
     changes = [
         MixtureWeights(step=change.from_step, weights={weight.source: weight.weight for weight in change.weights})
-        for change in mixture_changes(job.spec)
+        for change in mixture_changes(job.spec, record)
     ]
     return [first, *changes]
 

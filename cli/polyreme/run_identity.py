@@ -1,7 +1,7 @@
 """The identity of a run: the same YAML again goes on, an edited one is told what changed.
 
-Only ``spec.workers.replicas``, ``spec.data.onDamage`` and ``spec.suspend`` may change under a run, as under a
-TrainingJob in a cluster.
+Only ``spec.workers.replicas``, ``spec.data.onDamage`` and ``spec.suspend`` may change under a run, and
+``spec.data.schedule`` may get more entries, as under a TrainingJob in a cluster.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from polyreme_api.job import TrainingJob
 from polyreme_system.files import read_json, write_json
 
 MUTABLE_FIELDS = frozenset({"spec.workers.replicas", "spec.data.onDamage", "spec.suspend"})
+APPEND_ONLY_FIELDS = frozenset({"spec.data.schedule"})
 CHANGES_SHOWN_MAX = 8
 
 
@@ -31,6 +32,13 @@ class Change:
     field: str
     before: Any
     after: Any
+
+    @property
+    def allowed(self) -> bool:
+        """Whether a run may take it on."""
+        if self.field in APPEND_ONLY_FIELDS:
+            return bool(self.after[: len(self.before)] == self.before)
+        return self.field in MUTABLE_FIELDS
 
     def __str__(self) -> str:
         """Write ``spec.training.steps: 600 -> 800``."""
@@ -49,7 +57,7 @@ def check_same_run(before: TrainingJob, after: TrainingJob) -> list[Change]:
         RefusedError: If another field changed, naming the fields and the two ways out.
     """
     found = changes(before, after)
-    fixed = [change for change in found if change.field not in MUTABLE_FIELDS]
+    fixed = [change for change in found if not change.allowed]
     if fixed:
         shown = "; ".join(map(str, fixed[:CHANGES_SHOWN_MAX]))
         more = f"; and {len(fixed) - CHANGES_SHOWN_MAX} more" if len(fixed) > CHANGES_SHOWN_MAX else ""

@@ -121,7 +121,7 @@ def _serve(home: Home, run: RunDirectory, job: TrainingJob, settings: SessionSet
             "faults can't be injected with checkpoints in a bucket, expected a local folder",
             field="--inject or spec.checkpoint.location",
         )
-    for words in [*preflight.warnings(job), *(preflight.damaged_checkpoints(run, job) if known else ())]:
+    for words in [*preflight.warnings(job), *(preflight.continued(run, job) if known else ())]:
         note(words)
     if settings.fresh:
         release_run(home, run)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from polyreme_api.job.spec import TrainingJobSpec
 
 if TYPE_CHECKING:
+    from polyreme_api.mixture import MixtureRecord
     from polyreme_datahub.dataset_views import DatasetDetails, DatasetSummary
     from polyreme_datahub.ingest_estimate import IngestEstimate
     from polyreme_datahub.ingestion import IngestReport
@@ -278,7 +279,14 @@ def work(
         serve(around, stages, stopped=stopped, on_counts=counted)
 
 
-def open_source(objects_url: str, spec: TrainingJobSpec, *, job: str = "", wait_s: float | None = None) -> PackedSource:
+def open_source(
+    objects_url: str,
+    spec: TrainingJobSpec,
+    *,
+    job: str = "",
+    wait_s: float | None = None,
+    mixture: MixtureRecord | None = None,
+) -> PackedSource:
     """Open the training data of a processed job; light enough for a forked rank.
 
     Args:
@@ -286,6 +294,8 @@ def open_source(objects_url: str, spec: TrainingJobSpec, *, job: str = "", wait_
         spec: The job's spec.
         job: As in ``process``.
         wait_s: How long to wait for the data [s]; None: ``spec.data.wait_seconds``.
+        mixture: Changes of the mixture, as an attempt's resume point has them; None: all of ``spec.data.schedule``,
+            each at its step.
 
     Raises:
         EnvironmentFailedError: If the data is not processed in time, or its index is damaged.
@@ -295,7 +305,7 @@ def open_source(objects_url: str, spec: TrainingJobSpec, *, job: str = "", wait_
 
     limit_s = float(spec.data.wait_seconds) if wait_s is None else wait_s
     gate = origin_budget(objects_url, spec, job=job)
-    return open_packs(objects_url, spec, job=job, wait_s=limit_s, sleep=sleep_really, gate=gate)
+    return open_packs(objects_url, spec, job=job, wait_s=limit_s, sleep=sleep_really, gate=gate, mixture=mixture)
 
 
 def open_evaluation(

@@ -45,6 +45,11 @@ FROZEN: list[tuple[dict[str, Any], tuple[str, ...]]] = [
 ]
 
 
+CHANGES: list[dict[str, Any]] = [
+    {"fromStep": step, "weights": [{"source": "one", "weight": step}]} for step in (5, 7, 9)
+]
+
+
 @pytest.fixture(scope="module")
 def objects(kubeconfig: str) -> Iterator[Any]:
     with api_client(kubeconfig) as api:
@@ -130,6 +135,42 @@ def test_a_job_that_exists_keeps_its_spec(
 )
 def test_suspend_replicas_and_metadata_may_change(objects: Any, kept: str, body: dict[str, Any]) -> None:
     assert patch(objects, kept, body)["metadata"]["name"] == "small"
+
+
+def test_the_schedule_of_a_job_that_exists_is_append_only(objects: Any, kubeconfig: str) -> None:
+    """Checked by a server with the largest schedule too: its rule has a bounded cost."""
+    with api_client(kubeconfig) as api, new_namespace(api) as namespace:
+        manifest = job_with({})
+        objects.create_namespaced_custom_object(GROUP, VERSION, namespace, "trainingjobs", manifest)
+
+        def scheduled(schedule: list[dict[str, Any]], *, dry: bool = False) -> Any:
+            options = {"dry_run": "All"} if dry else {}
+            body = {"spec": {"data": {"schedule": schedule}}}
+            return objects.patch_namespaced_custom_object(
+                GROUP, VERSION, namespace, "trainingjobs", "small", body, **options
+            )
+
+        def said(schedule: list[dict[str, Any]]) -> str:
+            return refusal(lambda: scheduled(schedule, dry=True))
+
+        scheduled(CHANGES[:1])
+        scheduled(CHANGES[:2])
+        may_only = "spec.data.schedule may only get more entries while the job exists, with fromStep above 7; keep"
+        other: dict[str, Any] = {"fromStep": 6, "weights": [{"source": "one", "weight": 1}]}
+        changed = {**CHANGES[0], "weights": [{"source": "one", "weight": 2}]}
+        between, empty = [CHANGES[0], other, CHANGES[1]], {"fromStep": 9, "weights": [{"source": "one", "weight": 0}]}
+        for schedule in ([], CHANGES[:1], CHANGES[1:], between, [changed, *CHANGES[1:]]):
+            assert may_only in said(schedule), schedule
+        assert "fromStep of schedule must rise" in said([CHANGES[1], CHANGES[0], CHANGES[2]])
+        assert "every weight from step 9 on is 0" in said([*CHANGES[:2], empty])
+        weights = [{"source": f"source-{at}", "weight": at + 1} for at in range(8)]
+        most = [*CHANGES[:2]]
+        most += [{"fromStep": step, "weights": weights} for step in range(8, 8 + 1022)]
+        scheduled(most[:-1])
+        done = scheduled(most)
+        assert len(done["spec"]["data"]["schedule"]) == 1024
+        status = {"status": {"step": 3}}
+        objects.patch_namespaced_custom_object_status(GROUP, VERSION, namespace, "trainingjobs", "small", status)
 
 
 def test_an_administrator_may_change_everything_of_a_queue(objects: Any) -> None:

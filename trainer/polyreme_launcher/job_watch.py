@@ -106,12 +106,12 @@ def attempt_view(manifest: dict[str, Any]) -> AttemptView:
     """
     from pydantic import ValidationError
 
-    from polyreme_api.job.spec import TrainingJobSpec
+    from polyreme_api.job.spec import STORED, TrainingJobSpec
     from polyreme_api.job.status import AttemptStatus
 
     try:
         attempt = AttemptStatus.model_validate(manifest["status"]["attempt"])
-        spec = TrainingJobSpec.model_validate(manifest["spec"])
+        spec = TrainingJobSpec.model_validate(manifest["spec"], context=STORED)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import json
 import os
 import socket
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from polyreme_api import environment as names
 from polyreme_api.clock import Clock
@@ -29,6 +32,9 @@ from polyreme_launcher.protocol import leader as machine
 from polyreme_launcher.protocol.follower import Tick
 from polyreme_launcher.protocol.messages import Message
 from polyreme_launcher.resume import fix_resume
+
+if TYPE_CHECKING:
+    from polyreme_api.job import TrainingJobSpec
 
 RESUME_TRIES_MAX = 5
 RESUME_RETRY_S = 1.0
@@ -67,6 +73,7 @@ class LeaderAgent:
         self._to_own_follower = to_own_follower
         self._on_fail = on_fail
         self._inherited = environment.get(names.LEADER_FD)
+        self._objects_url = environment.get(names.OBJECTS_URL)
         self._state = machine.LeaderState(replacement=pod.replacement)
         self._api = ApiClient(url=pod.api_url, token_file=Path(pod.token_file), namespace=pod.namespace)
         self._lease = LeaseKeeper(
@@ -186,13 +193,18 @@ class LeaderAgent:
         )
 
     async def _resume_point(self, attempt: int) -> ResumePoint | None:
+        from polyreme_api.job import parse_job
         from polyreme_datahub.objects import open_store
 
+        view = self._state.attempt
+        spec = None if view is None or view.number != attempt else parse_job(json.loads(view.job_json)).spec
+        entries_of = functools.partial(self._entries_of, spec)
+        fix = functools.partial(fix_resume, attempt=attempt, by=self._launcher, spec=spec, entries_of=entries_of)
         last = ""
         for _ in range(RESUME_TRIES_MAX):
             try:
                 store, now_s = open_store(self._pod.checkpoint_url), self._clock.now_s()
-                point = await asyncio.to_thread(fix_resume, store, attempt=attempt, by=self._launcher, now_s=now_s)
+                point = await asyncio.to_thread(fix, store, now_s=now_s)
             except (RefusedError, InvalidConfigError) as error:
                 self._refuse(attempt, str(error), ExitCode.USAGE)
                 return None
@@ -207,6 +219,18 @@ class LeaderAgent:
                 return point
         self._refuse(attempt, f"checkpoint root failed {RESUME_TRIES_MAX} times: {last}", ExitCode.ENVIRONMENT)
         return None
+
+    def _entries_of(self, spec: TrainingJobSpec | None, state: Mapping[str, Any]) -> int | None:
+        """Return how many entries of the schedule the loader knew that saved a state; None if its data is not there."""
+        from polyreme_datahub.loader.open import entries_of_state
+
+        if spec is None or not self._objects_url:
+            return None
+        try:
+            return entries_of_state(self._objects_url, spec, state, job=self._pod.job_uid)
+        except PolyremeError as error:
+            print(f"the schedule of a checkpoint is not known: {error}", file=sys.stderr)
+            return None
 
     def _refuse(self, attempt: int, why: str, code: ExitCode) -> None:
         print(f"attempt {attempt} is refused: {why}", file=sys.stderr)

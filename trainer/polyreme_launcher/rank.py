@@ -18,6 +18,7 @@ from pathlib import Path
 
 from polyreme_api import environment as names
 from polyreme_api.batch import BatchSource, EvaluationSource, TokenizerFile
+from polyreme_api.checkpoint_inventory import read_mixture
 from polyreme_api.environment import RankEnvironment
 from polyreme_api.errors import InvalidConfigError, PolyremeError, RunFailedError
 from polyreme_api.exit_codes import ExitCode
@@ -290,6 +291,7 @@ def _open_data(
             split=split,
             pixels=_has_first_stage(rank.rank, plan),
             gate=gate,
+            mixture=read_mixture(open_store(rank.checkpoint_url), rank.attempt),
         )
     return source, open_held_out(url, spec, job=job, wait_s=limit_s, sleep=sleep_really, gate=gate)
 

@@ -2,32 +2,66 @@
 
 Torn and damaged checkpoints are skipped and named. One thing needs a person: if history had checkpoints and none of
 them is intact, the attempt is refused, since a fresh start would throw the whole run away.
+
+With the point, the changes of the mixture are fixed that the attempt trains by.
 """
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from polyreme_api.checkpoint_inventory import State, StoredCheckpoint, Survey, read_point, survey
-from polyreme_api.commit_marker import ForeignFormatError
+from polyreme_api.commit_marker import CommitMarker, ForeignFormatError
 from polyreme_api.errors import RefusedError
 from polyreme_api.history import ResumePoint, attempt_key, attempt_spans, claim_key, is_history
+from polyreme_api.job.spec import TrainingJobSpec
+from polyreme_api.mixture import MixtureRecord
 from polyreme_api.progress import CheckpointRef
 from polyreme_api.resume_point import fix_resume_point
 from polyreme_api.store import ObjectExistsError, ObjectStore
+from polyreme_planner.mixture import first_mixture, next_mixture, restored_mixture
+
+EntriesOf = Callable[[Mapping[str, Any]], int | None]
 
 
-def fix_resume(store: ObjectStore, *, attempt: int, by: str, now_s: float) -> ResumePoint | None:
+def fix_resume(
+    store: ObjectStore,
+    *,
+    attempt: int,
+    by: str,
+    now_s: float,
+    spec: TrainingJobSpec | None = None,
+    entries_of: EntriesOf = lambda _: None,
+) -> ResumePoint | None:
     """Fix the attempt's resume point and return it; None if a process of another name than ``by`` has fixed it.
+
+    Args:
+        store: The checkpoint root.
+        attempt: The attempt.
+        by: Name of the leader's process.
+        now_s: The present.
+        spec: The job's spec as the leader read it; None for a job whose mixture is not ours.
+        entries_of: Returns how many entries of the schedule were known when a loader state was saved, if it can tell:
+            asked for a checkpoint of a release whose resume points have no record of the mixture.
 
     Raises:
         ForeignFormatError: If a checkpoint is of a format that this version does not read.
         RefusedError: If a resume point is damaged, or every checkpoint of history is.
         StoreFailedError: If the store stays unavailable.
     """
-    return fix_resume_point(_StoreRoot(store), attempt=attempt, by=by, now_s=now_s)
+    root = _StoreRoot(store)
+    if spec is None or "data" not in spec.model_fields_set:
+        return fix_resume_point(root, attempt=attempt, by=by, now_s=now_s)
+    return fix_resume_point(
+        root,
+        attempt=attempt,
+        by=by,
+        now_s=now_s,
+        mixture_of=lambda points, chosen: root.mixture(spec, points, chosen, entries_of),
+    )
 
 
 class _StoreRoot:
@@ -36,6 +70,7 @@ class _StoreRoot:
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
         self._attempt = 0
+        self._seen: Survey | None = None
 
     def claim(self, attempt: int) -> None:
         """Create the attempt's claim, if it is absent."""
@@ -45,7 +80,7 @@ class _StoreRoot:
 
     def look(self) -> tuple[Sequence[ResumePoint], Sequence[CheckpointRef]]:
         """Return the fixed resume points, and the committed, intact checkpoints."""
-        seen = survey(self._store)
+        seen = self._seen = survey(self._store)
         if self._attempt in seen.rebuilt:
             # Its author is unknown, so no process may release the attempt; the next one resumes where it would have.
             raise RefusedError(
@@ -67,6 +102,32 @@ class _StoreRoot:
         except ObjectExistsError:
             return read_point(self._store, point.attempt)
         return point
+
+    def mixture(
+        self, spec: TrainingJobSpec, points: Sequence[ResumePoint], chosen: CheckpointRef | None, entries_of: EntriesOf
+    ) -> MixtureRecord:
+        """Return the changes of the mixture of an attempt: those of the newest one before it, and what came since."""
+        step = 0 if chosen is None else chosen.step
+        for point in sorted(points, key=lambda point: point.attempt, reverse=True):
+            if (known := point.mixture or self._saved_mixture(spec, point.attempt)) is not None:
+                return next_mixture(spec, known, resume_step=step)
+        # Points of releases before there were records, if any.
+        marker = self._marker(lambda reference: reference == chosen)
+        entries = None if marker is None or not spec.data.schedule else entries_of(marker.loader)
+        return first_mixture(spec, entries=entries, resume_step=step)
+
+    def _marker(self, wanted: Callable[[CheckpointRef], bool]) -> CommitMarker | None:
+        """Return the marker of the newest of some checkpoints that are whole."""
+        stored = () if self._seen is None else self._seen.of(State.WHOLE)
+        found = [of for of in stored if wanted(of.reference)]
+        return max(found, key=lambda of: of.reference.step).marker if found else None
+
+    def _saved_mixture(self, spec: TrainingJobSpec, attempt: int) -> MixtureRecord | None:
+        """Return the changes of an attempt whose point was lost, by its newest checkpoint."""
+        marker = self._marker(lambda reference: reference.attempt == attempt)
+        if marker is None or "mixture" not in marker.loader:
+            return None
+        return restored_mixture(spec, marker.loader["mixture"])
 
 
 def _refuse_fresh_start(seen: Survey, damaged: Sequence[StoredCheckpoint]) -> None:

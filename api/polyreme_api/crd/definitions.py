@@ -19,6 +19,8 @@ from polyreme_api.topology import ClusterTopology
 
 MUTABLE = frozenset({"suspend", "workers.replicas", "data.onDamage"})
 """Fields of a job's spec that may change while it exists."""
+APPEND_ONLY = {"data.schedule": "fromStep"}
+"""Lists of a job's spec that may get more entries while it exists, by the field by which their entries rise."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +207,7 @@ def object_schema(definition: Definition) -> Schema:
     if not required:
         spec["default"] = default_of(spec)
     if definition.mutable is not None:
-        freeze(spec, mutable=definition.mutable)
+        freeze(spec, mutable=definition.mutable, append_only=APPEND_ONLY)
     schema = {
         "type": "object",
         "description": plain_text(definition.model.__doc__ or ""),

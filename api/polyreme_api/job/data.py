@@ -9,6 +9,8 @@ from polyreme_api.fields import STEPS_MAX, DatasetReference, Name, Part, Probabi
 Weight = Annotated[int, Field(ge=0, le=65_536)]
 PackTokens = Annotated[int, Field(ge=16, le=1_048_576)]
 ColorPercent = Annotated[int, Field(ge=0, le=90)]
+SCHEDULE_MAX = 1024
+"""Most changes of the weights in a job."""
 BUDGET_REQUESTS_MIN, BUDGET_BYTES_MIN = 10, 2**20
 """Least of a budget at the bucket for each process that reads: it can still renew its share, and fetch."""
 
@@ -119,8 +121,11 @@ class Data(Part):
 
     sources: Annotated[list[Source], Field(min_length=1, max_length=256)]
     """Datasets of the mixture."""
-    schedule: Annotated[list[MixtureChange], Field(max_length=1024)] = Field(default_factory=list)
-    """Changes of the weights during the run, in the order of their steps."""
+    schedule: Annotated[list[MixtureChange], Field(max_length=SCHEDULE_MAX)] = Field(default=[])
+    """Changes of the weights during the run, in the order of their steps. While the job exists, changes may be
+    appended, and none may be changed or removed. A change that is appended after the first attempt has begun is read
+    when the next attempt starts; it takes effect at the first window of the order (256 packs, in whole steps) that
+    begins neither before ``fromStep`` nor before the attempt's first step."""
     sequence_tokens: PackTokens
     """Tokens of one pack; ``long_samples`` says what becomes of longer samples."""
     long_samples: Literal["Refuse", "Truncate", "Split"] = "Refuse"

@@ -3,18 +3,18 @@
 from typing import Any
 
 from polyreme_api.errors import InvalidConfigError
-from polyreme_api.job.spec import TrainingJob
+from polyreme_api.job.spec import STORED, TrainingJob
 from polyreme_api.labels import GROUP
 from polyreme_api.load import parse_object
 
 
 def parse_job(document: object) -> TrainingJob:
-    """Read a job's structure, without planning it.
+    """Read the structure of a job that exists, without planning it.
 
     Raises:
         InvalidConfigError: Naming the field, the value seen and the rule.
     """
-    return parse_object(document, TrainingJob)
+    return parse_object(document, TrainingJob, context=STORED)
 
 
 def parse_new_job(document: object) -> TrainingJob:
@@ -23,7 +23,7 @@ def parse_new_job(document: object) -> TrainingJob:
     Raises:
         InvalidConfigError: Naming the field, the value seen and the rule.
     """
-    job = parse_job(document)
+    job = parse_object(document, TrainingJob)
     for at, toleration in enumerate((job.spec.workers.template.get("spec") or {}).get("tolerations") or ()):
         _check_toleration(toleration, f"spec.workers.template.spec.tolerations.{at}")
     return job

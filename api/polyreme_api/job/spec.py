@@ -1,15 +1,22 @@
 """The TrainingJob: the same YAML for ``kubectl apply`` and for ``polyreme run``."""
 
-from collections import Counter
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer, model_validator
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    ValidationInfo,
+    model_serializer,
+    model_validator,
+)
 
 from polyreme_api.fields import Seconds
 from polyreme_api.job.data import BUDGET_BYTES_MIN, BUDGET_REQUESTS_MIN, Data, Evaluation
 from polyreme_api.job.model import ModelPart, Training
 from polyreme_api.job.policy import FailurePolicy, Health
 from polyreme_api.job.pre_checks import PreChecks
+from polyreme_api.job.schedule import check_schedule
 from polyreme_api.job.status import TrainingJobStatus
 from polyreme_api.job.workers import STAGES_MEET, Checkpoint, Export, Parallelism, Scheduling, Topology, Workers
 from polyreme_api.labels import MANAGER
@@ -17,13 +24,19 @@ from polyreme_api.metadata import Object, ObjectMeta
 
 LAUNCHER_PARTS = ("model", "data", "training")
 """Parts of the spec that the launcher's ranks train by; a container that brings its own training needs none."""
+STORED = {"stored": True}
+"""Validation context of a job that exists: changes appended to its schedule are not checked; see ``job.schedule``."""
 NO_MODEL = ModelPart.model_construct(preset="")
 NO_DATA = Data.model_construct(sources=[], sequence_tokens=0)
 NO_TRAINING = Training.model_construct(steps=0, packs_per_step=0)
 
 
 class TrainingJobSpec(Scheduling):
-    """The desired state. In an existing job only ``workers.replicas``, ``suspend`` and ``data.onDamage`` may change."""
+    """The desired state.
+
+    In an existing job only ``workers.replicas``, ``suspend`` and ``data.onDamage`` may change, and ``data.schedule``
+    may get more entries.
+    """
 
     model: ModelPart = Field(default_factory=lambda: NO_MODEL)
     """The model to train; required unless ``workers.runtime.mode`` is ``Environment``."""
@@ -68,10 +81,12 @@ class TrainingJobSpec(Scheduling):
         return self
 
     @model_validator(mode="after")
-    def _references(self) -> "TrainingJobSpec":
+    def _references(self, info: ValidationInfo) -> "TrainingJobSpec":
         if "data" in self.model_fields_set:
             check_sources(self.data)
             check_stages(self.training, self.data)
+            if info.context != STORED:
+                check_schedule(self.data, self.training)
             check_budget(self.data, self.workers)
         if self.evaluation is not None:
             check_held_out(self.evaluation, self.data)
@@ -129,22 +144,9 @@ def check_sources(data: Data) -> None:
     from_start = bool(data.schedule) and data.schedule[0].from_step == 1
     if not from_start and not any(source.weight for source in data.sources):
         raise ValueError("data.sources: every weight is 0; give one source a weight above 0")
-    known = set(names)
     steps = [change.from_step for change in data.schedule]
     if steps != sorted(set(steps)):
         raise ValueError(f"data.schedule: fromStep must rise, seen {steps}; order the changes")
-    for change in data.schedule:
-        weighed = Counter(weight.source for weight in change.weights)
-        if doubled := sorted(name for name, count in weighed.items() if count > 1):
-            raise ValueError(f"data.schedule: fromStep {change.from_step} weighs {doubled[0]!r} twice; drop one")
-        for weight in change.weights:
-            if weight.source not in known:
-                raise ValueError(
-                    f"data.schedule: fromStep {change.from_step} weighs source {weight.source!r}, "
-                    f"sources are {', '.join(names)}; change weights[].source"
-                )
-        if not any(weight.weight for weight in change.weights):
-            raise ValueError(f"data.schedule: every weight from step {change.from_step} on is 0; raise one")
 
 
 def check_stages(training: Training, data: Data) -> None:
@@ -154,8 +156,6 @@ def check_stages(training: Training, data: Data) -> None:
         ValueError: Naming the stage.
     """
     known = {source.name for source in data.sources}
-    changes = {change.from_step for change in data.schedule}
-    first = 1
     for stage in training.stages:
         where, weighed = f"training.stages: {stage.name!r}", [weight.source for weight in stage.weights]
         if doubled := sorted({name for name in weighed if weighed.count(name) > 1}):
@@ -166,9 +166,6 @@ def check_stages(training: Training, data: Data) -> None:
             )
         if weighed and not any(weight.weight for weight in stage.weights):
             raise ValueError(f"{where} gives every source weight 0; raise one, or leave weights out")
-        if weighed and first in changes:
-            raise ValueError(f"{where} gives weights from step {first} on, and so does data.schedule; drop one of them")
-        first += stage.steps
 
 
 def check_budget(data: Data, workers: Workers) -> None:

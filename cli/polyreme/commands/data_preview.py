@@ -123,16 +123,21 @@ def trace(
 def _opened(home: Home, job: str) -> tuple[TrainingJobSpec, PackedSource, str]:
     """Open the training data of a run; return its spec, the data, and the UID under which they were processed.
 
+    Changes appended to the schedule take effect where the run's newest attempt has them; later ones are not known yet.
+
     Raises:
         NotFoundError: If there is no such run.
         EnvironmentFailedError: If its data is not processed.
     """
     from polyreme.job_files import read_job
+    from polyreme.records import checkpoint_url, read_points
     from polyreme_datahub.hub import open_source
 
     run = find(home, job, field="--job")
-    spec, uid = read_job(run.job_file).spec, str((read_json(run.data_report) or {}).get("job", ""))
-    return spec, open_source(home.objects_url, spec, job=uid, wait_s=0.0), uid
+    stored, uid = read_job(run.job_file), str((read_json(run.data_report) or {}).get("job", ""))
+    points = read_points(checkpoint_url(run, stored))
+    mixture = points[-1].mixture if points else None
+    return stored.spec, open_source(home.objects_url, stored.spec, job=uid, wait_s=0.0, mixture=mixture), uid
 
 
 def _check_step(step: int, steps: int) -> None:

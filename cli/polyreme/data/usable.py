@@ -7,20 +7,26 @@ from typing import TYPE_CHECKING
 
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.job.spec import TrainingJobSpec
-from polyreme_planner.curriculum import mixture_changes
+from polyreme_api.mixture import MixtureRecord
+from polyreme_planner.mixture import mixture_changes
 
 if TYPE_CHECKING:
     from polyreme_datahub.processing import DatasetReport
 
 
-def check_usable(spec: TrainingJobSpec, datasets: Iterable[DatasetReport]) -> None:
+def check_usable(spec: TrainingJobSpec, datasets: Iterable[DatasetReport], *, entries: int | None = None) -> None:
     """Refuse a job that gives weight to a dataset without a single good record.
+
+    Args:
+        spec: The job's specification.
+        datasets: What came of its datasets.
+        entries: Entries of the schedule that count; None: all. Loaders leave later ones out that can't be applied.
 
     Raises:
         InvalidConfigError: Naming the dataset, how many records are dead letters, and the first of them.
     """
     weighed = {source.name for source in spec.data.sources if source.weight}
-    for change in mixture_changes(spec):
+    for change in mixture_changes(spec, MixtureRecord(base=tuple(spec.data.schedule[:entries]))):
         weighed |= {weight.source for weight in change.weights if weight.weight}
     trained = {source.dataset.partition("@")[0] for source in spec.data.sources if source.name in weighed}
     for dataset in datasets:

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from polyreme.data.usable import check_usable
-from polyreme.job_files import read_job
+from polyreme.job_files import read_stored_job
 from polyreme.paths import Home
 from polyreme_api.errors import PolyremeError
 from polyreme_api.exit_codes import ExitCode
-from polyreme_system.files import write_json
+from polyreme_system.files import read_json, write_json
 from polyreme_system.parent_death import end_with_parent
 
 SEALS = "seals"
@@ -49,7 +49,10 @@ def main() -> int:
 def _process(home: Home, job_file: Path, *, uid: str, only_seals: bool) -> None:
     from polyreme_datahub.hub import process
 
-    job = read_job(job_file)
+    job = read_stored_job(job_file)
+    # Entries that were appended since the data was first processed must not refuse a job that runs.
+    path, entries = job_file.with_name("data.json"), len(job.spec.data.schedule)
+    entries = (read_json(path) or {}).get("scheduleEntries", entries)
     report = process(
         job.spec,
         registry_url=home.registry_url,
@@ -84,9 +87,10 @@ def _process(home: Home, job_file: Path, *, uid: str, only_seals: bool) -> None:
             for letter in dataset.dead_letters
         ]
     write_json(
-        job_file.with_name("data.json"),
+        path,
         {
             "job": uid,
+            "scheduleEntries": entries,
             "plan": report.plan,
             "seconds": report.seconds,
             "datasets": [{"dataset": each.reference, "samples": each.samples} for each in report.datasets],
@@ -94,7 +98,7 @@ def _process(home: Home, job_file: Path, *, uid: str, only_seals: bool) -> None:
             "deadLetters": dead,
         },
     )
-    check_usable(job.spec, report.datasets)
+    check_usable(job.spec, report.datasets, entries=entries)
 
 
 def _say(line: dict[str, Any]) -> None:

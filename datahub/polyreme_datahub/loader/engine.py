@@ -25,6 +25,7 @@ import numpy as np
 
 from polyreme_api import environment as names
 from polyreme_api.batch import BatchSource
+from polyreme_api.checkpoint_inventory import read_mixture
 from polyreme_api.errors import InvalidConfigError, PolyremeError, RefusedError
 from polyreme_api.exit_codes import ExitCode
 from polyreme_api.job import parse_job
@@ -34,6 +35,7 @@ from polyreme_datahub.loader.open import open_packs, sleep_really
 from polyreme_datahub.loader.origin_budget import OriginBudget, Reader, origin_budget
 from polyreme_datahub.loader.read_ahead import BYTES_MAX, READ_THREADS_MAX, ReadAhead
 from polyreme_datahub.loader.read_counts import Counting, ReadTeller
+from polyreme_datahub.objects import open_store
 from polyreme_system.parent_death import end_with_parent
 
 CONNECTIONS_MAX = 256
@@ -53,9 +55,9 @@ class OpenedData:
     budget: OriginBudget | None = None
 
 
-Open = Callable[[str, StepSplit, bool], OpenedData]
-"""Opens the data of a job by the path of its file, for a trainer that splits its steps like that, with or without
-pixels."""
+Open = Callable[[str, int, StepSplit, bool], OpenedData]
+"""Opens the data of a job by the path of its file, for an attempt whose trainer splits its steps like that, with or
+without pixels."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -157,7 +159,7 @@ class Engine:
             if self._failure is not None and self._failure.attempt == attempt:
                 raise self._failure.error
             try:
-                opened = self._open_data(request["job"], StepSplit(**request["split"]), request["pixels"])
+                opened = self._open_data(request["job"], attempt, StepSplit(**request["split"]), request["pixels"])
             except Exception as error:
                 self._failure = _Failure(attempt, error)
                 raise
@@ -213,7 +215,7 @@ class Engine:
 def open_job(environment: Mapping[str, str]) -> Open:
     """Return how the data of this pod's job are opened."""
 
-    def open_data(path: str, split: StepSplit, pixels: bool) -> OpenedData:
+    def open_data(path: str, attempt: int, split: StepSplit, pixels: bool) -> OpenedData:
         spec = parse_job(json.loads(Path(path).read_text(encoding="utf-8"))).spec
         url, job = environment[names.OBJECTS_URL], environment[names.JOB_UID]
         holder = f"engine of pod {environment[names.INDEX]}" if names.INDEX in environment else None
@@ -227,6 +229,7 @@ def open_job(environment: Mapping[str, str]) -> Open:
             split=split,
             pixels=pixels,
             gate=budget,
+            mixture=read_mixture(open_store(environment[names.CHECKPOINT_URL]), attempt),
         )
         return OpenedData(source, spec.training.steps, budget)
 

@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from polyreme_api.job.schedule import PERIOD_MAX
 from polyreme_datahub.errors import SourceInvalidError
-
-PERIOD_MAX = 1_048_576
 
 
 class Mixture:

@@ -6,38 +6,45 @@ No database, and no bucket's client unless the objects lie in a bucket: safe aft
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from polyreme_api.batch import TokenIds, TokenizerFile
 from polyreme_api.errors import EnvironmentFailedError
 from polyreme_api.job.spec import TrainingJobSpec
+from polyreme_api.mixture import MixtureRecord
 from polyreme_api.store import ObjectNotFoundError, ObjectStore
 from polyreme_datahub.chat_format import OWN_TEMPLATE, ChatTemplate, jinja_of
 from polyreme_datahub.errors import IndexDamagedError
 from polyreme_datahub.index.damage import note_damage
-from polyreme_datahub.index.format import BY_PILLOW, PIXELS, parse_plan, pixels_of, plan_key, special_tokens
+from polyreme_datahub.index.format import parse_plan, pixels_of, plan_key, special_tokens
 from polyreme_datahub.index.succession import identity_of
 from polyreme_datahub.job_data import longest_pack, plan_data
-from polyreme_datahub.loader.augment import AUGMENT_VERSION, settings_of
+from polyreme_datahub.loader.augment import AugmentSettings, settings_of
 from polyreme_datahub.loader.balance import StepSplit
 from polyreme_datahub.loader.blob_files import BlobFiles, blob_files, read_blob, samples_store
 from polyreme_datahub.loader.decode_pool import DecodeRoom, decode_threads
 from polyreme_datahub.loader.evaluation import HeldOutSource
-from polyreme_datahub.loader.order import ORDER_VERSION, WINDOW_PACKS, OrderPlan, Segment
+from polyreme_datahub.loader.identity import identity_of_order
+from polyreme_datahub.loader.order import OrderPlan, unfilled_segments
 from polyreme_datahub.loader.shards import MappedIndex
 from polyreme_datahub.loader.source import Balance, PackedSource
 from polyreme_datahub.objects import SAMPLES, Gate, open_store
 from polyreme_datahub.operations.values import Blob
 from polyreme_datahub.tokenizer_file import split_template, tokenizer_json
-from polyreme_planner.curriculum import mixture_changes, packs_of_stages
+from polyreme_planner.mixture import Segment, segments_of, weights_of
 from polyreme_planner.plan import shape_of
 
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
 POLL_S = 0.2
+
+_log = logging.getLogger(__name__)
 
 Sleep = Callable[[float], None]
 
@@ -53,6 +60,7 @@ def open_packs(
     split: StepSplit | None = None,
     pixels: bool = True,
     gate: Gate | None = None,
+    mixture: MixtureRecord | None = None,
 ) -> PackedSource:
     """Open the training data; see ``polyreme_datahub.hub.open_source``.
 
@@ -66,11 +74,11 @@ def open_packs(
         split: How the trainer splits a step, for ``spec.data.packs_by: Cost``; None: packs keep the order's numbers.
         pixels: Whether batches have patches, which only ranks of the first pipeline stage need.
         gate: Where requests to a bucket wait.
+        mixture: See ``polyreme_datahub.hub.open_source``.
     """
     threads = decode_threads(os.environ, processes=processes)
     store, blobs = samples_store(objects_url, gate), blob_files(objects_url, gate=gate)
     plan = _plan(store, spec, job, wait_s=wait_s, sleep=sleep)
-    names = tuple(source.name for source in spec.data.sources)
     digests = [plan["manifests"][source.dataset] for source in spec.data.sources]
     tokenizer = Blob(_tokenizer(store, blobs, plan["tokenizer"]), digest=plan["tokenizer"])
     room = DecodeRoom()
@@ -78,26 +86,11 @@ def open_packs(
     indexes = [
         _mapped(store, blobs, digest, tokenizer=tokenizer, pixel_version=pixel_version, room=room) for digest in digests
     ]
-    order = OrderPlan(
-        seed=spec.data.seed,
-        names=names,
-        lengths=tuple(index.lengths for index in indexes),
-        segments=segments_of(spec),
-        packs_per_step=spec.training.packs_per_step,
-        pack_tokens=spec.data.sequence_tokens,
-    )
-    identities = [identity_of(plan, source.dataset) for source in spec.data.sources]
-    facts = [names, identities, spec.data.seed, [[s.first_step, s.weights] for s in order.segments]]
-    facts += [order.packs_per_step, order.pack_tokens, ORDER_VERSION, WINDOW_PACKS]
-    packed = [[order.packs_in(segment), order.tokens_in(segment)] for segment in order.segments]
-    if packed != [[order.packs_per_step, order.pack_tokens]] * len(packed):
-        facts += packed
-    augment = [settings_of(spec.data.augment if of.augment is None else of.augment) for of in spec.data.sources]
-    if any(augment):
-        facts += [AUGMENT_VERSION, [settings and dataclasses.asdict(settings) for settings in augment]]
-    if pixel_version != BY_PILLOW:
-        facts += [PIXELS, pixel_version]
-    identity = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+    order = _order(spec, tuple(index.lengths for index in indexes), segments_of(spec, mixture))
+    if mixture is not None:
+        order, mixture = _without_empty_changes(order, spec, mixture)
+    augment = _augment(spec)
+    identity = identity_of_order(order, spec, _identities(plan, spec), augment, mixture, pixel_version=pixel_version)
     placeholders = spec.data.on_damage == "Placeholder"
     balance = Balance(shape_of(spec), split) if split is not None and spec.data.packs_by == "Cost" else None
     return PackedSource(
@@ -154,27 +147,65 @@ def open_token_ids(objects_url: str, spec: TrainingJobSpec, *, job: str) -> Toke
     return TokenIds(**special_tokens(manifest))
 
 
-def segments_of(spec: TrainingJobSpec) -> tuple[Segment, ...]:
-    """Return the weights of the sources by step, in the order of the sources, and the packs of each stage."""
-    names = [source.name for source in spec.data.sources]
-    weights = {1: tuple(source.weight for source in spec.data.sources)}
-    for change in mixture_changes(spec):
-        given = {weight.source: weight.weight for weight in change.weights}
-        weights[change.from_step] = tuple(given.get(name, 0) for name in names)
-    packs = {of.first_step: of for of in packs_of_stages(spec)}
-    segments: list[Segment] = []
-    packed = packs[1]
-    for first_step in sorted({*weights, *packs}):
-        before, packed = packed, packs.get(first_step, packed)
-        # Stages whose steps are packed alike have no border between them.
-        if first_step in weights or (before.per_step, before.tokens) != (packed.per_step, packed.tokens):
-            weighed = weights.get(first_step) or segments[-1].weights
-            segments.append(
-                Segment(
-                    first_step=first_step, weights=weighed, packs_per_step=packed.per_step, pack_tokens=packed.tokens
-                )
-            )
-    return tuple(segments)
+def entries_of_state(
+    objects_url: str, spec: TrainingJobSpec, state: Mapping[str, Any], *, job: str, gate: Gate | None = None
+) -> int | None:
+    """Return how many entries of the schedule were known when a loader saved its state; reads no index.
+
+    For states of releases whose resume points have no record of the mixture: their schedules could not change.
+
+    Raises:
+        EnvironmentFailedError: If the data is not processed.
+    """
+    plan = _plan(samples_store(objects_url, gate), spec, job, wait_s=0.0, sleep=sleep_really)
+    for count in range(len(spec.data.schedule), -1, -1):
+        mixture = MixtureRecord(base=tuple(spec.data.schedule[:count]))
+        order = _order(spec, (), segments_of(spec, mixture))
+        identity = identity_of_order(
+            order, spec, _identities(plan, spec), _augment(spec), mixture, pixel_version=pixels_of(plan)
+        )
+        if identity.at(0) == state.get("data"):
+            return count
+    return None
+
+
+def _order(
+    spec: TrainingJobSpec, lengths: tuple[npt.NDArray[np.int64], ...], segments: tuple[Segment, ...]
+) -> OrderPlan:
+    return OrderPlan(
+        seed=spec.data.seed,
+        names=tuple(source.name for source in spec.data.sources),
+        lengths=lengths,
+        segments=segments,
+        packs_per_step=spec.training.packs_per_step,
+        pack_tokens=spec.data.sequence_tokens,
+    )
+
+
+def _identities(plan: Mapping[str, Any], spec: TrainingJobSpec) -> list[str]:
+    return [identity_of(plan, source.dataset) for source in spec.data.sources]
+
+
+def _augment(spec: TrainingJobSpec) -> list[AugmentSettings | None]:
+    return [settings_of(spec.data.augment if of.augment is None else of.augment) for of in spec.data.sources]
+
+
+def _without_empty_changes(
+    order: OrderPlan, spec: TrainingJobSpec, mixture: MixtureRecord
+) -> tuple[OrderPlan, MixtureRecord]:
+    """Leave out appended changes that weigh a source without a sample that fits: what runs must not fail by them.
+
+    Which ones follows from the data and the record, so all ranks of all attempts leave the same ones out.
+    """
+    while empty := unfilled_segments(order):
+        step = order.segments[empty[0]].first_step
+        last = next((change for change in reversed(mixture.changes) if change.step <= step), None)
+        if last is None or weights_of(last, order.names) != order.segments[empty[0]].weights:
+            break
+        _log.warning("weights from step %d on are ignored: a source with a weight has no sample that fits", last.step)
+        mixture = mixture.model_copy(update={"changes": tuple(of for of in mixture.changes if of is not last)})
+        order = dataclasses.replace(order, segments=segments_of(spec, mixture))
+    return order, mixture
 
 
 def _mapped(

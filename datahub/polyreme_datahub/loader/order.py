@@ -24,9 +24,8 @@ from polyreme_datahub.errors import SourceInvalidError
 from polyreme_datahub.loader.mixture import Mixture
 from polyreme_datahub.loader.packing import longest_prefix
 from polyreme_datahub.loader.permutation import permute
+from polyreme_planner.mixture import WINDOW_PACKS, Segment, window_steps
 
-WINDOW_PACKS = 256
-"""Packs that are filled together; more fill better (99.9 % at 4,096 samples a window) and cost more at once."""
 WINDOWS_KEPT = 4
 """Filled windows in memory."""
 WINDOWS_KNOWN_MAX = 4096
@@ -34,19 +33,6 @@ WINDOWS_KNOWN_MAX = 4096
 ORDER_VERSION = 1
 """Goes up when the same plan gives other packs: states of another version are refused."""
 SLOTS_PER_PACK_MIN = 16
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
-    """Steps with the same weights, and the same packs."""
-
-    first_step: int
-    """Counts from 1."""
-    weights: tuple[int, ...]
-    packs_per_step: int | None = None
-    """None: the plan's."""
-    pack_tokens: int | None = None
-    """None: the plan's."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +116,9 @@ class Order:
     def jump(self, place: Mapping[str, Any]) -> bool:
         """Take over where a window begins, so that its steps need no walk from step 1.
 
+        The place may be one of a plan that is the same up to there and that a change was appended to: the window that
+        was to follow is then the first of the change's segment.
+
         Returns:
             False if the numbers can't be a window of this plan; then nothing has changed.
         """
@@ -146,9 +135,11 @@ class Order:
         segment, step, slot = whole[:3]
         if segment >= len(self._plan.segments):
             return False
-        passed = step - self._plan.segments[segment].first_step
-        window = self._window(segment, step, slot, tuple(whole[3:]))
-        if passed < 0 or passed % self._window_steps(segment) or window.steps < 1 or (passed == 0) != (slot == 0):
+        passed, base = step - self._plan.segments[segment].first_step, tuple(whole[3:])
+        if passed < 0 or passed % self._window_steps(segment) or (passed == 0) != (slot == 0):
+            return False
+        window = self._window_at(segment, step, slot, base)
+        if window.steps < 1:
             return False
         self._keep(window)
         return True
@@ -173,14 +164,16 @@ class Order:
 
     def _following(self, window: _Window) -> _Window:
         used = self._fill(window)[0]
-        next_step, slot = window.first_step + window.steps, window.slot + used
-        segments = self._plan.segments
-        following = window.segment + 1
-        if following < len(segments) and segments[following].first_step == next_step:
-            taken = self._mixtures[window.segment].taken(slot)
-            turns = [before + more for before, more in zip(window.base, taken, strict=True)]
-            return self._window(following, next_step, 0, self._base(window.segment, following, turns))
-        return self._window(window.segment, next_step, slot, window.base)
+        return self._window_at(window.segment, window.first_step + window.steps, window.slot + used, window.base)
+
+    def _window_at(self, segment: int, step: int, slot: int, base: tuple[int, ...]) -> _Window:
+        """Return the window of a step, given where the one before it ended in its segment."""
+        segments, following = self._plan.segments, segment + 1
+        if following < len(segments) and segments[following].first_step == step:
+            taken = self._mixtures[segment].taken(slot)
+            turns = [before + more for before, more in zip(base, taken, strict=True)]
+            return self._window(following, step, 0, self._base(segment, following, turns))
+        return self._window(segment, step, slot, base)
 
     def _base(self, segment: int, following: int, turns: Sequence[int]) -> tuple[int, ...]:
         """Carry each source's turns into the next segment; where other samples fit there, its next epoch begins."""
@@ -197,7 +190,7 @@ class Order:
         return int(self._plan.lengths[source].size if fitting is None else fitting.size)
 
     def _window_steps(self, segment: int) -> int:
-        return max(1, self._window_packs // self._plan.packs_in(self._plan.segments[segment]))
+        return window_steps(self._plan.packs_in(self._plan.segments[segment]), self._window_packs)
 
     def _window(self, segment: int, first_step: int, slot: int, base: tuple[int, ...]) -> _Window:
         segments, steps = self._plan.segments, self._window_steps(segment)
@@ -252,7 +245,8 @@ class Order:
         return slots, length_N
 
     def _check(self) -> None:
-        for number, segment in enumerate(self._plan.segments):
+        for number in unfilled_segments(self._plan)[:1]:
+            segment = self._plan.segments[number]
             for source, (name, weight) in enumerate(zip(self._plan.names, segment.weights, strict=True)):
                 if weight and not self._size(number, source):
                     samples, tokens = self._plan.lengths[source].size, self._plan.tokens_in(segment)
@@ -260,6 +254,21 @@ class Order:
                     raise SourceInvalidError(
                         f"source {name} has weight {weight} from step {segment.first_step} on, and no sample{short}"
                     )
+
+
+def unfilled_segments(plan: OrderPlan) -> list[int]:
+    """Return the numbers of the segments that weigh a source without a sample that fits their packs."""
+    least = [int(lengths.min()) if lengths.size else None for lengths in plan.lengths]
+
+    def fits(source: int, tokens: int) -> bool:
+        shortest = least[source]
+        return shortest is not None and shortest <= tokens
+
+    return [
+        number
+        for number, segment in enumerate(plan.segments)
+        if not all(fits(at, plan.tokens_in(segment)) for at, weight in enumerate(segment.weights) if weight)
+    ]
 
 
 def _fitting(plan: OrderPlan, tokens: int) -> list[npt.NDArray[np.int64] | None]:

@@ -27,6 +27,7 @@ from polyreme_datahub.index.damage import note_damage
 from polyreme_datahub.loader.augment import AugmentSettings, Visit
 from polyreme_datahub.loader.balance import StepSplit, assign_packs
 from polyreme_datahub.loader.decode_pool import DecodePool
+from polyreme_datahub.loader.identity import Identity
 from polyreme_datahub.loader.order import Order, OrderPlan, Slot
 from polyreme_datahub.loader.read_counts import ReadCounts, Tier
 from polyreme_datahub.loader.sample_reader import ImageNote, StoredSample
@@ -103,7 +104,7 @@ class PackedSource:
     Args:
         plan: Order of the samples.
         indexes: One per source.
-        identity: What the data and its order are, in one word; a checkpoint's loader state must have the same.
+        identity: What the data and its order are; a checkpoint's loader state must have what holds at its step.
         store: Object store; notes about damage are left there.
         placeholders: Whether a placeholder takes the place of a damaged sample; otherwise reading it raises.
         augment: How the samples of each source change at each visit; none: not at all.
@@ -117,7 +118,7 @@ class PackedSource:
         plan: OrderPlan,
         indexes: Sequence[MappedIndex],
         *,
-        identity: str,
+        identity: Identity,
         store: ObjectStore,
         placeholders: bool,
         augment: Sequence[AugmentSettings | None] = (),
@@ -252,8 +253,11 @@ class PackedSource:
 
     def state(self, step: int) -> Mapping[str, Any]:
         """Describe where a loader stands after ``step``."""
+        mixture = self._identity.mixture
+        appended = {} if mixture is None else {"mixture": mixture.summary()}
         with self._order_lock:
-            return {"data": self._identity, "step": step, "window": self._order.place(step + 1)}
+            window = self._order.place(step + 1)
+        return {"data": self._identity.at(step), "step": step, "window": window, **appended}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Refuse to go on from a state that another dataset or order made; go on from a good one without a walk.
@@ -261,9 +265,11 @@ class PackedSource:
         Raises:
             RefusedError: If the data's identity differs.
         """
-        if state.get("data") != self._identity:
+        step = state.get("step")
+        identity = self._identity.at(step if type(step) is int and step > 0 else 0)
+        if state.get("data") != identity:
             raise RefusedError(
-                f"loader state belongs to other data: {state.get('data')!r}, this job reads {self._identity!r}",
+                f"loader state belongs to other data: {state.get('data')!r} of step {step}, this job has {identity!r}",
                 field="spec.data",
             )
         with self._order_lock:

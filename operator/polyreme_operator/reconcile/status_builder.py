@@ -26,6 +26,7 @@ _DROPPED_WITH_THE_JOB = (
     ConditionType.RESTARTING,
     ConditionType.RESIZE_REFUSED,
     ConditionType.PRIORITY_CLASS_MISSING,
+    ConditionType.SCHEDULE_CHANGE_IGNORED,
     ConditionType.DEGRADED,
     ConditionType.SUSPENDED,
 )
@@ -96,6 +97,14 @@ class StatusBuilder:
             "create it or change spec.priorityClassName"
         )
         return self.set(ConditionType.PRIORITY_CLASS_MISSING, True, Reason.NOT_FOUND, message)
+
+    def report_schedule(self) -> Self:
+        """Report an appended change of the mixture that can't be applied. It can't be taken away again."""
+        fault = self.job.schedule_fault
+        if not fault:
+            return self.drop(ConditionType.SCHEDULE_CHANGE_IGNORED)
+        message = f"this change is left out: {fault.partition(';')[0]}; append one with a later fromStep"
+        return self.set(ConditionType.SCHEDULE_CHANGE_IGNORED, True, Reason.MISCONFIGURED, message)
 
     def report_data(self) -> Self:
         """Repeat what the datahub controller reports of the job's data; the condition of an older report stays."""

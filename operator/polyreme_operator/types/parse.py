@@ -15,6 +15,7 @@ from polyreme_api import labels
 from polyreme_api.data_report import data_digest, read_report
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.job import TrainingJobSpec, TrainingJobStatus, parse_job
+from polyreme_api.job.schedule import schedule_faults
 from polyreme_api.metadata import ObjectMeta
 from polyreme_api.ownership import owner_of_job_object, owner_of_pod
 from polyreme_api.progress import ProgressRecord
@@ -74,6 +75,9 @@ def parse_job_view(
     known = known if known is not None and known.uid == metadata["uid"] else None
     status, unreadable = _read_status(manifest, known)
     read, plan, plans = _read_or_known(manifest, known, generation)
+    if read.schedule_fault and status.attempt is None:
+        # Nothing runs that a refusal could harm.
+        read, plan, plans = _SpecView(None, invalid=f"spec is refused: {read.schedule_fault}"), None, ()
     if read.spec is None and status.is_true("Admitted"):
         # It was read once, by another version of the operator: it is left as it is.
         unreadable = unreadable or read.invalid
@@ -119,6 +123,7 @@ def parse_job_view(
         ),
         data_gate=data_gate,
         data_digest=read.data_digest,
+        schedule_fault=read.schedule_fault,
         data_report=data_report,
         data_unreadable=data_unreadable,
     )
@@ -130,7 +135,13 @@ def _read_or_known(
     """Return the values of a job's spec and its plans; a generation that is known is not parsed again."""
     if known is not None and known.generation == generation and known.spec is not None:
         read = _SpecView(
-            known.spec, known.invalid, known.requests, known.constraints, known.planning, known.data_digest
+            known.spec,
+            known.invalid,
+            known.requests,
+            known.constraints,
+            known.planning,
+            known.data_digest,
+            known.schedule_fault,
         )
         return read, known.plan, known.plans
     read = _read_spec(manifest)
@@ -375,6 +386,7 @@ class _SpecView:
     constraints: Constraints = dataclasses.field(default_factory=Constraints)
     planning: PlanRequest | None = None
     data_digest: str = ""
+    schedule_fault: str = ""
 
 
 def _read_spec(manifest: Manifest) -> _SpecView:
@@ -412,6 +424,7 @@ def _asked(spec: TrainingJobSpec, text: str) -> _SpecView:
         constraints=constraints_of(tolerant),
         planning=PlanRequest(text),
         data_digest=data_digest(spec) if spec.workers.runtime.mode == "Launcher" else "",
+        schedule_fault=next(iter(schedule_faults(spec.data, spec.training).values()), ""),
     )
 
 

@@ -22,6 +22,8 @@ class ConditionType(StrEnum):
     RESIZE_REFUSED = "ResizeRefused"
     PRIORITY_CLASS_MISSING = "PriorityClassMissing"
     """The job names a PriorityClass that does not exist; ``spec.priority`` counts until it does."""
+    SCHEDULE_CHANGE_IGNORED = "ScheduleChangeIgnored"
+    """A change that was appended to ``spec.data.schedule`` can't be applied, and is left out."""
     DEGRADED = "Degraded"
     """The job is in quarantine: reading it, or deciding about it, raised an error. Its pods run on."""
     SUSPENDED = "Suspended"

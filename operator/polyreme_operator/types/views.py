@@ -220,6 +220,8 @@ class JobView:
     """That of its PriorityClass, or its own."""
     class_missing: bool = False
     """Whether its PriorityClass does not exist."""
+    schedule_fault: str = ""
+    """What is wrong with appended changes of the mixture, which are left out; empty if nothing is."""
     unreadable: str = ""
     """Why a part of the stored object can't be read; the known value of that part is kept."""
     fault: str = ""

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from polyreme_datahub.loader import order as order_module
 from polyreme_datahub.loader.mixture import Mixture
-from polyreme_datahub.loader.order import Order, OrderPlan, Segment, Slot
+from polyreme_datahub.loader.order import Order, OrderPlan, Slot
 from polyreme_datahub.loader.packing import longest_prefix, pack
 from polyreme_datahub.loader.permutation import permute
+from polyreme_planner.mixture import Segment
 
 STEPS = 12
 WINDOW_PACKS = 6

@@ -13,7 +13,7 @@ from polyreme_api import fields as field_types
 from polyreme_api import incident as incident_types
 from polyreme_api import queue as queue_types
 from polyreme_api import topology as topology_types
-from polyreme_api.crd.definitions import DEFINITIONS, JOB, MUTABLE, Definition, crd, object_schema
+from polyreme_api.crd.definitions import APPEND_ONLY, DEFINITIONS, JOB, MUTABLE, Definition, crd, object_schema
 from polyreme_api.crd.pod_template import KEEPS_UNKNOWN
 from polyreme_api.crd.rules import LIST_KEYS, OBJECT_RULES, RULES, TEMPLATE_RULES, UNFILLED, Rule
 from polyreme_api.job import TrainingJobSpec, TrainingJobStatus, parse_job
@@ -174,8 +174,10 @@ def test_only_replicas_suspend_and_what_damage_does_may_change() -> None:
     leaves = [path for path, node in NODES.items() if path.startswith("spec.") and "properties" not in node]
     outside = [path for path in leaves if "[]" not in path and "{}" not in path]
     changeable = {path for path in outside if "self == oldSelf" not in rules_at(path)}
-    assert changeable == {f"spec.{path}" for path in MUTABLE}
-    assert changeable == {"spec.suspend", "spec.workers.replicas", "spec.data.onDamage"}
+    assert changeable == {f"spec.{path}" for path in (*MUTABLE, *APPEND_ONLY)}
+    assert changeable == {"spec.suspend", "spec.workers.replicas", "spec.data.onDamage", "spec.data.schedule"}
+    (kept,) = rules_at("spec.data.schedule")
+    assert kept.endswith("self.filter(e, e.fromStep <= oldSelf[size(oldSelf) - 1].fromStep) == oldSelf")
 
 
 def test_a_field_without_default_neither_comes_nor_goes() -> None:
@@ -191,14 +193,14 @@ def test_a_field_without_default_neither_comes_nor_goes() -> None:
             assert f"(!has(self.{name}) || has(oldSelf.{name}))" in kept[0], f"{owner}.{name}"
             assert f"(size(dyn(self)) == {len(always)} || " in kept[0], owner
         assert not {f"{owner}.{name}" for name, _ in fields if name not in always} & {
-            f"spec.{path}" for path in MUTABLE
+            f"spec.{path}" for path in (*MUTABLE, *APPEND_ONLY)
         }, "it could neither come nor go"
 
 
 def test_a_value_that_may_not_change_names_no_field() -> None:
     """The server runs every transition rule at every write of a status, and for a field named lists all of them."""
     for path in NODES:
-        for rule in (rule for rule in rules_at(path) if "oldSelf" in rule):
+        for rule in (rule for rule in rules_at(path) if "oldSelf" in rule and path != "spec.data.schedule"):
             assert rule == "self == oldSelf" or rule.startswith("size(dyn(self)) == size(dyn(oldSelf)) && "), path
         assert "properties" not in NODES[path] or "self == oldSelf" not in rules_at(path), path
 

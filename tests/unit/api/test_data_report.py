@@ -72,6 +72,8 @@ def test_another_data_spec_has_another_digest(spec: dict[str, Any]) -> None:
 def test_what_does_not_change_the_data_does_not_change_the_digest() -> None:
     assert digest(data=data(onDamage="Placeholder", packsBy="Cost", waitSeconds=5)) == digest()
     assert digest(data=data(augment={"color": {}})) == digest()
+    change = {"fromStep": 9, "weights": [{"source": data()["sources"][0]["name"], "weight": 2}]}
+    assert digest(data=data(schedule=[change])) == digest()
     sources = [{**source, "augment": {"color": {}}} for source in data()["sources"]]
     assert digest(data=data(sources=sources)) == digest()
     assert digest(priority=7, replicas=4) == digest()

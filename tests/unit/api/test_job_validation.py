@@ -9,8 +9,11 @@ import pytest
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.exit_codes import ExitCode
 from polyreme_api.job import parse_job
+from polyreme_api.job.load import parse_new_job
+from polyreme_api.job.schedule import schedule_faults
 from polyreme_planner.layout import Layout
 from polyreme_planner.loading import load_job
+from polyreme_planner.mixture import mixture_changes
 from polyreme_planner.plan import Plan, plan_for
 from tests.unit.api.jobs import DROP, SMALLEST, job_with
 
@@ -107,6 +110,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (
         {"spec.data.schedule": [{"fromStep": 5, "weights": [{"source": "one", "weight": 0}]}]},
         "every weight from step 5 on is 0; raise one",
+    ),
+    (
+        {
+            "spec.data.sources": [{"name": f"s{at}", "dataset": "sample/one"} for at in range(17)],
+            "spec.data.schedule": [
+                {"fromStep": 5, "weights": [{"source": f"s{at}", "weight": 65_536 - at} for at in range(17)]}
+            ],
+        },
+        "weights from step 5 on repeat only after 1113976 samples, expected at most 1048576; use smaller or rounder",
     ),
     # augmentation
     (
@@ -257,9 +269,20 @@ UNPLANNABLE: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("changes", "words"), REFUSED, ids=[words[:60] for _, words in REFUSED])
 def test_a_wrong_job_is_refused_with_the_field_and_the_rule(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidConfigError) as refused:
-        parse_job(job_with(changes))
+        parse_new_job(job_with(changes))
     assert words in str(refused.value)
     assert refused.value.exit_code == ExitCode.USAGE
+
+
+def test_a_change_that_can_not_be_applied_does_not_make_a_job_that_exists_unreadable() -> None:
+    """Nothing can take an appended entry away again, so what reads the job must be able to leave it out."""
+    bad = {"fromStep": 5, "weights": [{"source": "two", "weight": 1}]}
+    document = job_with({"spec.data.schedule": [bad]})
+    with pytest.raises(InvalidConfigError, match="weighs source 'two'"):
+        parse_new_job(document)
+    spec = parse_job(document).spec
+    assert list(schedule_faults(spec.data, spec.training)) == [5]
+    assert mixture_changes(spec) == ()
 
 
 @pytest.mark.parametrize(("changes", "words"), UNPLANNABLE, ids=[words[:60] for _, words in UNPLANNABLE])

@@ -54,6 +54,25 @@ def test_replicas_suspend_and_what_damage_does_may_change_under_a_run() -> None:
     assert {change.field for change in found} == {"spec.workers.replicas", "spec.data.onDamage", "spec.suspend"}
 
 
+def test_the_schedule_may_get_more_entries_and_loses_or_changes_none() -> None:
+    entries = [{"fromStep": step, "weights": [{"source": "one", "weight": step}]} for step in (700, 800, 900)]
+
+    def scheduled(count: int, **change: Any) -> Any:
+        given = manifest()
+        known = given["spec"]["data"].get("schedule", [])
+        given["spec"]["data"]["schedule"] = [*known, *copy.deepcopy(entries[:count])]
+        given["spec"]["data"]["schedule"][-1] |= change
+        given["spec"]["data"]["sources"][0]["name"] = "one"
+        return parse_job(given)
+
+    assert [change.field for change in check_same_run(scheduled(1), scheduled(3))] == ["spec.data.schedule"]
+    for before, after in [(scheduled(2), scheduled(1)), (scheduled(2, fromStep=801), scheduled(3))]:
+        with pytest.raises(RefusedError, match=r"spec\.data\.schedule: \["):
+            check_same_run(before, after)
+    with pytest.raises(RefusedError, match=r"spec\.data\.schedule\[\d\]\.fromStep: 800 -> 801"):
+        check_same_run(scheduled(2), scheduled(2, fromStep=801))
+
+
 def test_a_long_list_of_changes_is_cut_and_counted() -> None:
     edited = manifest()
     edited["spec"]["training"]["optimizer"] = {

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from polyreme_api.history import ResumePoint, attempt_key
 from polyreme_api.job import parse_job
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_datahub import hub
@@ -91,6 +92,15 @@ def make_spec(
         spec["evaluation"] = {"sets": sets, "samplesMax": samples_max}
     job = {"apiVersion": "polyreme.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "t"}, "spec": spec}
     return parse_job(job).spec
+
+
+def fix_points(folder: Path, attempts: int = 3) -> str:
+    """Fix resume points that say nothing of the mixture; return the URL of their checkpoint root."""
+    for attempt in range(1, attempts + 1):
+        path = folder / attempt_key(attempt)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(ResumePoint(attempt=attempt).model_dump_json(by_alias=True))
+    return folder.as_uri()
 
 
 def digits(count: int, *, pages: int, heldout: bool = False, seed: int = 5) -> dict[str, Any]:

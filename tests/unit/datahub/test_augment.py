@@ -32,7 +32,7 @@ from polyreme_datahub.loader.source import PackedSource
 from polyreme_datahub.loader.text import TokenText
 from polyreme_datahub.operations.images import open_upright
 from polyreme_launcher.data_engine import DataEngine
-from tests.unit.datahub.jobs import Home, make_spec, picture, write_jsonl
+from tests.unit.datahub.jobs import Home, fix_points, make_spec, picture, write_jsonl
 
 SAMPLES, STEPS, JOB = 12, (1, 2, 3, 7), "uid-1"
 EVERYTHING: dict[str, Any] = {
@@ -112,7 +112,12 @@ def test_tokens_and_pixels_are_the_same_for_any_ranks_threads_restarts_and_with_
     job = {"apiVersion": "polyreme.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "t"}}
     spec = spec_of(EVERYTHING).model_dump(mode="json", by_alias=True, exclude_none=True)
     path.write_text(json.dumps({**job, "spec": spec}))
-    variables = {**os.environ, names.OBJECTS_URL: home.objects, names.JOB_UID: JOB}
+    variables = {
+        **os.environ,
+        names.OBJECTS_URL: home.objects,
+        names.JOB_UID: JOB,
+        names.CHECKPOINT_URL: fix_points(tmp_path / "checkpoints"),
+    }
     engine = DataEngine(directory=tmp_path, environment=variables)
     engine.begin_attempt()
     try:

@@ -88,7 +88,7 @@ def main(arguments: list[str]) -> int:
     """Serve as the engine's own module does; the job's file holds the delay of a read [s]."""
     end_with_parent(int(arguments[1]))
     engine = Engine(
-        lambda path, _, __: OpenedData(NumberedPacks(delay_s=json.loads(Path(path).read_text())), STEPS),
+        lambda path, *_: OpenedData(NumberedPacks(delay_s=json.loads(Path(path).read_text())), STEPS),
         bytes_max=bytes_limit({}),
     )
     engine.serve(socket.socket(fileno=int(arguments[0])))

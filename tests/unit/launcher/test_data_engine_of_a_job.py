@@ -18,7 +18,7 @@ from polyreme_datahub.loader.engine_client import EngineSource
 from polyreme_datahub.loader.engine_wire import BATCH_ARRAYS
 from polyreme_datahub.loader.open import open_packs, sleep_really
 from polyreme_launcher.data_engine import DataEngine
-from tests.unit.datahub.jobs import Home, digits, make_spec
+from tests.unit.datahub.jobs import Home, digits, fix_points, make_spec
 
 pytestmark = pytest.mark.slow
 JOB = "uid-1"
@@ -43,7 +43,12 @@ def test_packs_grids_patches_and_states_of_a_job_are_those_of_its_index(tmp_path
     path = job_file(tmp_path, packsBy=packs_by)
     spec = parse_job(json.loads(Path(path).read_text())).spec
     home.process(spec, job=JOB)
-    variables = {**os.environ, names.OBJECTS_URL: home.objects, names.JOB_UID: JOB}
+    variables = {
+        **os.environ,
+        names.OBJECTS_URL: home.objects,
+        names.JOB_UID: JOB,
+        names.CHECKPOINT_URL: fix_points(tmp_path / "checkpoints"),
+    }
     engine = DataEngine(directory=tmp_path, environment=variables)
     engine.begin_attempt()
     try:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from polyreme_api.checkpoint_inventory import survey
+from polyreme_api.checkpoint_inventory import read_mixture, survey
 from polyreme_api.commit_marker import CommitMarker, ForeignFormatError, SavedFile, seal
-from polyreme_api.errors import RefusedError
+from polyreme_api.errors import EnvironmentFailedError, RefusedError
 from polyreme_api.history import (
     CHECKPOINT_FORMAT,
     COMMIT_MARKER,
@@ -18,12 +21,21 @@ from polyreme_api.history import (
     checkpoint_name,
     steps_key,
 )
+from polyreme_api.job.spec import STORED, TrainingJobSpec
 from polyreme_api.progress import CheckpointRef
 from polyreme_datahub.objects import open_store
 from polyreme_launcher.resume import fix_resume
+from tests.unit.datahub.jobs import make_spec
 
 
-def save(root: Path, attempt: int, step: int, *, format_version: int = CHECKPOINT_FORMAT) -> Path:
+def save(
+    root: Path,
+    attempt: int,
+    step: int,
+    *,
+    format_version: int = CHECKPOINT_FORMAT,
+    loader: Mapping[str, Any] | None = None,
+) -> Path:
     """Leave what a finished save leaves."""
     name = checkpoint_name(CheckpointRef(attempt=attempt, step=step))
     data = f"{attempt}-{step}".encode()
@@ -39,7 +51,7 @@ def save(root: Path, attempt: int, step: int, *, format_version: int = CHECKPOIN
         model_shape={},
         plan_hash="p",
         files={"00000-000.bin": SavedFile.of(data)},
-        loader={},
+        loader=dict(loader or {}),
         committed_at_s=0.0,
     )
     (directory / COMMIT_MARKER).write_bytes(seal(marker))
@@ -155,3 +167,70 @@ def test_an_attempt_whose_own_point_is_lost_is_never_released_again(tmp_path: Pa
     (tmp_path / attempt_key(1)).write_text("{")
     with pytest.raises(RefusedError, match=r"attempts/000001\.json can't be read"):
         fix(tmp_path, 1)
+
+
+def scheduled(*entries: tuple[int, str]) -> TrainingJobSpec:
+    """A job with windows of 64 steps from each change on; each entry gives weight to one source."""
+    spec = make_spec(["a", "b"]).model_dump(mode="json", by_alias=True, exclude_none=True)
+    spec["data"]["schedule"] = [
+        {"fromStep": step, "weights": [{"source": source, "weight": 1}]} for step, source in entries
+    ]
+    return TrainingJobSpec.model_validate(spec, context=STORED)
+
+
+def test_an_attempt_fixes_which_appended_changes_it_trains_by_and_from_which_step(tmp_path: Path) -> None:
+    store = open_store(tmp_path.as_uri())
+    fix = functools.partial(fix_resume, store, by="one", now_s=1.0)
+    known, appended = scheduled((20, "s0")), scheduled((20, "s0"), (40, "s1"))
+    fix(attempt=1, spec=known)
+    first = read_mixture(store, 1)
+    assert first is not None
+    assert ([entry.from_step for entry in first.base], first.changes) == ([20], ())
+    save(tmp_path, 1, 50)
+    point = fix(attempt=2, spec=appended)
+    assert point is not None
+    assert point.mixture is not None
+    assert [(change.from_step, change.step) for change in point.mixture.changes] == [(40, 84)]
+    more = scheduled((20, "s0"), (40, "s1"), (60, "s9"), (70, "s0"))
+    assert fix(attempt=2, spec=more) == point, "a try that is repeated reads what is fixed, whatever the job says now"
+    save(tmp_path, 2, 130)
+    later = fix(attempt=3, spec=more)
+    assert later is not None
+    assert later.mixture is not None
+    assert [change.step for change in later.mixture.changes] == [84, 148], "a source that there is not is left out"
+    assert fix(attempt=4, spec=known) is not None
+    assert read_mixture(store, 4) == later.mixture, "a leader that reads an older job takes nothing back"
+
+
+def test_the_mixture_of_a_resume_point_that_is_lost_is_that_of_its_checkpoint(tmp_path: Path) -> None:
+    store, spec = open_store(tmp_path.as_uri()), scheduled((20, "s0"), (40, "s1"))
+    fix_resume(store, attempt=1, by="one", now_s=1.0, spec=scheduled((20, "s0")))
+    save(tmp_path, 1, 50)
+    point = fix_resume(store, attempt=2, by="one", now_s=1.0, spec=spec)
+    assert point is not None
+    assert point.mixture is not None
+    save(tmp_path, 2, 200, loader={"mixture": point.mixture.summary()})
+    (tmp_path / steps_key(2)).parent.mkdir(exist_ok=True)
+    (tmp_path / steps_key(2)).write_text('{"step": 51}\n')
+    (tmp_path / attempt_key(2)).write_text("{")
+    fix_resume(store, attempt=3, by="one", now_s=1.0, spec=spec)
+    assert read_mixture(store, 3) == point.mixture
+    (tmp_path / attempt_key(3)).write_text("{")
+    with pytest.raises(EnvironmentFailedError, match="resume point of attempt 3 can't be read"):
+        read_mixture(store, 3)
+
+
+def test_a_checkpoint_of_a_release_without_records_says_which_changes_were_there_from_the_beginning(
+    tmp_path: Path,
+) -> None:
+    store, spec = open_store(tmp_path.as_uri()), scheduled((20, "s0"), (40, "s1"))
+    fix_resume(store, attempt=1, by="one", now_s=1.0)
+    save(tmp_path, 1, 50, loader={"data": "of one entry"})
+    entries_of = {"of one entry": 1}
+    point = fix_resume(
+        store, attempt=2, by="one", now_s=1.0, spec=spec, entries_of=lambda state: entries_of[state["data"]]
+    )
+    assert point is not None
+    assert point.mixture is not None
+    assert [entry.from_step for entry in point.mixture.base] == [20]
+    assert [(change.from_step, change.step) for change in point.mixture.changes] == [(40, 84)]

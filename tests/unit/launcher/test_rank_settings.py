@@ -210,6 +210,7 @@ def test_the_loader_gets_how_the_plan_splits_a_step(monkeypatch: pytest.MonkeyPa
     for opened in ("EngineSource", "open_packs"):
         monkeypatch.setattr(rank_module, opened, lambda *_, split, **__: seen.append(split))
     monkeypatch.setattr(rank_module, "open_held_out", lambda *_, **__: None)
+    monkeypatch.setattr(rank_module, "read_mixture", lambda *_: None)
     spec = TrainingJobSpec.model_validate(changed("parallelism.microbatches", 2))
     environment = {names.OBJECTS_URL: "", names.JOB_UID: "", **({names.DATA_ENGINE_FD: "9"} if engine else {})}
     rank_module._open_data(environment, RANK, spec, plan_for(spec), None)

@@ -8,18 +8,19 @@ from typing import Any
 import pytest
 
 from polyreme_api.errors import InvalidConfigError
-from polyreme_api.job import TrainingJobSpec, parse_job
+from polyreme_api.job import TrainingJobSpec
+from polyreme_api.job.load import parse_new_job
 from polyreme_api.job.model import Stage
 from polyreme_planner.curriculum import (
     Learner,
     curriculum_stages,
     kinds_of_packs,
-    mixture_changes,
     packs_of_stages,
     stage_at,
     times_learned,
 )
 from polyreme_planner.layout import gives_each_packs, packs_of_rank
+from polyreme_planner.mixture import mixture_changes
 from polyreme_planner.plan import plan_for
 
 STAGES: list[dict[str, Any]] = [
@@ -48,7 +49,7 @@ def spec(change: Any = lambda given: None) -> TrainingJobSpec:
     given = copy.deepcopy(SPEC)
     change(given)
     job = {"apiVersion": "polyreme.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "t"}, "spec": given}
-    return parse_job(job).spec
+    return parse_new_job(job).spec
 
 
 def test_stages_follow_each_other_and_inherit_positions() -> None:

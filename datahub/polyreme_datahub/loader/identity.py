@@ -1,0 +1,81 @@
+"""Identity of a run's data and their order: which checkpoints of a loader belong to it.
+
+By prefix: the first link of a chain of digests stands for the data and for the changes of the mixture that were known
+from the beginning. Each appended change adds a link with its first step. What holds at a step are the links up to
+there, so a later change alters the identity of no earlier step.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from polyreme_api.job.spec import TrainingJobSpec
+from polyreme_api.mixture import MixtureRecord
+from polyreme_datahub.index.format import BY_PILLOW, PIXELS
+from polyreme_datahub.loader.augment import AUGMENT_VERSION, AugmentSettings
+from polyreme_datahub.loader.order import ORDER_VERSION, OrderPlan
+from polyreme_planner.mixture import WINDOW_PACKS, segments_of, weights_of
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Identity:
+    """The chain."""
+
+    links: tuple[tuple[int, str], ...]
+    """First step and digest of each link, by rising steps; the first begins at step 0."""
+    mixture: MixtureRecord | None = None
+    """What the links after the first were made of; None: all of the schedule is in the first."""
+
+    def at(self, step: int) -> str:
+        """Return the digest that holds at a step."""
+        return self.links[bisect.bisect_right(self.links, step, key=lambda link: link[0]) - 1][1]
+
+
+def identity_of_order(
+    order: OrderPlan,
+    spec: TrainingJobSpec,
+    identities: Sequence[str],
+    augment: Sequence[AugmentSettings | None],
+    mixture: MixtureRecord | None,
+    *,
+    pixel_version: int,
+) -> Identity:
+    """Return the identity of an order.
+
+    Args:
+        order: The order.
+        spec: The job's specification.
+        identities: Identity of each source's index.
+        augment: How the samples of each source change.
+        mixture: Changes of the mixture by which the order was made.
+        pixel_version: How images become pixels.
+    """
+    known = None if mixture is None else mixture.model_copy(update={"changes": ()})
+    first = dataclasses.replace(order, segments=segments_of(spec, known))
+    facts: list[Any] = [
+        order.names,
+        list(identities),
+        order.seed,
+        [[segment.first_step, segment.weights] for segment in first.segments],
+    ]
+    facts += [order.packs_per_step, order.pack_tokens, ORDER_VERSION, WINDOW_PACKS]
+    packed = [[order.packs_in(segment), order.tokens_in(segment)] for segment in first.segments]
+    if packed != [[order.packs_per_step, order.pack_tokens]] * len(packed):
+        facts += packed
+    if any(augment):
+        facts += [AUGMENT_VERSION, [settings and dataclasses.asdict(settings) for settings in augment]]
+    if pixel_version != BY_PILLOW:
+        facts += [PIXELS, pixel_version]
+    links = [(0, _digest(facts))]
+    for change in () if mixture is None else mixture.changes:
+        links.append((change.step, _digest([links[-1][1], change.step, weights_of(change, order.names)])))
+    return Identity(tuple(links), mixture)
+
+
+def _digest(facts: Sequence[Any]) -> str:
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()

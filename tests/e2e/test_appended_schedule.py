@@ -1,0 +1,73 @@
+"""Weights that are appended to a run's schedule: they take effect at a window's border, and alter no earlier step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.e2e.polyreme_home import PolyremeHome
+
+pytestmark = [pytest.mark.slow, pytest.mark.parallel]
+
+REFUSED, USAGE = 4, 2
+STEPS, BORDER = 12, 9
+"""32 packs a step: windows of 8 steps."""
+
+
+def spec(*schedule: tuple[int, str]) -> dict[str, Any]:
+    return {
+        "data": {
+            "sequenceTokens": 64,
+            "seed": 17,
+            "sources": [
+                {"name": "one", "dataset": "sample/digits-1"},
+                {"name": "two", "dataset": "sample/digits-2", "weight": 0},
+            ],
+            "schedule": [{"fromStep": step, "weights": [{"source": source, "weight": 1}]} for step, source in schedule],
+        },
+        "training": {"steps": STEPS, "packsPerStep": 32, "seed": 1},
+        "parallelism": {"mode": "Auto"},
+        "workers": {"replicas": 1, "devices": 1},
+        "checkpoint": {"everySteps": 2, "keep": 3},
+    }
+
+
+def samples(home: PolyremeHome, step: int) -> set[str]:
+    """Samples that a step trains on, as the run has it now."""
+    shown = home.call("data", "preview", "--job", "appended", "--step", str(step), "--packs", "32", "-o", "json")
+    assert shown.code == 0, shown.said
+    packs = shown.item["packs"]
+    return {document["sample"] for pack in packs for document in pack["documents"] if document["sample"]}
+
+
+def test_an_appended_change_takes_effect_at_the_next_window_of_the_next_attempt(home: PolyremeHome) -> None:
+    first = home.start(home.write_job("appended", **spec()))
+    with first.held(attempt=1, steps=3):
+        first.kill_all()
+    before = {record.step: record.loss for record in home.records("appended").steps[1]}
+    trained = {step: samples(home, step) for step in (8, BORDER)}
+
+    past = home.call("run", str(home.write_job("appended", **spec((2, "two")))))
+    assert past.code == USAGE, past.said
+    assert "fromStep 2 was appended, and the run has trained step 2 already; name a later step" in past.said
+    unknown = home.call("run", str(home.write_job("appended", **spec((5, "three")))))
+    assert unknown.code == USAGE
+    assert "fromStep 5 weighs source 'three', sources are one, two" in unknown.said
+
+    done = home.call("run", str(home.write_job("appended", **spec((5, "two")))), "-o", "json")
+    assert done.code == 0, done.said
+    assert "weights from step 5 on take effect at step 9, where the next window of the order begins" in done.said
+    records = home.records("appended")
+    assert records.mixture is not None
+    assert [(change.from_step, change.step) for change in records.mixture.changes] == [(5, BORDER)]
+    again = {record.step: record.loss for record in records.steps[2] if record.step in before}
+    assert again
+    assert again == {step: before[step] for step in again}, "steps that both attempts trained"
+    after = {step: samples(home, step) for step in (8, BORDER)}
+    assert after[8] == trained[8]
+    assert after[BORDER] != trained[BORDER]
+
+    edited = home.call("run", str(home.write_job("appended", **spec((6, "two")))))
+    assert edited.code == REFUSED
+    assert "spec.data.schedule[0].fromStep: 5 -> 6" in edited.said

@@ -1,0 +1,180 @@
+"""Changes appended to the schedule of a job that has run: no earlier step is altered, whatever comes later."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from polyreme_api.job.spec import TrainingJobSpec
+from polyreme_api.mixture import MixtureRecord
+from polyreme_datahub.loader.identity import Identity, identity_of_order
+from polyreme_datahub.loader.open import _without_empty_changes
+from polyreme_datahub.loader.order import Order, OrderPlan
+from polyreme_planner.mixture import (
+    first_mixture,
+    mixture_changes,
+    next_mixture,
+    restored_mixture,
+    segments_of,
+    window_border,
+)
+from tests.unit.datahub.jobs import make_spec
+
+STEPS, SOURCES, PACK_TOKENS = 20, 3, 16
+PACKS = (64, 96)
+"""Of a step, before and in the second stage: windows of 4 and of 2 steps."""
+STAGED = 13
+LENGTHS = tuple(np.array([3 + (at * (source + 2)) % 13 for at in range(40)]) for source in range(SOURCES))
+QUICK = settings(max_examples=10, deadline=None, phases=[phase for phase in Phase if phase is not Phase.shrink])
+"""Each example orders some thousands of samples: a smaller one is not worth the wait."""
+weights = st.lists(st.integers(0, 5), min_size=SOURCES, max_size=SOURCES)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """A job's attempts: what each knew of the schedule, and what it was to train by."""
+
+    specs: list[TrainingJobSpec]
+    records: list[MixtureRecord]
+    resumed: list[int]
+
+
+def spec_of(schedule: list[tuple[int, list[int]]], *, staged: bool) -> TrainingJobSpec:
+    spec = make_spec(["a", "b", "c"], schedule=schedule, sequence_tokens=PACK_TOKENS, packs_per_step=PACKS[0])
+    if not staged:
+        return spec
+    stages: list[dict[str, Any]] = [
+        {"name": "one", "steps": STAGED - 1},
+        {
+            "name": "two",
+            "steps": 100 - STAGED + 1,
+            "packsPerStep": PACKS[1],
+            "weights": [{"source": "s2", "weight": 1}],
+        },
+    ]
+    given = spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+    given["training"]["stages"] = stages
+    return TrainingJobSpec.model_validate(given, context={"stored": True})
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> Run:
+    """Attempts that resume anywhere, also before a change that is in force; appended entries may weigh nothing."""
+    staged = draw(st.booleans())
+    steps = sorted(draw(st.sets(st.integers(2, STEPS).filter(lambda step: step != STAGED), max_size=6)))
+    known = draw(st.integers(0, min(2, len(steps))))
+    entries = [(step, draw(weights.filter(any) if at < known else weights)) for at, step in enumerate(steps)]
+    specs = [spec_of(entries[:known], staged=staged)]
+    records, resumed = [first_mixture(specs[0])], [0]
+    while known < len(entries):
+        known = draw(st.integers(known, len(entries)) if len(specs) < 3 else st.just(len(entries)))
+        specs.append(spec_of(entries[:known], staged=staged))
+        resumed.append(draw(st.integers(0, STEPS)))
+        records.append(next_mixture(specs[-1], records[-1], resume_step=resumed[-1]))
+    return Run(specs=specs, records=records, resumed=resumed)
+
+
+def opened(spec: TrainingJobSpec, record: MixtureRecord | None) -> tuple[Order, Identity]:
+    plan = OrderPlan(
+        seed=3,
+        names=("s0", "s1", "s2"),
+        lengths=LENGTHS,
+        segments=segments_of(spec, record),
+        packs_per_step=PACKS[0],
+        pack_tokens=PACK_TOKENS,
+    )
+    return Order(plan), identity_of_order(plan, spec, ["a", "b", "c"], [None] * SOURCES, record, pixel_version=1)
+
+
+@QUICK
+@given(runs())
+def test_an_appended_change_alters_no_step_before_its_window(run: Run) -> None:
+    for at in range(1, len(run.records)):
+        before, after = run.records[at - 1 : at + 1]
+        assert after.changes[: len(before.changes)] == before.changes
+        added = after.changes[len(before.changes) :]
+        border = min([STEPS + 1, *(change.step for change in added)])
+        assert all(change.step > run.resumed[at] and change.step >= change.from_step for change in added)
+        steps = [change.step for change in after.changes]
+        assert steps == sorted(steps)
+        segments = segments_of(run.specs[at], before)
+        assert all(window_border(run.specs[at], segments, change.step) == change.step for change in added)
+        (old, known), (new, identity) = opened(run.specs[at - 1], before), opened(run.specs[at], after)
+        for step in range(1, border):
+            assert new.packs(step) == old.packs(step)
+            assert identity.at(step) == known.at(step)
+        if border <= STEPS:
+            assert identity.at(border) != known.at(border)
+
+
+@QUICK
+@given(runs(), st.integers(1, STEPS))
+def test_a_checkpoint_before_a_change_continues_after_it_without_a_walk(run: Run, step: int) -> None:
+    for at in range(1, len(run.records)):
+        before, after = run.records[at - 1 : at + 1]
+        border = min([STEPS + 1, *(change.step for change in after.changes[len(before.changes) :])])
+        saved = min(step, border - 1)
+        place = opened(run.specs[at - 1], before)[0].place(saved + 1)
+        whole, resumed = (opened(run.specs[at], after)[0] for _ in range(2))
+        assert resumed.jump(place)
+        expected = whole.packs(saved + 1)
+        # From where it begins: a walk from step 1 would pass over the first window again.
+        resumed._known = [window for window in resumed._known if window.first_step == whole._find(saved + 1).first_step]
+        assert resumed.packs(saved + 1) == expected
+
+
+@QUICK
+@given(runs())
+def test_what_a_checkpoint_says_of_the_mixture_restores_it(run: Run) -> None:
+    for spec, record in zip(run.specs, run.records, strict=True):
+        assert restored_mixture(spec, record.summary()) == record
+
+
+def test_a_schedule_that_is_known_from_the_beginning_keeps_its_order_and_its_identity() -> None:
+    """The digest is the one of releases before schedules could be appended to: their checkpoints resume."""
+    spec = spec_of([(5, [1, 0, 2]), (9, [0, 1, 1])], staged=False)
+    (order, identity), (plain, before) = opened(spec, first_mixture(spec)), opened(spec, None)
+    assert [order.packs(step) for step in range(1, 12)] == [plain.packs(step) for step in range(1, 12)]
+    assert identity.links == before.links
+    assert identity.at(1) == identity.at(99) == "09847c532b347326338ee65bdd068362208ebb1150777026cc9d87faf5b3088d"
+
+
+def test_a_change_waits_for_its_window_and_a_stage_that_came_meanwhile_wins() -> None:
+    base = spec_of([(5, [1, 0, 2])], staged=True)
+    known = first_mixture(base)
+    entries = [(5, [1, 0, 2]), (6, [0, 1, 0]), (7, [0, 0, 0]), (8, [1, 1, 0]), (20, [2, 1, 0])]
+    spec = spec_of(entries, staged=True)
+    early = next_mixture(spec, known, resume_step=2)
+    assert [(change.from_step, change.step) for change in early.changes] == [(6, 9), (8, 9), (20, 21)]
+    assert [change.from_step for change in mixture_changes(spec, early)] == [5, 9, STAGED, 21]
+    assert early.read == len(entries)
+    late = next_mixture(spec, known, resume_step=10)
+    assert [(change.from_step, change.step) for change in late.changes] == [(20, 21)], "the stage weighs from 13 on"
+    last = spec_of([*entries, (21, [0, 1, 0])], staged=True)
+    back = next_mixture(last, next_mixture(spec, known, resume_step=40), resume_step=4)
+    assert [change.step for change in back.changes] == [41, 41], "none takes effect before an earlier entry does"
+    assert next_mixture(base, late, resume_step=3) == late, "a reader with an older spec takes nothing back"
+
+
+def test_an_appended_change_that_weighs_a_source_without_a_sample_is_left_out() -> None:
+    """What runs must not fail by it, and nothing can take it away again."""
+    base = make_spec(["a", "b", "c"], weights=[1, 1, 0], packs_per_step=PACKS[0])
+    entries = [(2, [1, 0, 1]), (6, [0, 1, 0]), (10, [0, 0, 1])]
+    spec = make_spec(["a", "b", "c"], weights=[1, 1, 0], schedule=entries, packs_per_step=PACKS[0])
+    record = next_mixture(spec, first_mixture(base), resume_step=0)
+    plan = OrderPlan(
+        seed=3,
+        names=("s0", "s1", "s2"),
+        lengths=(*LENGTHS[:2], np.array([], np.int64)),
+        segments=segments_of(spec, record),
+        packs_per_step=PACKS[0],
+        pack_tokens=64,
+    )
+    used, kept = _without_empty_changes(plan, spec, record)
+    assert [change.from_step for change in kept.changes] == [6]
+    assert [segment.weights for segment in used.segments] == [(1, 1, 0), (0, 1, 0)]
+    assert Order(used).packs(10)

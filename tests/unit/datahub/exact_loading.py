@@ -12,7 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,15 @@ import yaml
 from PIL import Image
 from tokenizers import Tokenizer
 
-from polyreme_api.job import parse_job
+from polyreme_api.job import TrainingJobSpec, parse_job
 from polyreme_datahub import hub
 from polyreme_datahub.digests import blob_key
 from polyreme_datahub.loader.open import open_tokenizer
 from polyreme_datahub.locations import local_root
+from polyreme_planner.mixture import first_mixture, next_mixture
 from tests.unit.datahub.exact_reader import digest
 from tests.unit.datahub.jobs import Home, picture, record, write_jsonl
-from tests.unit.datahub.naive_loader import Phase, Visit, Walk
+from tests.unit.datahub.naive_loader import WINDOW_PACKS, Phase, Visit, Walk
 
 SOURCES = 8
 PAGES, PHOTOS = 0, 1
@@ -56,10 +57,16 @@ class Planted:
     """Samples of each source, in the order of the index."""
     contents: Mapping[str, tuple[str, str, str | None]]
     """Digests of tokens, targets and patches of each sample; no patches of one that is augmented."""
+    mixtures: Sequence[Path]
+    """What an attempt before the appended change of weights trains by, and one after it."""
+    border: int
+    """Step with which the appended change takes effect."""
 
 
 def plant(folder: Path, *, samples: int, steps: int, rng: random.Random) -> Planted:
     """Process a job over eight sources whose weights change twice, with bad records, and damage one stored sample.
+
+    The second change is appended to the schedule of a job that has run.
 
     Args:
         folder: Where.
@@ -76,6 +83,10 @@ def plant(folder: Path, *, samples: int, steps: int, rng: random.Random) -> Plan
         for step in (1, steps // 3, steps // 2)
     ]
     job = _job(steps, phases)
+    border = phases[1].first_step
+    while border < phases[2].first_step:
+        border += WINDOW_PACKS // PACKS_PER_STEP
+    phases[2] = replace(phases[2], first_step=border)
     job_file = folder / "job.yaml"
     job_file.write_text(yaml.safe_dump(job))
     spec = parse_job(job).spec
@@ -93,7 +104,24 @@ def plant(folder: Path, *, samples: int, steps: int, rng: random.Random) -> Plan
     )
     tokenizer = Tokenizer.from_str(open_tokenizer(home.objects, spec, job="").content.decode())
     contents = dict(_contents(folder / "set", tokenizer))
-    return Planted(home=home, job_file=job_file, walk=walk, names=names, contents=contents)
+    return Planted(
+        home=home,
+        job_file=job_file,
+        walk=walk,
+        names=names,
+        contents=contents,
+        mixtures=_mixtures(folder, spec),
+        border=border,
+    )
+
+
+def _mixtures(folder: Path, spec: TrainingJobSpec) -> list[Path]:
+    """Write the records of an attempt that knew the first change alone, and of the one after it."""
+    first = first_mixture(spec, entries=1, resume_step=0).model_copy(update={"changes": (), "read": 1})
+    paths = [folder / "mixture-1.json", folder / "mixture-2.json"]
+    for path, record in zip(paths, (first, next_mixture(spec, first, resume_step=1)), strict=True):
+        path.write_text(record.model_dump_json(by_alias=True))
+    return paths
 
 
 def _records(folder: Path, source: int, samples: int, rng: random.Random) -> Iterator[dict[str, Any]]:
@@ -177,11 +205,25 @@ def _pixels(path: Path) -> npt.NDArray[np.uint8]:
     return np.ascontiguousarray(cut.reshape(rows * columns, -1))
 
 
-def read(planted: Planted, folder: Path, *, ranks: int, threads: int, steps: int, kill: random.Random | None) -> bool:
-    """Run a reader, and kill it at a random point; whether it has read the last step."""
+def read(
+    planted: Planted,
+    folder: Path,
+    *,
+    ranks: int,
+    threads: int,
+    steps: int,
+    kill: random.Random | None,
+    appended: bool = True,
+) -> bool:
+    """Run a reader, and kill it at a random point; whether it has read the last step.
+
+    One that does not know the appended change is stopped before it takes effect.
+    """
+    last = steps if appended else min(steps, planted.border - 1)
     folder.mkdir(exist_ok=True)
     lines = folder / f"lines-{len(list(folder.glob('lines-*'))):03}"
-    words = [planted.home.objects, planted.job_file, ranks, steps, lines, folder / "state.json"]
+    words = [planted.home.objects, planted.job_file, planted.mixtures[appended], ranks, last, lines]
+    words += [folder / "state.json"]
     environment = {**os.environ, "POLYREME_DATA_THREADS": str(threads), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "tests.unit.datahub.exact_reader", *map(str, words)]
     log = folder / "log"
@@ -197,7 +239,13 @@ def read(planted: Planted, folder: Path, *, ranks: int, threads: int, steps: int
     code = reader.wait(LIMIT_S)
     if code not in {0, -signal.SIGKILL}:
         raise AssertionError(f"reader of {ranks} ranks ended with {code}: {log.read_text()[-4000:]}")
-    return code == 0
+    return code == 0 and last == steps
+
+
+def state_bytes(folder: Path) -> int:
+    """Bytes of the newest state, without what names the changes of the weights."""
+    state = json.loads((folder / "state.json").read_text())
+    return len(json.dumps({name: part for name, part in state.items() if name != "mixture"}, separators=(",", ":")))
 
 
 def whole_lines(folder: Path) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
 """Reads a job's packs as its ranks do, and writes down what each sample was: a process to be killed at any point.
 
-    python -m tests.unit.datahub.exact_reader OBJECTS_URL JOB_FILE RANKS STEPS OUTPUT STATE
+    python -m tests.unit.datahub.exact_reader OBJECTS_URL JOB_FILE MIXTURE_FILE RANKS STEPS OUTPUT STATE
 
 Goes on from the state, if there is one, and writes it every few steps, as checkpoints do.
 """
@@ -19,6 +19,7 @@ import yaml
 
 from polyreme_api.batch import PackedBatch
 from polyreme_api.job import parse_job
+from polyreme_api.mixture import MixtureRecord
 from polyreme_datahub import hub
 from polyreme_datahub.loader.source import PackedSource
 
@@ -61,11 +62,12 @@ def read_share(source: PackedSource, step: int, rank: int, ranks: int) -> list[l
 
 def main(arguments: list[str]) -> None:
     """Read until the last step."""
-    objects, job_file, ranks, steps, output, state_file = (
-        of(value) for of, value in zip((str, Path, int, int, Path, Path), arguments, strict=True)
+    objects, job_file, mixture_file, ranks, steps, output, state_file = (
+        of(value) for of, value in zip((str, Path, Path, int, int, Path, Path), arguments, strict=True)
     )
     spec = parse_job(yaml.safe_load(job_file.read_text())).spec
-    sources = [hub.open_source(objects, spec) for _ in range(ranks)]
+    mixture = MixtureRecord.model_validate_json(mixture_file.read_text())
+    sources = [hub.open_source(objects, spec, mixture=mixture) for _ in range(ranks)]
     done = 0
     if state_file.exists():
         state = json.loads(state_file.read_text())

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from polyreme_api.batch import TokenIds, TokenizerFile
@@ -19,15 +19,17 @@ from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.store import ObjectNotFoundError, ObjectStore
 from polyreme_datahub.chat_format import OWN_TEMPLATE, ChatTemplate, jinja_of
 from polyreme_datahub.errors import IndexDamagedError
+from polyreme_datahub.index.blocks import BLOCKS, Journal, Opening, Sizes
 from polyreme_datahub.index.damage import note_damage
 from polyreme_datahub.index.format import parse_plan, plan_key, special_tokens
-from polyreme_datahub.index.succession import identity_of
+from polyreme_datahub.index.succession import IDENTITIES, identity_of
 from polyreme_datahub.job_data import longest_pack, plan_data
 from polyreme_datahub.loader.augment import AUGMENT_VERSION, settings_of
 from polyreme_datahub.loader.balance import StepSplit
 from polyreme_datahub.loader.blob_files import BlobFiles, blob_files, read_blob, samples_store
 from polyreme_datahub.loader.decode_pool import DecodeRoom, decode_threads
 from polyreme_datahub.loader.evaluation import HeldOutSource
+from polyreme_datahub.loader.growth import Growth, JournalGrowth
 from polyreme_datahub.loader.order import ORDER_VERSION, WINDOW_PACKS, OrderPlan, Segment
 from polyreme_datahub.loader.shards import MappedIndex
 from polyreme_datahub.loader.source import Balance, PackedSource
@@ -70,11 +72,13 @@ def open_packs(
     threads = decode_threads(os.environ, processes=processes)
     store, blobs = samples_store(objects_url, gate), blob_files(objects_url, gate=gate)
     plan = _plan(store, spec, job, wait_s=wait_s, sleep=sleep)
+    growing = spec.data.start_while_processing
     names = tuple(source.name for source in spec.data.sources)
     digests = [plan["manifests"][source.dataset] for source in spec.data.sources]
     tokenizer = Blob(_tokenizer(store, blobs, plan["tokenizer"]), digest=plan["tokenizer"])
     room = DecodeRoom()
     indexes = [_mapped(store, blobs, digest, tokenizer, room) for digest in digests]
+    growth = _growth(plan, Journal(store, plan_key(job, plan_data(spec))), spec, indexes, blobs) if growing else None
     order = OrderPlan(
         seed=spec.data.seed,
         names=names,
@@ -82,10 +86,13 @@ def open_packs(
         segments=segments_of(spec),
         packs_per_step=spec.training.packs_per_step,
         pack_tokens=spec.data.sequence_tokens,
+        blocks=growth.ends if growth is not None else (),
     )
     identities = [identity_of(plan, source.dataset) for source in spec.data.sources]
     facts = [names, identities, spec.data.seed, [[s.first_step, s.weights] for s in order.segments]]
     facts += [order.packs_per_step, order.pack_tokens, ORDER_VERSION, WINDOW_PACKS]
+    if growing:
+        facts += [BLOCKS]
     packed = [[order.packs_in(segment), order.tokens_in(segment)] for segment in order.segments]
     if packed != [[order.packs_per_step, order.pack_tokens]] * len(packed):
         facts += packed
@@ -105,6 +112,7 @@ def open_packs(
         threads=threads,
         balance=balance,
         pixels=pixels,
+        growth=growth,
     )
 
 
@@ -188,8 +196,28 @@ def _tokenizer(store: ObjectStore, blobs: BlobFiles, digest: str) -> bytes:
         raise
 
 
+def _growth(
+    plan: Mapping[str, Any], journal: Journal, spec: TrainingJobSpec, indexes: Sequence[MappedIndex], blobs: BlobFiles
+) -> Growth:
+    """Return the blocks of the sources: those of the plan, or those that are sealed while the job trains."""
+    references = [source.dataset for source in spec.data.sources]
+    if BLOCKS in plan:
+        return Growth([Sizes.from_value(plan[BLOCKS][reference]) for reference in references])
+    growing = Opening.from_value(plan["opening"]).growing
+    places = sorted(growing)
+    return JournalGrowth(
+        journal,
+        indexes,
+        [places.index(reference) for reference in references],
+        [growing[reference].blocks for reference in references],
+        blobs=blobs,
+    )
+
+
 def _plan(store: ObjectStore, spec: TrainingJobSpec, job: str, *, wait_s: float, sleep: Sleep) -> Mapping[str, Any]:
     """Read the plan object; one that is not there yet is waited for.
+
+    Of a job that starts while its data are processed, the opening does for a plan.
 
     Raises:
         EnvironmentFailedError: If it does not come within ``wait_s``.
@@ -202,6 +230,8 @@ def _plan(store: ObjectStore, spec: TrainingJobSpec, job: str, *, wait_s: float,
         try:
             return parse_plan(store.get(key), name)
         except ObjectNotFoundError as error:
+            if spec.data.start_while_processing and (opening := Journal(store, key).opening()) is not None:
+                return _as_plan(opening)
             if waited_s >= wait_s:
                 raise EnvironmentFailedError(
                     f"data is not processed: waited {wait_s:g} s for {name}, at most data.waitSeconds",
@@ -209,6 +239,17 @@ def _plan(store: ObjectStore, spec: TrainingJobSpec, job: str, *, wait_s: float,
                 ) from error
         sleep(POLL_S)
         waited_s += POLL_S
+
+
+def _as_plan(opening: Opening) -> Mapping[str, Any]:
+    growing = opening.growing.items()
+    return {
+        "references": opening.references,
+        "tokenizer": opening.tokenizer,
+        "manifests": {**opening.manifests, **{reference: of.manifest for reference, of in growing}},
+        IDENTITIES: {reference: of.identity for reference, of in growing},
+        "opening": opening.to_value(),
+    }
 
 
 def sleep_really(delay_s: float) -> None:

@@ -34,6 +34,8 @@ class DataState(StrEnum):
     """What is known about the data of a job."""
 
     PROCESSING = "Processing"
+    READABLE = "Readable"
+    """Ranks can train on its first blocks while the others are processed (``data.startWhileProcessing``)."""
     PROCESSED = "Processed"
     FAILED = "Failed"
     """The environment failed; the controller tries again by itself."""

@@ -162,5 +162,5 @@ def test_a_step_whose_samples_are_still_processed_is_waited_for(
     assert said == ["steps 2 to 3 need a block"]
     with reader_of(GrowingPages(99), settings) as reader:
         reader.take(1)
-        with pytest.raises(EnvironmentFailedError, match="step 2 waited 0.02 s for it"):
+        with pytest.raises(EnvironmentFailedError, match=r"step 2 waited 0\.02 s for it"):
             reader.take(2)

@@ -55,7 +55,7 @@ class Growth:
         for (count, digest), sizes, name in zip(described, self.sizes, names, strict=True):
             if count > len(sizes.samples):
                 raise NotSealedError(
-                    f"loader state has read {count} blocks of source {name}, of which {len(sizes.samples)} are sealed"
+                    f"loader state has read {count} blocks of source {name}, and {len(sizes.samples)} are sealed"
                 )
             if sizes.digest(count) != digest:
                 raise RefusedError(

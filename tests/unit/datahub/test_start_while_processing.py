@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 from pathlib import Path
@@ -15,10 +16,12 @@ from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError, NotS
 from polyreme_api.job import parse_job
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_datahub import block_processing, hub
+from polyreme_datahub.digests import blob_key
 from polyreme_datahub.index.blocks import Journal
 from polyreme_datahub.index.format import plan_key
 from polyreme_datahub.job_data import plan_data
 from polyreme_datahub.loader import growth, order
+from polyreme_datahub.loader.engine_wire import describe_error, error_of
 from polyreme_datahub.loader.source import PackedSource
 from polyreme_datahub.objects import open_store
 from polyreme_datahub.runner import flow
@@ -155,29 +158,29 @@ def test_ids_that_are_used_twice_and_bad_records_are_the_same_dead_letters(home:
     assert [(ordinal, rule) for _, ordinal, rule in found[0]] == [(70, "id"), (90, "json"), (150, "id"), (151, "id")]
 
 
-def test_a_sealed_block_never_changes(home: Home, spec: TrainingJobSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    process_killed_after(home, spec, 2, monkeypatch)
-    store = open_store(home.objects)
-    journal = Journal(store, plan_key(JOB, plan_data(spec)))
-    known = journal.block(0, 0)
-    assert known is not None
-    with pytest.raises(EnvironmentFailedError, match="block 0 changed"):
-        journal.append(0, 0, type(known)(group=known.group, samples=known.samples - 1, tokens=known.tokens))
-    assert journal.block(0, 0) == known
-
-
-def test_a_lost_shard_of_a_sealed_block_is_sealed_again(
+def test_a_sealed_block_never_changes_and_a_lost_shard_of_it_is_sealed_again(
     home: Home, spec: TrainingJobSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process_killed_after(home, spec, 1, monkeypatch)
+    journal = Journal(open_store(home.objects), plan_key(JOB, plan_data(spec)))
+    known = journal.block(0, 0)
+    assert known is not None
+    with pytest.raises(EnvironmentFailedError, match="block 0 changed"):
+        journal.append(0, 0, dataclasses.replace(known, samples=known.samples - 1))
     source = opened(home, spec)
     source._grow()
     [shard] = source._indexes[0].manifest.shards
-    lost = home.folder / "objects/blobs/sha256" / shard.digest[:2] / shard.digest[2:4] / shard.digest
+    lost = home.folder / "objects" / blob_key(shard.digest)
     content = lost.read_bytes()
     lost.unlink()
     home.process(spec, JOB)
     assert lost.read_bytes() == content
+    assert journal.block(0, 0) == known
+
+
+def test_a_rank_learns_from_its_data_engine_that_a_step_is_not_sealed() -> None:
+    error = error_of(describe_error(NotSealedError("steps 2 to 3 need a block")))
+    assert (type(error), str(error)) == (NotSealedError, "steps 2 to 3 need a block")
 
 
 STAGES = [{"name": "short", "steps": 50}, {"name": "long", "steps": 50, "sequenceTokens": 128}]

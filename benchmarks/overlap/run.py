@@ -1,6 +1,6 @@
 """Training beside processing against training after it: one core each, the same data, order and losses.
 
-Usage: run.py [--blocks 12] [--rounds 1] [--cores 0 1] [--steps N] [--folder DIRECTORY]
+Usage: run.py [--blocks 8] [--rounds 1] [--cores 0 1] [--steps N] [--folder DIRECTORY]
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from polyreme_datahub.tokens import train_tokenizer
 from polyreme_launcher.rank_processes import ALLOCATOR
 
 SPEEDUP_MIN = 1.5
-BLOCKS, ROUNDS = 12, 1
-DIGITS, SEQUENCE_TOKENS, PACKS_PER_STEP = 2, 256, 16
+BLOCKS, ROUNDS = 8, 1
+DIGITS, SEQUENCE_TOKENS, PACKS_PER_STEP = 4, 256, 16
+"""With pages of four digits an epoch of training takes about as long as processing."""
 TRIAL_STEPS = 8
 """Steps by which the time of a step is measured, so that training is made as long as processing."""
 LIMIT_S = 900.0
@@ -69,10 +70,12 @@ def one_round(folder: Path, options: argparse.Namespace) -> dict[str, float]:
     after, beside = folder / "after", folder / "beside"
     write_job(after, options.blocks, steps=TRIAL_STEPS)
     begun_s = time.perf_counter()
-    ended(start("process", after, first))
+    processed = ended(start("process", after, first))
     process_s = time.perf_counter() - begun_s
     trial = ended(start("train", after, second))
-    steps = options.steps or max(1, round(process_s / statistics.median(trial["step_s"])))
+    # Not beyond the first epoch: the second one needs every block, however long training is.
+    epoch = processed["tokens"] // (SEQUENCE_TOKENS * PACKS_PER_STEP)
+    steps = options.steps or max(1, min(epoch, round(process_s / statistics.median(trial["step_s"]))))
     write_job(after, options.blocks, steps=steps)
     begun_s = time.perf_counter()
     training = ended(start("train", after, second))
@@ -161,8 +164,9 @@ def spec_of(folder: Path) -> TrainingJobSpec:
 def process(folder: Path) -> dict[str, Any]:
     """Process the data."""
     begun_s = time.perf_counter()
-    hub.process(spec_of(folder), registry_url=registry(folder), objects_url=objects(folder), job="bench", workers=1)
-    return {SECONDS: time.perf_counter() - begun_s}
+    spec = spec_of(folder)
+    report = hub.process(spec, registry_url=registry(folder), objects_url=objects(folder), job="bench", workers=1)
+    return {SECONDS: time.perf_counter() - begun_s, "tokens": report.datasets[0].tokens}
 
 
 def train(folder: Path) -> dict[str, Any]:

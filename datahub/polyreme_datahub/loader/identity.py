@@ -16,6 +16,7 @@ from typing import Any
 
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.mixture import MixtureRecord
+from polyreme_datahub.index.blocks import BLOCKS
 from polyreme_datahub.index.format import BY_PILLOW, PIXELS
 from polyreme_datahub.loader.augment import AUGMENT_VERSION, AugmentSettings
 from polyreme_datahub.loader.order import ORDER_VERSION, OrderPlan
@@ -64,6 +65,8 @@ def identity_of_order(
         [[segment.first_step, segment.weights] for segment in first.segments],
     ]
     facts += [order.packs_per_step, order.pack_tokens, ORDER_VERSION, WINDOW_PACKS]
+    if spec.data.start_while_processing:
+        facts += [BLOCKS]
     packed = [[order.packs_in(segment), order.tokens_in(segment)] for segment in first.segments]
     if packed != [[order.packs_per_step, order.pack_tokens]] * len(packed):
         facts += packed

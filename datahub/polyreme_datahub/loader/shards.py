@@ -8,10 +8,11 @@ sample is damaged is decided by bytes that were read: a failure to read them is 
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import mmap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -77,6 +78,29 @@ class MappedIndex:
     def __len__(self) -> int:
         """Count of samples."""
         return self.manifest.samples
+
+    def extend(self, shards: Sequence[Shard]) -> None:
+        """Append the samples of shards that were sealed since; other threads may read the earlier ones meanwhile.
+
+        Raises:
+            IndexDamagedError: If bytes are missing or damaged.
+        """
+        self._blobs.prepare({shard.digest: shard.size_bytes for shard in shards})
+        mapped = [_mapped(self._blobs, shard) for shard in shards]
+        self._files.add({of.digest: of.size_bytes for shard in shards for of in shard.samples})
+        counted = [arrays["token_counts"].astype(np.int64) for arrays in mapped]
+        lengths = np.concatenate([self.lengths, *counted])
+        counts = [shard.count for shard in self.manifest.shards] + [shard.count for shard in shards]
+        self._shards = [*self._shards, *mapped]
+        self.manifest = dataclasses.replace(
+            self.manifest,
+            shards=(*self.manifest.shards, *shards),
+            samples=len(lengths),
+            tokens=int(lengths.sum()),
+        )
+        # Last: a sample is looked up by these.
+        self.lengths = lengths
+        self._firsts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 
     def sample_id(self, sample: int) -> str:
         """Name a sample."""

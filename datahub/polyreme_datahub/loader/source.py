@@ -7,6 +7,7 @@ suffixes as in ``polyreme_api.batch``.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -21,12 +22,13 @@ import numpy as np
 import numpy.typing as npt
 
 from polyreme_api.batch import IGNORED_TARGET, PackedBatch, TokenIds
-from polyreme_api.errors import RefusedError
+from polyreme_api.errors import NotSealedError, RefusedError
 from polyreme_api.store import ObjectStore
 from polyreme_datahub.index.damage import note_damage
 from polyreme_datahub.loader.augment import AugmentSettings, Visit
 from polyreme_datahub.loader.balance import StepSplit, assign_packs
 from polyreme_datahub.loader.decode_pool import DecodePool
+from polyreme_datahub.loader.growth import Growth
 from polyreme_datahub.loader.identity import Identity
 from polyreme_datahub.loader.order import Order, OrderPlan, Slot
 from polyreme_datahub.loader.read_counts import ReadCounts, Tier
@@ -111,6 +113,7 @@ class PackedSource:
         threads: Threads that read and decode samples.
         balance: Assigns the packs of a step to ranks by cost; None: they are numbered as in the order.
         pixels: Whether batches have patches.
+        growth: Blocks of the sources, where training may start before all are sealed.
     """
 
     def __init__(
@@ -125,8 +128,9 @@ class PackedSource:
         threads: int = 1,
         balance: Balance | None = None,
         pixels: bool = True,
+        growth: Growth | None = None,
     ) -> None:
-        self._plan = plan
+        self._plan, self._growth = plan, growth
         self._order = Order(plan)
         self._indexes = indexes
         self._identity = identity
@@ -168,6 +172,7 @@ class PackedSource:
         """Return packs ``first .. first + count`` of ``step`` (steps count from 1); beyond its last are null packs.
 
         Raises:
+            NotSealedError: If samples of the step are still processed.
             SampleDamagedError: If stored bytes do not fit their digest, unless placeholders are wanted.
         """
         of_step = self.packs_in(step)
@@ -256,13 +261,16 @@ class PackedSource:
         mixture = self._identity.mixture
         appended = {} if mixture is None else {"mixture": mixture.summary()}
         with self._order_lock:
-            window = self._order.place(step + 1)
-        return {"data": self._identity.at(step), "step": step, "window": window, **appended}
+            state = {"data": self._identity.at(step), "step": step, "window": self._order.place(step + 1), **appended}
+            if self._growth is not None:
+                state["blocks"] = self._growth.describe(self._order.blocks_before(step + 1))
+            return state
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Refuse to go on from a state that another dataset or order made; go on from a good one without a walk.
 
         Raises:
+            NotSealedError: If blocks that the state has seen are not there (yet).
             RefusedError: If the data's identity differs.
         """
         step = state.get("step")
@@ -273,7 +281,32 @@ class PackedSource:
                 field="spec.data",
             )
         with self._order_lock:
+            if self._growth is not None:
+                self._grow()
+                self._growth.check(state["blocks"], self._plan.names)
             self._order.jump(state.get("window", {}))
+
+    def _grow(self) -> bool:
+        """Take over blocks that were sealed since; return whether there were any. Called under the order's lock."""
+        if self._growth is None or not self._growth.look():
+            return False
+        lengths = tuple(index.lengths for index in self._indexes)
+        self._plan = dataclasses.replace(self._plan, lengths=lengths, blocks=self._growth.ends)
+        self._order.extend(self._plan)
+        return True
+
+    def _ordered(self, step: int) -> list[list[Slot]]:
+        """Return the packs of a step in the order. Called under the order's lock.
+
+        Raises:
+            NotSealedError: If the step needs a block that is not sealed; the caller asks again.
+        """
+        while True:
+            try:
+                return self._order.packs(step)
+            except NotSealedError:
+                if not self._grow():
+                    raise
 
     def _hold(self, step: int) -> None:
         """Keep the local copies of what the steps around this one read, its own and later steps first.
@@ -283,14 +316,16 @@ class PackedSource:
         with self._hold_lock:
             if step == self._held_step or not any(index.has_copies for index in self._indexes):
                 return
-            self._held_step = step
             before = [near for near in range(step - STEPS_HELD, step) if near in self._shards]
+            self._shards_of(step)
+            self._held_step = step
             steps = [*range(step, step + STEPS_HELD + 1), *before]
             shards: list[dict[str, None]] = [{} for _ in self._indexes]
             for near in steps:
-                for source, found in enumerate(self._shards_of(near)):
-                    shards[source].update(dict.fromkeys(found))
-            self._shards = {near: self._shards[near] for near in steps}
+                with contextlib.suppress(NotSealedError):
+                    for source, found in enumerate(self._shards_of(near)):
+                        shards[source].update(dict.fromkeys(found))
+            self._shards = {near: self._shards[near] for near in steps if near in self._shards}
             for index, wanted in zip(self._indexes, shards, strict=True):
                 index.hold(wanted)
 
@@ -298,7 +333,7 @@ class PackedSource:
         """Return the sample shards that a step reads of each source."""
         if step not in self._shards:
             with self._order_lock:
-                slots = [slot for slots in self._order.packs(step) for slot in slots]
+                slots = [slot for slots in self._ordered(step) for slot in slots]
             samples = [[slot.sample for slot in slots if slot.source == at] for at in range(len(self._indexes))]
             self._shards[step] = [
                 index.shards_of(np.array(of, np.int64)) for index, of in zip(self._indexes, samples, strict=True)
@@ -316,7 +351,7 @@ class PackedSource:
         Where packs are balanced, null packs are among them.
         """
         with self._order_lock:
-            packs = self._order.packs(step)
+            packs = self._ordered(step)
             assigned = self._assigned.get(step)
         if self._balance is None:
             return packs

@@ -52,6 +52,8 @@ class PackedBatch:
     lost_images: Sequence[int] = ()
     """Images that the index has in these packs and that are not here, since their sample is damaged: their numbers,
     rising, among all that the index has."""
+    null_tokens: int = 0
+    """Tokens at the end of T that are of null packs: no expert takes them, and no statistics count them."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,11 +92,15 @@ class BatchSource(Protocol):
         ...
 
     def packs(self, step: int, *, first: int, count: int) -> PackedBatch:
-        """Return packs ``first .. first + count`` of ``step`` (steps count from 1)."""
+        """Return packs ``first .. first + count`` of ``step`` (steps count from 1).
+
+        Beyond its last pack are null packs: where data-parallel ranks do not divide the packs of a step, they fill the
+        last places.
+        """
         ...
 
     def grids(self, step: int, *, first: int, count: int) -> Sequence[Array]:
-        """Return rows and columns of the images of ``count`` packs of ``step`` (int32 [I, 2] each).
+        """Return rows and columns of the images of ``count`` packs of ``step`` (int32 [I, 2] each), none of null packs.
 
         As the index has them, whatever has become of their bytes: no image is read, and all ranks get the same.
         """

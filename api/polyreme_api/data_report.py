@@ -26,12 +26,16 @@ OPERATIONS_MAX = 32
 """Operations whose progress one report names."""
 MESSAGE_CHARACTERS_MAX = 1024
 COUNT_MAX = 2**53 - 1
+BLOCKS_OPERATION = "blocks"
+"""Operation whose progress counts the blocks that ranks can read, of a job that starts while its data are processed."""
 
 
 class DataState(StrEnum):
     """What is known about the data of a job."""
 
     PROCESSING = "Processing"
+    READABLE = "Readable"
+    """Ranks can train on its first blocks while the others are processed (``data.startWhileProcessing``)."""
     PROCESSED = "Processed"
     FAILED = "Failed"
     """The environment failed; the controller tries again by itself."""

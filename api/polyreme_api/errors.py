@@ -63,6 +63,10 @@ class RetryableError(PolyremeError):
         self.delay_s = delay_s
 
 
+class NotSealedError(RetryableError):
+    """The samples of a step are still processed: ask again after ``delay_s``."""
+
+
 class EnvironmentFailedError(PolyremeError):
     """Bounded retries against the machine or a store are used up; the run can go on later."""
 

@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 
 from polyreme_planner.costs import Recompute, Setting
-from polyreme_planner.layout import Layout
+from polyreme_planner.layout import Layout, packs_of_rank
 from polyreme_planner.memory import least_states
 from polyreme_planner.schedules import Schedule, stages_per_rank
 from polyreme_planner.search import (
@@ -81,7 +81,7 @@ def quick_search(
         state = state_of(layout)
         lean.append((state, number, layout))
         if state <= usable:
-            roomy.append((pricer.bound_s(layout, packs_per_step // layout.dp), number, layout))
+            roomy.append((pricer.bound_s(layout, packs_of_rank(packs_per_step, layout.dp)), number, layout))
     roomy.sort()
     lean.sort()
     by_time, bounds_s = [layout for _, _, layout in roomy], [bound_s for bound_s, _, _ in roomy]

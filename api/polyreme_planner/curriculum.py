@@ -6,7 +6,6 @@ Loader, trainer, planner, operator and report read them here, so that no two of 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from enum import StrEnum
 
@@ -145,11 +144,6 @@ def kinds_of_packs(spec: TrainingJobSpec) -> tuple[Packs, ...]:
     for packs in packs_of_stages(spec):
         found.setdefault((packs.tokens, packs.per_step), packs)
     return tuple(packs for _, packs in sorted(found.items(), reverse=True))
-
-
-def packs_common(spec: TrainingJobSpec) -> int:
-    """Return the largest number that divides the packs of a step in every curriculum stage; 0 without packs."""
-    return math.gcd(*(packs.per_step for packs in packs_of_stages(spec)))
 
 
 def check_learners(spec: TrainingJobSpec, shape: ModelShape) -> None:

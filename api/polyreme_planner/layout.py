@@ -8,6 +8,7 @@ cp x tp``. The last axis varies fastest, in both.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 
 from polyreme_planner.shapes import ModelShape
@@ -64,7 +65,7 @@ def misfits(
     decoder = shape.decoder
     rules = [
         (decoder.experts % layout.ep == 0, f"ep {layout.ep} does not divide the model's {decoder.experts} experts"),
-        (packs_per_step % layout.dp == 0, f"packsPerStep {packs_per_step} is not divisible by dp {layout.dp}"),
+        (gives_each_packs(packs_per_step, layout.dp), _idle_words(packs_per_step, layout.dp)),
         *((count % layout.tp == 0, f"tp {layout.tp} does not divide {what} {count}") for what, count in _shared(shape)),
         (
             layout.cp % layout.ulysses == 0 and decoder.heads % (layout.tp * layout.ulysses) == 0,
@@ -83,6 +84,23 @@ def misfits(
             )
         )
     return [*mesh_misfits(layout, world=world), *(words for holds, words in rules if not holds)]
+
+
+def packs_of_rank(packs_per_step: int, dp: int) -> int:
+    """Return the packs that a data-parallel rank trains on in a step; null packs fill the last places (ADR 39)."""
+    return -(-packs_per_step // dp)
+
+
+def gives_each_packs(packs_per_step: int, dp: int) -> bool:
+    """Whether every data-parallel rank has a pack that is not null; else fewer ranks would be as fast."""
+    return packs_of_rank(packs_per_step, dp) * (dp - 1) < packs_per_step
+
+
+def _idle_words(packs_per_step: int, dp: int) -> str:
+    share = packs_of_rank(packs_per_step, dp)
+    fewer = packs_of_rank(packs_per_step, share)
+    each = f"{share} pack{'s' if share > 1 else ''} a rank"
+    return f"packsPerStep {packs_per_step} leaves ranks of dp {dp} without a pack: {each}, as with dp {fewer}"
 
 
 def _shared(shape: ModelShape) -> list[tuple[str, int]]:
@@ -162,10 +180,8 @@ def divisors(number: int, most: int | None = None) -> list[int]:
 def fitting_worlds(*, near: int, step: int, shape: ModelShape, packs_per_step: int) -> list[int]:
     """List world sizes (multiples of ``step``) that some layout of dp and ep fits, nearest to ``near`` first."""
     limit = max(near * 2, step, packs_per_step)
-    fitting = [
-        world
-        for world in range(step, limit + 1, step)
-        if packs_per_step % world == 0  # cheap, and rarely true: a batch may have a million packs
-        and plain_layouts(world=world, shape=shape, packs_per_step=packs_per_step)
-    ]
-    return sorted(fitting, key=lambda world: (abs(world - near), world))[:NEAREST_MAX]
+    # A batch may have a million packs; of the worlds up to there, some two thousand give each rank some.
+    sharing = [world for world in range(step, limit + 1, step) if gives_each_packs(packs_per_step, world)]
+    nearest = sorted(sharing, key=lambda world: (abs(world - near), world))
+    fitting = (world for world in nearest if plain_layouts(world=world, shape=shape, packs_per_step=packs_per_step))
+    return list(itertools.islice(fitting, NEAREST_MAX))

@@ -13,7 +13,16 @@ from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_planner.automatic import distance, quick_search
 from polyreme_planner.costs import Recompute, Setting
 from polyreme_planner.curriculum import Packs, check_learners, kinds_of_packs
-from polyreme_planner.layout import Layout, fitting_layouts, fitting_worlds, mesh_misfits, misfits, ulysses_degree
+from polyreme_planner.layout import (
+    Layout,
+    fitting_layouts,
+    fitting_worlds,
+    gives_each_packs,
+    mesh_misfits,
+    misfits,
+    packs_of_rank,
+    ulysses_degree,
+)
 from polyreme_planner.pipelines import (
     DEFAULT_SCHEDULE,
     WHOLE,
@@ -65,7 +74,7 @@ class Plan:
     @property
     def packs_per_rank(self) -> int:
         """Packs that one data-parallel rank trains on in one step."""
-        return self.packs_per_step // self.layout.dp
+        return packs_of_rank(self.packs_per_step, self.layout.dp)
 
     @cached_property
     def hash(self) -> str:
@@ -183,7 +192,7 @@ def plan_for(spec: TrainingJobSpec, *, replicas: int | None = None) -> Plan:
     fitting = check_memory(setting, layout, cut, packs_per_step=longest.per_step, recomputes=recomputes)
     for packs in others:
         fitting = _check_stage(spec, shape, layout, cut, packs, recomputes=fitting)
-    packs_per_rank = spec.training.packs_per_step // layout.dp
+    packs_per_rank = packs_of_rank(spec.training.packs_per_step, layout.dp)
     tokens_per_rank = packs_per_rank * spec.data.sequence_tokens
     return Plan(
         shape=shape,
@@ -230,8 +239,9 @@ def _check_stage(
     broken = list(
         misfits(layout, world=layout.world, shape=shape, packs_per_step=packs.per_step, pack_tokens=packs.tokens)
     )
-    if not broken and packs.per_step // layout.dp % cut.microbatches:
-        broken = [f"{cut.microbatches} microbatches do not divide {packs.per_step // layout.dp} packs of a rank"]
+    share = packs_of_rank(packs.per_step, layout.dp)
+    if not broken and share % cut.microbatches:
+        broken = [f"{cut.microbatches} microbatches do not divide {share} packs of a rank"]
     where = f"layout {layout} of the longest packs does not fit stage {packs.stage!r}"
     if broken:
         raise InvalidConfigError(
@@ -253,13 +263,13 @@ def _cut_of(chosen: Estimate) -> Cut:
 
 def _cut_for(spec: TrainingJobSpec, shape: ModelShape, layout: Layout, packs: Packs, *, scaled: bool) -> Cut:
     """Cut a step as the job asks; at another size than it was written for, a microbatch keeps its packs."""
-    packs_per_rank = packs.per_step // layout.dp
+    packs_per_rank = packs_of_rank(packs.per_step, layout.dp)
     asked = spec.parallelism
     schedule = None if asked.schedule is None else Schedule(asked.schedule)
     microbatches = asked.microbatches
     if scaled and (microbatches is not None or layout.pp == 1):
         order = schedule or (DEFAULT_SCHEDULE if layout.pp > 1 else None)
-        written = packs.per_step // (asked.dp or layout.dp) // (microbatches or 1)
+        written = packs_of_rank(packs.per_step, asked.dp or layout.dp) // (microbatches or 1)
         microbatches = accumulated_microbatches(order, pp=layout.pp, packs_per_rank=packs_per_rank, packs=written)
     return cut_step(
         shape,
@@ -317,7 +327,7 @@ def _explicit(spec: TrainingJobSpec, setting: Setting, longest: Packs, *, world:
 
 
 def _automatic(spec: TrainingJobSpec, setting: Setting, longest: Packs, *, replicas: int) -> Estimate:
-    """Search; ranks that do not divide the packs must be worth having.
+    """Search; ranks that can't have a pack each must be worth having.
 
     They can still be used, by cutting layers or packs. But if fewer workers, each with packs of its own, would be as
     fast, the others would idle, so the job is refused with the counts that fit.
@@ -334,7 +344,7 @@ def _automatic(spec: TrainingJobSpec, setting: Setting, longest: Packs, *, repli
     asked = recomputes_of(spec)
     not_asked = tuple(recompute for recompute in Recompute if recompute not in asked)
     best, leanest = found(world), searched(world, asked).leanest
-    if packs % world and leanest is None:
+    if not gives_each_packs(packs, world) and leanest is None:
         worlds = fitting_worlds(near=world, step=devices, shape=setting.shape, packs_per_step=packs)
         fewer = max((size for size in worlds if size < world), default=0)
         others = found(fewer) if fewer else None
@@ -342,8 +352,8 @@ def _automatic(spec: TrainingJobSpec, setting: Setting, longest: Packs, *, repli
             counts = ", ".join(str(count) for count in sorted(size // devices for size in worlds)) or "none"
             slower = "" if best is None else f", and {best.candidate} would be no faster than {fewer} ranks"
             raise InvalidConfigError(
-                f"no layout fits {replicas} workers x {devices} devices = {world} ranks: packsPerStep {packs} is not "
-                f"divisible by dp {world}{slower}; worker counts that fit: {counts}",
+                f"no layout fits {replicas} workers x {devices} devices = {world} ranks: packsPerStep {packs} leaves "
+                f"ranks of dp {world} without a pack{slower}; worker counts that fit: {counts}",
                 field="spec.workers.replicas or spec.training.packsPerStep",
             )
     if best is None:

@@ -11,7 +11,7 @@ from polyreme_api.errors import InvalidConfigError
 from polyreme_planner.automatic import HOLDING_ALL, nearest
 from polyreme_planner.costs import Recompute, Setting
 from polyreme_planner.hardware import GIB
-from polyreme_planner.layout import Layout
+from polyreme_planner.layout import Layout, packs_of_rank
 from polyreme_planner.memory import Memory, memory_of, size_words
 from polyreme_planner.pipelines import Cut
 from polyreme_planner.search import Estimate, is_compatible, most_simulated_microbatches
@@ -46,8 +46,8 @@ def what_does_not_fit(
     world = replicas * devices
     if leanest is None:
         return InvalidConfigError(
-            f"no plan for {world} ranks: no degrees that divide {packs_per_step} packs per step and the model's sizes "
-            "can be trained",
+            f"no plan for {world} ranks: no degrees that share {packs_per_step} packs per step and divide the model's "
+            "sizes can be trained",
             field="spec.workers.replicas or spec.training.packsPerStep",
         )
     if with_recompute is not None and (other := with_recompute()) is not None:
@@ -81,7 +81,7 @@ def memory_of_cut(
     return memory_of(
         setting,
         layout,
-        packs=packs_per_step // layout.dp // cut.microbatches,
+        packs=packs_of_rank(packs_per_step, layout.dp) // cut.microbatches,
         microbatches=min(cut.microbatches, most_simulated_microbatches(layout)),
         recompute=recompute,
         schedule=cut.schedule,

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from polyreme_planner.costs import Recompute, Setting, part_times, transfer_s
 from polyreme_planner.hardware import Pattern
-from polyreme_planner.layout import Layout, divisors, misfits, ulysses_degree
+from polyreme_planner.layout import Layout, divisors, gives_each_packs, misfits, packs_of_rank, ulysses_degree
 from polyreme_planner.memory import Memory, held_parameters, memory_of, update_bytes
 from polyreme_planner.model_parts import all_parts
 from polyreme_planner.pipeline_simulation import Program, Simulated, program
@@ -90,7 +90,7 @@ def layout_candidates(
     setting: Setting, layout: Layout, *, packs_per_step: int, recomputes: Sequence[Recompute] = tuple(Recompute)
 ) -> Iterator[Candidate]:
     """Yield the candidates of one layout: without stages one microbatch of all packs is among them."""
-    share = packs_per_step // layout.dp
+    share = packs_of_rank(packs_per_step, layout.dp)
     orders: list[tuple[Schedule | None, int | None]] = [(None, None)]
     if layout.pp > 1:
         orders = [(schedule, None) for schedule in Schedule]
@@ -121,7 +121,7 @@ def layouts(setting: Setting, *, world: int, packs_per_step: int) -> Iterator[La
         for tp in divisors(math.gcd(world // pp, d.heads), min(TP_MAX, setting.hardware.near_devices)):
             for cp in divisors(world // pp // tp, CP_MAX):
                 dp = world // pp // tp // cp
-                if packs_per_step % dp:
+                if not gives_each_packs(packs_per_step, dp):
                     continue
                 ulysses = ulysses_degree(cp, d.heads // tp)
                 for ep in divisors(math.gcd(dp * cp * tp, d.experts), d.experts):

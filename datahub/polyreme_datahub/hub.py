@@ -154,10 +154,12 @@ def process(
         InvalidConfigError: If a source changed since it was registered.
         EnvironmentFailedError: If store or registry stay away; the next call goes on from there.
     """
+    from polyreme_datahub.block_processing import BlockProcessing
     from polyreme_datahub.processing import Processing
 
+    kind = BlockProcessing if spec.data.start_while_processing else Processing
     with _surroundings(registry_url, objects_url, topics_url, workers=workers, only_seals=only_seals) as around:
-        return Processing(around, progress=progress).process(spec, job=job)
+        return kind(around, progress=progress).process(spec, job=job)
 
 
 def ingest(

@@ -27,6 +27,7 @@ def plan_data(spec: TrainingJobSpec) -> dict[str, object]:
         "vocabulary": spec.data.tokenizer.vocabulary,
         "patch_px": shape.patch_px,
         "merge": shape.merge,
+        **({"blocks": True} if spec.data.start_while_processing else {}),
         **longest,
         **cut,
         **released,

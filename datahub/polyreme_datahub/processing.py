@@ -18,9 +18,10 @@ from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.store import ObjectExistsError, ObjectNotFoundError
 from polyreme_datahub.digests import action_key, action_prefix, canonical_json, digest_bytes, digest_value
 from polyreme_datahub.errors import IndexDamagedError
+from polyreme_datahub.index.blocks import BLOCKS, Sizes
 from polyreme_datahub.index.check import can_open, is_whole
 from polyreme_datahub.index.damage import drop_notes, is_noted
-from polyreme_datahub.index.format import parse_plan, plan_key, seal_plan
+from polyreme_datahub.index.format import BY_CONVOLUTION, BY_PILLOW, PIXELS, parse_plan, pixels_of, plan_key, seal_plan
 from polyreme_datahub.index.succession import IDENTITIES, identities_after
 from polyreme_datahub.job_data import longest_pack, plan_data
 from polyreme_datahub.operations.declare import find_operation
@@ -35,8 +36,9 @@ from polyreme_datahub.registry.rows import Action, Letter, StageCount
 from polyreme_datahub.registry.work_items import WorkItem
 from polyreme_datahub.released_tokenizer import read_released
 from polyreme_datahub.runner.flow import INGEST, Flow
-from polyreme_datahub.runner.flow_run import Sources, Surroundings, remake, run_flow, run_seal
+from polyreme_datahub.runner.flow_run import Sources, Surroundings, do_nothing, remake, run_flow, run_seal
 from polyreme_datahub.runner.index_work import INDEX, IndexParameters, IndexWork
+from polyreme_datahub.runner.pool import LOOKS_MAX
 from polyreme_datahub.runner.stored import Stored
 from polyreme_datahub.sources.digits import sample_sources
 from polyreme_datahub.sources.open import describe_generated
@@ -92,6 +94,16 @@ class ProcessReport:
     seconds: float
 
 
+def page_parameters(spec: TrainingJobSpec) -> ComposeParameters:
+    """Return how the pages of a job are made."""
+    shape = shape_of(spec).vision
+    return ComposeParameters(
+        patch_px=shape.patch_px,
+        merge=shape.merge,
+        image_tokens_max=max(1, spec.data.sequence_tokens // IMAGE_SHARE),
+    )
+
+
 def job_steps(images: ComposeParameters) -> list[Step]:
     """Return the steps of a job's data, but the one that needs the tokenizer."""
     decode, compose = find_operation("decode"), find_operation("compose")
@@ -122,12 +134,7 @@ class Processing:
         """Process the data of a spec; see ``polyreme_datahub.hub.process``."""
         started_s = self._now_s()
         check_spec(self._database, spec)
-        shape = shape_of(spec).vision
-        images = ComposeParameters(
-            patch_px=shape.patch_px,
-            merge=shape.merge,
-            image_tokens_max=max(1, spec.data.sequence_tokens // IMAGE_SHARE),
-        )
+        images = page_parameters(spec)
         key = plan_key(job, plan_data(spec))
         pinned = self._pinned(key) if job else {}
         trained = self._resolve([source.dataset for source in spec.data.sources], pinned)
@@ -148,13 +155,16 @@ class Processing:
         reports = {version.id: self._report(version, parameters[version.id]) for version in self._versions.values()}
         manifests = {reference: reports[version.id].manifest for reference, version in both.items()}
         self._put_plan(key, job, both, manifests, digest)
+        return self._summary(key, digest, tuple(reports.values()), started_s)
+
+    def _summary(self, key: str, tokenizer: str, reports: tuple[DatasetReport, ...], started_s: float) -> ProcessReport:
         return ProcessReport(
             plan=key,
-            tokenizer=digest,
-            datasets=tuple(reports.values()),
+            tokenizer=tokenizer,
+            datasets=reports,
             stages=tuple(
                 sum(
-                    (count for report in reports.values() for count in report.stages if count.stage == stage),
+                    (count for report in reports for count in report.stages if count.stage == stage),
                     StageCount(stage=stage),
                 )
                 for stage in STAGES
@@ -173,16 +183,33 @@ class Processing:
 
     def _run(self, recipe: Recipe, shared: Mapping[str, Value]) -> Flow:
         flow = Flow(recipe=recipe, versions=self._versions)
+        self._run_flow(flow, shared)
+        return flow
+
+    def _run_flow(
+        self,
+        flow: Flow,
+        shared: Mapping[str, Value],
+        *,
+        looks_max: int = LOOKS_MAX,
+        on_look: Callable[[], None] = do_nothing,
+    ) -> None:
         shows = self._around.only_seals and self._progress is not None
+
+        def looked() -> None:
+            if shows:
+                self._show_done(flow)
+            on_look()
+
         run_flow(
             self._around,
             flow,
             shared=shared,
             sources=self._sources,
             on_counts=self._counted,
-            on_look=(lambda: self._show_done(flow)) if shows else lambda: None,
+            on_look=looked,
+            looks_max=looks_max,
         )
-        return flow
 
     def _show_done(self, flow: Flow) -> None:
         """Report what workers of other processes have done, from the registry, now and then."""
@@ -199,6 +226,15 @@ class Processing:
 
     def _encode(self, images: ComposeParameters, digest: str, data: bytes) -> tuple[Flow, dict[str, Value]]:
         """Encode the text of every sample with the tokenizer."""
+        flow, shared = self._encoding(images, digest, data, self._versions)
+        self._run_flow(flow, shared)
+        return flow, shared
+
+    @staticmethod
+    def _encoding(
+        images: ComposeParameters, digest: str, data: bytes, versions: Mapping[int, DatasetVersion]
+    ) -> tuple[Flow, dict[str, Value]]:
+        """Return the flow that encodes the text of every sample of some versions, and what its steps share."""
         value = Value(data={"tokenizer": digest}, blobs={digest: Blob(data, digest=digest)})
         tokenize = find_operation("tokenize")
         step = Step(
@@ -209,7 +245,7 @@ class Processing:
         )
         constant = Stored.of(value.data, value.blobs).digest
         recipe = build_recipe([*job_steps(images), step], constants={"tokenizer": constant})
-        return self._run(recipe, {"tokenizer": value}), {"tokenizer": value}
+        return Flow(recipe=recipe, versions=versions), {"tokenizer": value}
 
     def _index(
         self,
@@ -218,7 +254,7 @@ class Processing:
         parameters: Mapping[int, IndexParameters],
         tokenizer: TextTokenizer,
     ) -> None:
-        for version in self._versions.values():
+        for version in flow.versions.values():
             mine = parameters[version.id]
             manifests = progress.manifests_of(self._database, mine.key(version))
             if not manifests or not all(self._can_be_used(manifest) for manifest in manifests):
@@ -236,7 +272,14 @@ class Processing:
         again: bool,
     ) -> None:
         """Write the index of one version; ``again`` where there is one that can't be used."""
-        indexer = IndexWork(
+        indexer = self._indexer(flow, shared, parameters, tokenizer)
+        run_seal(self._around, indexer, indexer.items(version), again=again)
+        progress.put_index(self._database, indexer.finish(version), now_s=self._now_s())
+
+    def _indexer(
+        self, flow: Flow, shared: Mapping[str, Value], parameters: IndexParameters, tokenizer: TextTokenizer
+    ) -> IndexWork:
+        return IndexWork(
             self._database,
             self._lakehouse,
             flow,
@@ -247,8 +290,6 @@ class Processing:
             now_s=self._now_s,
             on_counts=self._counted,
         )
-        run_seal(self._around, indexer, indexer.items(version), again=again)
-        progress.put_index(self._database, indexer.finish(version), now_s=self._now_s())
 
     def _can_be_used(self, manifest: str) -> bool:
         """Check an index: every byte of it where damage was found, else what opening it needs."""
@@ -369,7 +410,16 @@ class Processing:
         )
 
     def _put_plan(
-        self, key: str, job: str, versions: Mapping[str, DatasetVersion], manifests: Mapping[str, str], tokenizer: str
+        self,
+        key: str,
+        job: str,
+        versions: Mapping[str, DatasetVersion],
+        manifests: Mapping[str, str],
+        tokenizer: str,
+        *,
+        identities: Mapping[str, str] | None = None,
+        blocks: Mapping[str, Sizes] | None = None,
+        pixels: int = BY_CONVOLUTION,
     ) -> None:
         before = self._plan_before(key)
         plan: dict[str, object] = {
@@ -377,8 +427,14 @@ class Processing:
             "manifests": dict(manifests),
             "tokenizer": tokenizer,
         }
-        if identities := identities_after(self._lakehouse, before, manifests):
-            plan[IDENTITIES] = identities
+        # A job that has begun keeps its pixels.
+        made = pixels_of(before) if before else pixels
+        if made != BY_PILLOW:
+            plan[PIXELS] = made
+        if found := {**identities_after(self._lakehouse, before, manifests), **(identities or {})}:
+            plan[IDENTITIES] = found
+        if blocks is not None:
+            plan[BLOCKS] = {reference: sizes.to_value() for reference, sizes in blocks.items()}
         data = canonical_json(seal_plan(plan))
         if not job or before.get("manifests", manifests) != manifests:
             # Another run over the same job writes the same bytes.

@@ -13,6 +13,7 @@ from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.store import ObjectNotFoundError, ObjectStore
 from polyreme_datahub.digests import blob_key
 from polyreme_datahub.errors import IndexDamagedError
+from polyreme_datahub.index.blocks import Journal
 from polyreme_datahub.index.damage import DamageNote, notes_of
 from polyreme_datahub.index.format import Manifest, parse_plan, plan_key
 from polyreme_datahub.job_data import plan_data
@@ -56,7 +57,7 @@ def look(objects_url: str, spec: TrainingJobSpec, *, job: str, shards: bool = Tr
     try:
         plan = parse_plan(store.get(key), key.rpartition("/")[2])
     except ObjectNotFoundError:
-        return StoredData(processed=False)
+        return StoredData(processed=False, notes=tuple(notes_of(store, _growing(store, spec, key))))
     except IndexDamagedError:
         return StoredData(processed=True, missing=(key,))
     manifests = list(dict.fromkeys(plan["manifests"].values()))
@@ -64,8 +65,19 @@ def look(objects_url: str, spec: TrainingJobSpec, *, job: str, shards: bool = Tr
     tokenizer = blob_key(plan["tokenizer"])
     if not store.exists(tokenizer):
         missing.append(tokenizer)
-    notes = notes_of(store, [*manifests, plan["tokenizer"]])
+    notes = notes_of(store, [*manifests, plan["tokenizer"], *_growing(store, spec, key)])
     return StoredData(processed=True, missing=tuple(missing), notes=tuple(notes))
+
+
+def _growing(store: ObjectStore, spec: TrainingJobSpec, key: str) -> list[str]:
+    """Return under which digests ranks note damage that opened the data while they were processed."""
+    if not spec.data.start_while_processing:
+        return []
+    try:
+        opening = Journal(store, key).opening()
+    except IndexDamagedError:
+        return []
+    return [] if opening is None else [of.manifest for of in opening.growing.values()]
 
 
 def _missing(store: ObjectStore, digest: str, *, shards: bool) -> list[str]:

@@ -77,7 +77,9 @@ def test_scale_works_while_waiting(operated: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("replicas", "words"), [(6, "needs"), (5, "packsPerStep 12 is not divisible by dp 5")], ids=["no room", "no layout"]
+    ("replicas", "words"),
+    [(6, "needs"), (5, "packsPerStep 12 leaves ranks of dp 5 without a pack")],
+    ids=["no room", "no layout"],
 )
 def test_a_size_that_does_not_fit_is_refused_and_the_attempt_goes_on(operated: str, replicas: int, words: str) -> None:
     async def story(stage: Stage) -> None:

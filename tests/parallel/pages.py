@@ -93,6 +93,7 @@ class Pages:
             sample_ids=[str(number) for number in range(len(grids))],
             unmasked_tokens=sum(target != -100 for target in targets),
             lost_images=lost,
+            null_tokens=max(0, first + count - self.packs_in(step)) * self.pack_tokens_in(step),
         )
 
     def grids(self, step: int, *, first: int, count: int) -> list[Any]:
@@ -113,6 +114,8 @@ class Pages:
         return bool(self._hole_every) and number % self._hole_every == 1
 
     def _in_pack(self, step: int, pack: int) -> list[Any]:
+        if pack >= self.packs_in(step):
+            return []
         return self._long_documents(step, pack) if self.long else self._documents(step, pack)
 
     def _sees(self, pack: int) -> bool:

@@ -41,6 +41,28 @@ def test_streams_that_are_cut_and_layers_that_are_shared_have_the_gradient_of_on
         assert seen["losses"] == pytest.approx(alone["losses"], rel=TOLERANCE), layout
 
 
+@pytest.mark.parametrize(
+    ("layout", "pipeline"),
+    [
+        ({"dp": 3}, {"microbatches": 2}),  # the last rank's second microbatch is a null pack
+        ({"dp": 2, "cp": 2, "ep": 4}, None),
+        ({"dp": 2, "tp": 2, "ep": 2}, None),
+        ({"dp": 2, "pp": 2}, {"schedule": "1F1B", "layers": [1, 2], "microbatches": 3}),
+    ],
+    ids=str,
+)
+def test_null_packs_of_ranks_that_do_not_divide_a_step_change_nothing(
+    start: Any, tmp_path: Path, layout: Degrees, pipeline: dict[str, Any] | None
+) -> None:
+    """Neither the gradient nor the losses, nor the biases of the router, which follow from its load."""
+    same: dict[str, Any] = {"packs": 5, "steps": 2}
+    alone = gradients(start, tmp_path / "alone", (1, 1), **same)
+    seen = gradients(start, tmp_path / name(layout), layout, **same, images_over="Data", pipeline=pipeline)
+    assert largest_difference(seen, alone) <= TOLERANCE
+    assert seen["losses"] == pytest.approx(alone["losses"], rel=TOLERANCE)
+    assert seen["biases"] == alone["biases"]
+
+
 def test_groups_of_experts_and_stretched_positions_have_the_gradient_of_one_process(start: Any, tmp_path: Path) -> None:
     decoder: dict[str, Any] = {"expert_groups": 4, "groups_per_token": 2, "experts_per_token": 3, "q_rank": 24}
     decoder |= {"yarn_factor": 40.0, "yarn_positions": 16, "yarn_mscale": 0.7, "yarn_mscale_all_dim": 1.0}

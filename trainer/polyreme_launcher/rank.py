@@ -194,6 +194,7 @@ def settings_of(
         steps=spec.training.steps,
         curriculum=curriculum_stages(spec) if spec.training.stages else (),
         images_over=ImagesOver(spec.parallelism.images_over),
+        data_wait_s=float(spec.data.wait_seconds),
         seed=spec.training.seed,
         weights=weights_place(weights.location) if weights else None,
         checkpoint=CheckpointSettings(

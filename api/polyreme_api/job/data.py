@@ -141,7 +141,12 @@ class Data(Part):
     """Random changes of images, of all sources without an ``augment`` of their own; none: images are read as they
     are."""
     wait_seconds: Seconds = 600
-    """How long ranks wait for the processed data before they give up."""
+    """How long ranks wait for the processed data before they give up; with ``start_while_processing``, for each
+    block."""
+    start_while_processing: bool = False
+    """Whether training starts while the datasets are still processed. The first epoch then takes the records in blocks
+    of 4,096, in the order of the dataset, and shuffles each block by itself; later epochs shuffle everything. The order
+    is the same however fast the data are processed. Needs ``tokenizer.location``."""
     packs_by: Literal["Order", "Cost"] = "Order"
     """How the packs of a step are assigned to data-parallel ranks and microbatches. ``Order``: in the order of the
     samples. ``Cost``: so that the slowest rank has less to do, by the operations of attention and of the images in each

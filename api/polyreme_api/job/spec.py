@@ -88,6 +88,7 @@ class TrainingJobSpec(Scheduling):
             if info.context != STORED:
                 check_schedule(self.data, self.training)
             check_budget(self.data, self.workers)
+            check_early_start(self.training, self.data)
         if self.evaluation is not None:
             check_held_out(self.evaluation, self.data)
         return self
@@ -186,6 +187,29 @@ def check_budget(data: Data, workers: Workers) -> None:
             raise ValueError(
                 f"data.originBudget: {name} {given} is too small for {pods} pods with {1 + workers.devices} processes "
                 f"each, which need {least}; give at least {least * readers}"
+            )
+
+
+def check_early_start(training: Training, data: Data) -> None:
+    """Refuse to start on data whose order depends on all of them.
+
+    Raises:
+        ValueError: Naming the field.
+    """
+    if not data.start_while_processing:
+        return
+    if data.tokenizer.location is None:
+        raise ValueError(
+            "data.startWhileProcessing: the tokenizer is trained on the whole datasets, so no sample is ready before "
+            "all are; set data.tokenizer.location to a released one, or leave startWhileProcessing out"
+        )
+    for stage in training.stages:
+        tokens = data.sequence_tokens if stage.sequence_tokens is None else stage.sequence_tokens
+        if tokens != data.sequence_tokens:
+            raise ValueError(
+                f"data.startWhileProcessing: training.stages {stage.name!r} has packs of {tokens} tokens, the data "
+                f"{data.sequence_tokens}; which samples fit is known when all are processed: give every stage the same "
+                "sequenceTokens, or leave startWhileProcessing out"
             )
 
 

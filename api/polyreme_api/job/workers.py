@@ -96,7 +96,8 @@ class Parallelism(Part):
     mode: Literal["Auto", "Explicit"] = "Auto"
     """``Auto``: the planner chooses; ``Explicit``: the degrees below."""
     dp: Degree | None = None
-    """Data-parallel degree."""
+    """Data-parallel degree. Where it does not divide ``packsPerStep``, null packs, from which nothing is learned, fill
+    the last places; each of its ranks needs at least one pack that is not null."""
     ep: Degree | None = None
     """Expert-parallel degree; divides dp x cp x tp."""
     pp: Degree | None = None

@@ -302,8 +302,8 @@ class DataController:
             self._wake.set()
 
     async def _prepare(self, job: Candidate, reporter: Reporter) -> tuple[DataState, float]:
-        if job.state not in {DataState.REFUSED, DataState.FAILED}:
-            # An error stays visible until another try gets on.
+        if job.state not in {DataState.REFUSED, DataState.FAILED, DataState.READABLE}:
+            # An error stays visible until another try gets on; what ranks could read they still can.
             await reporter.report(DataState.PROCESSING)
         following = asyncio.create_task(reporter.follow())
         try:

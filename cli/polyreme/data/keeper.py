@@ -78,7 +78,7 @@ class DataKeeper:
         seen = await self._look()
         if not seen.whole and await self._reporter.state() is DataState.PROCESSED:
             await self._reporter.report(DataState.MISSING)
-        if seen.processed and not seen.whole:
+        if (seen.processed or seen.notes) and not seen.whole:
             self._tell(f"{_words(seen)}; checking and recreating it before the ranks start")
             await self._make_again()
 
@@ -122,8 +122,10 @@ class DataKeeper:
     async def _process(self) -> None:
         """Process the data, and report it as ready; data that an earlier command processed stays ready meanwhile."""
         following = None
-        if await self._reporter.state() is not DataState.PROCESSED:
-            await self._reporter.report(DataState.PROCESSING)
+        state = await self._reporter.state()
+        if state is not DataState.PROCESSED:
+            if state is not DataState.READABLE:
+                await self._reporter.report(DataState.PROCESSING)
             following = asyncio.create_task(self._reporter.follow())
         try:
             await self._work.run()
@@ -168,7 +170,7 @@ def is_quick(home: Home, job: TrainingJob) -> bool:
 
 
 def _words(seen: StoredData) -> str:
-    if not seen.processed:
+    if not seen.processed and not seen.notes:
         return "stored data is missing: the plan object of this job"
     if seen.missing:
         more = f" and {len(seen.missing) - NAMED_MAX} more" if len(seen.missing) > NAMED_MAX else ""

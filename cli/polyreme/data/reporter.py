@@ -11,6 +11,7 @@ from typing import Any
 from polyreme_api.clock import Clock
 from polyreme_api.data_report import (
     ANNOTATION_DATA,
+    BLOCKS_OPERATION,
     MESSAGE_CHARACTERS_MAX,
     OPERATIONS_MAX,
     DataReport,
@@ -51,6 +52,7 @@ class Reporter:
         self._ref, self._uid, self._about = ref, uid, about
         self._progress: dict[str, OperationProgress] = {}
         self._trouble = ""
+        self._readable = False
         self._changed = asyncio.Event()
 
     async def state(self) -> DataState | None:
@@ -76,6 +78,7 @@ class Reporter:
         if not name or (name not in self._progress and len(self._progress) >= OPERATIONS_MAX):
             return
         done, total = max(0, int(line["done"])), max(0, int(line["total"]))
+        self._readable |= name == BLOCKS_OPERATION and done > 0
         self._progress[name] = OperationProgress(operation=name, done=done, total=total)
         self._changed.set()
 
@@ -85,16 +88,19 @@ class Reporter:
             await self._changed.wait()
             self._changed.clear()
             try:
-                await self.report(DataState.PROCESSING, self._words())
+                state = DataState.READABLE if self._readable else DataState.PROCESSING
+                await self.report(state, self._words())
             except (PortError, OutdatedError) as error:
                 _log.info("progress of %s is not reported: %s", self._ref, error)
             await self._clock.sleep(PROGRESS_EVERY_S)
 
     def _words(self) -> str:
-        """Return the message while data is processed: none, unless something holds it up."""
-        if not self._trouble:
-            return ""
+        """Return the message while data is processed: none, unless something holds it up, or ranks can begin."""
         words = progress_words(tuple(self._progress.values()))
+        if blocks := self._progress.get(BLOCKS_OPERATION):
+            words = f"{blocks.done:,} of {blocks.total:,} blocks can be trained on"
+        if not self._trouble:
+            return words if self._readable else ""
         return f"{words}; {self._trouble}" if words else self._trouble
 
     async def report(self, state: DataState, message: str = "", *, plan: str = "") -> Manifest:
@@ -104,7 +110,7 @@ class Reporter:
             OutdatedError: If the job is gone, or its data spec is another.
             PortError: If the cluster does not take it.
         """
-        processing = state is DataState.PROCESSING
+        processing = state in {DataState.PROCESSING, DataState.READABLE}
         report = DataReport(
             state=state,
             about=self._about,

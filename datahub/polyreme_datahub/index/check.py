@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from polyreme_api.store import ObjectNotFoundError, ObjectStore
@@ -38,6 +40,26 @@ def is_whole(store: ObjectStore, digest: str) -> bool:
         manifest = Manifest.from_bytes(lakehouse.get_blob(digest))
         for stored in (*(shard.digest for shard in manifest.shards), *manifest.sample_shards):
             lakehouse.get_blob(stored)
+    except (ObjectNotFoundError, IndexDamagedError):
+        return False
+    return True
+
+
+def has_shards(store: ObjectStore, shards: Iterable[Shard], *, every_byte: bool) -> bool:
+    """Tell whether shards and their sample shards are there in their sizes, or with the digests that name them.
+
+    Raises:
+        StoreFailedError: If the store stays away.
+    """
+    lakehouse = Lakehouse(store)
+    try:
+        for shard in shards:
+            sizes = {shard.digest: shard.size_bytes} | {of.digest: of.size_bytes for of in shard.samples}
+            for digest, size_bytes in sizes.items():
+                if every_byte:
+                    lakehouse.get_blob(digest)
+                elif not _has_size(store, digest, size_bytes):
+                    return False
     except (ObjectNotFoundError, IndexDamagedError):
         return False
     return True

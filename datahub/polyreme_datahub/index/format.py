@@ -16,10 +16,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from polyreme_api.errors import RefusedError
 from polyreme_datahub.digests import digest_value
 from polyreme_datahub.errors import IndexDamagedError
 
 FORMAT = 3
+PIXELS = "pixels"
+"""Field of a plan: how images become pixels. A plan of an earlier release has none."""
+BY_PILLOW, BY_CONVOLUTION = 1, 2
+"""Its values: resized by Pillow; by ``loader.resampling``, and decoded at a smaller scale where the size allows."""
 ALIGN_BYTES = 64
 DIGEST_BYTES = 32
 ARRAYS: Mapping[str, str] = {
@@ -197,3 +202,18 @@ def parse_plan(data: bytes, name: str) -> dict[str, Any]:
     if not whole:
         raise IndexDamagedError(f"stored data is damaged: plans/{name} does not fit its digest")
     return plan
+
+
+def pixels_of(plan: Mapping[str, Any]) -> int:
+    """Return how images become pixels.
+
+    Raises:
+        RefusedError: If only a newer release knows.
+    """
+    found = plan.get(PIXELS, BY_PILLOW)
+    if found not in {BY_PILLOW, BY_CONVOLUTION}:
+        raise RefusedError(
+            f"images become pixels in a way of a newer release: {found!r}, this one knows up to {BY_CONVOLUTION}; use "
+            "that release"
+        )
+    return int(found)

@@ -5,33 +5,63 @@ Masks follow the same change without new values: labels are picked, not mixed, a
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from polyreme_datahub.index.format import BY_CONVOLUTION, BY_PILLOW
 from polyreme_datahub.loader.augment import COLOR_BITS, ColorChange, ImageChange
+from polyreme_datahub.loader.resampling import resample
 
 if TYPE_CHECKING:
     from PIL import Image
 
 WHITE = 255
 REDUCING_GAP = 3.0
+SOURCE_RATIO_MIN = 2.0
+"""Pixels of a decoded image for one of the page, each way: decoded at a smaller scale, it still has so many."""
 
 
-def change_pixels(image: Image.Image, change: ImageChange) -> npt.NDArray[np.uint8]:
+def least_size(change: ImageChange) -> tuple[int, int]:
+    """Return the width and height of an image that has enough pixels for a page."""
+    left, top, right, bottom = change.window
+    width, height = change.inner
+    return (
+        math.ceil(SOURCE_RATIO_MIN * width * change.width / (right - left)),
+        math.ceil(SOURCE_RATIO_MIN * height * change.height / (bottom - top)),
+    )
+
+
+def change_pixels(
+    image: Image.Image, change: ImageChange, *, pixel_version: int = BY_CONVOLUTION
+) -> npt.NDArray[np.uint8]:
     """Return the page: [height, width], or [height, width, channels].
 
     The window goes to the resize as its box: an image is resampled once, whatever was drawn.
-    """
-    from PIL import Image
 
-    box = _box(image, change)
-    resized = image.resize(change.inner, Image.Resampling.BICUBIC, box=box, reducing_gap=REDUCING_GAP)
-    pixels: npt.NDArray[np.uint8] = np.asarray(resized)
+    Args:
+        image: Decoded, perhaps at a smaller scale than its own.
+        change: What was drawn.
+        pixel_version: How it becomes pixels (``index.format.PIXELS``).
+    """
+    pixels = _by_pillow(image, change) if pixel_version == BY_PILLOW else _by_convolution(image, change)
     if change.color is not None:
         pixels = _recolored(pixels, change.color)
     return _placed(pixels, change, around=WHITE)
+
+
+def _by_pillow(image: Image.Image, change: ImageChange) -> npt.NDArray[np.uint8]:
+    from PIL import Image
+
+    box = _box(image, change)
+    return np.asarray(image.resize(change.inner, Image.Resampling.BICUBIC, box=box, reducing_gap=REDUCING_GAP))
+
+
+def _by_convolution(image: Image.Image, change: ImageChange) -> npt.NDArray[np.uint8]:
+    left, top, right, bottom = _box(image, change)
+    return resample(image, change.inner, (left, top, right - left, bottom - top))
 
 
 def move_labels(mask: Image.Image, change: ImageChange) -> npt.NDArray[np.uint8]:

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from polyreme_api.errors import InvalidConfigError
+from polyreme_planner.layout import packs_of_rank
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -31,18 +32,22 @@ def assign_packs(costs: Sequence[int], split: StepSplit) -> list[int]:
         split: How the trainer splits the step.
 
     Returns:
-        A permutation; the order itself, unless another makes the slowest ranks' work less.
+        A permutation; the order itself, unless another makes the slowest ranks' work less. Numbers from the count of
+        packs on are null packs, the last of each rank: they cost nothing.
 
     Raises:
         InvalidConfigError: If the packs can't be split like that.
     """
-    packs, ranks = len(costs), split.data_ranks
-    if packs % (ranks * split.microbatches):
+    ranks = split.data_ranks
+    share = packs_of_rank(len(costs), ranks)
+    if share % split.microbatches:
         raise InvalidConfigError(
-            f"packs do not fit: {packs} of a step are not divisible by {ranks} data-parallel ranks x "
+            f"packs do not fit: {share} of each of {ranks} data-parallel ranks are not divisible by "
             f"{split.microbatches} microbatches",
             field="spec.training.packsPerStep",
         )
+    costs = [*costs, *([0] * (share * ranks - len(costs)))]
+    packs = len(costs)
     by_cost = sorted(range(packs), key=lambda pack: (-costs[pack], pack))
     held: list[list[int]] = [[] for _ in range(ranks)]
     load = [0] * ranks

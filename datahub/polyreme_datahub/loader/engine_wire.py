@@ -92,7 +92,12 @@ def share_batch(batch: PackedBatch) -> SharedArrays:
     arrays = [np.asarray(getattr(batch, name)) for name in BATCH_ARRAYS]
     names = np.frombuffer(json.dumps(list(batch.sample_ids)).encode(), np.uint8)
     return SharedArrays(
-        [names, *arrays], {"unmasked": int(batch.unmasked_tokens), "lost": [int(at) for at in batch.lost_images]}
+        [names, *arrays],
+        {
+            "unmasked": int(batch.unmasked_tokens),
+            "lost": [int(at) for at in batch.lost_images],
+            "null": int(batch.null_tokens),
+        },
     )
 
 
@@ -109,6 +114,7 @@ def batch_of(message: Mapping[str, Any], descriptor: int, *, pixels: bool) -> Pa
         sample_ids=json.loads(names.tobytes()),
         unmasked_tokens=message["unmasked"],
         lost_images=message["lost"],
+        null_tokens=message["null"],
     )
 
 

@@ -16,6 +16,8 @@ from typing import Any
 
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.mixture import MixtureRecord
+from polyreme_datahub.index.blocks import BLOCKS
+from polyreme_datahub.index.format import BY_PILLOW, PIXELS
 from polyreme_datahub.loader.augment import AUGMENT_VERSION, AugmentSettings
 from polyreme_datahub.loader.order import ORDER_VERSION, OrderPlan
 from polyreme_planner.mixture import WINDOW_PACKS, segments_of, weights_of
@@ -41,6 +43,8 @@ def identity_of_order(
     identities: Sequence[str],
     augment: Sequence[AugmentSettings | None],
     mixture: MixtureRecord | None,
+    *,
+    pixel_version: int,
 ) -> Identity:
     """Return the identity of an order.
 
@@ -50,6 +54,7 @@ def identity_of_order(
         identities: Identity of each source's index.
         augment: How the samples of each source change.
         mixture: Changes of the mixture by which the order was made.
+        pixel_version: How images become pixels.
     """
     known = None if mixture is None else mixture.model_copy(update={"changes": ()})
     first = dataclasses.replace(order, segments=segments_of(spec, known))
@@ -60,11 +65,15 @@ def identity_of_order(
         [[segment.first_step, segment.weights] for segment in first.segments],
     ]
     facts += [order.packs_per_step, order.pack_tokens, ORDER_VERSION, WINDOW_PACKS]
+    if spec.data.start_while_processing:
+        facts += [BLOCKS]
     packed = [[order.packs_in(segment), order.tokens_in(segment)] for segment in first.segments]
     if packed != [[order.packs_per_step, order.pack_tokens]] * len(packed):
         facts += packed
     if any(augment):
         facts += [AUGMENT_VERSION, [settings and dataclasses.asdict(settings) for settings in augment]]
+    if pixel_version != BY_PILLOW:
+        facts += [PIXELS, pixel_version]
     links = [(0, _digest(facts))]
     for change in () if mixture is None else mixture.changes:
         links.append((change.step, _digest([links[-1][1], change.step, weights_of(change, order.names)])))

@@ -9,7 +9,7 @@ import dataclasses
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from polyreme_api.batch import TokenIds, TokenizerFile
@@ -19,15 +19,17 @@ from polyreme_api.mixture import MixtureRecord
 from polyreme_api.store import ObjectNotFoundError, ObjectStore
 from polyreme_datahub.chat_format import OWN_TEMPLATE, ChatTemplate, jinja_of
 from polyreme_datahub.errors import IndexDamagedError
+from polyreme_datahub.index.blocks import BLOCKS, Journal, Opening, Sizes
 from polyreme_datahub.index.damage import note_damage
-from polyreme_datahub.index.format import parse_plan, plan_key, special_tokens
-from polyreme_datahub.index.succession import identity_of
+from polyreme_datahub.index.format import PIXELS, parse_plan, pixels_of, plan_key, special_tokens
+from polyreme_datahub.index.succession import IDENTITIES, identity_of
 from polyreme_datahub.job_data import longest_pack, plan_data
 from polyreme_datahub.loader.augment import AugmentSettings, settings_of
 from polyreme_datahub.loader.balance import StepSplit
 from polyreme_datahub.loader.blob_files import BlobFiles, blob_files, read_blob, samples_store
 from polyreme_datahub.loader.decode_pool import DecodeRoom, decode_threads
 from polyreme_datahub.loader.evaluation import HeldOutSource
+from polyreme_datahub.loader.growth import Growth, JournalGrowth
 from polyreme_datahub.loader.identity import identity_of_order
 from polyreme_datahub.loader.order import OrderPlan, unfilled_segments
 from polyreme_datahub.loader.shards import MappedIndex
@@ -82,12 +84,21 @@ def open_packs(
     digests = [plan["manifests"][source.dataset] for source in spec.data.sources]
     tokenizer = Blob(_tokenizer(store, blobs, plan["tokenizer"]), digest=plan["tokenizer"])
     room = DecodeRoom()
-    indexes = [_mapped(store, blobs, digest, tokenizer, room) for digest in digests]
+    pixel_version = pixels_of(plan)
+    indexes = [
+        _mapped(store, blobs, digest, tokenizer=tokenizer, pixel_version=pixel_version, room=room) for digest in digests
+    ]
+    growth = None
+    if spec.data.start_while_processing:
+        growth = _growth(plan, Journal(store, plan_key(job, plan_data(spec))), spec, indexes, blobs)
     order = _order(spec, tuple(index.lengths for index in indexes), segments_of(spec, mixture))
-    if mixture is not None:
+    if growth is not None:
+        order = dataclasses.replace(order, blocks=growth.ends)
+    if mixture is not None and growth is None:
+        # While samples come, ranks that open the data one after the other would judge a source differently.
         order, mixture = _without_empty_changes(order, spec, mixture)
     augment = _augment(spec)
-    identity = identity_of_order(order, spec, _identities(plan, spec), augment, mixture)
+    identity = identity_of_order(order, spec, _identities(plan, spec), augment, mixture, pixel_version=pixel_version)
     placeholders = spec.data.on_damage == "Placeholder"
     balance = Balance(shape_of(spec), split) if split is not None and spec.data.packs_by == "Cost" else None
     return PackedSource(
@@ -100,6 +111,7 @@ def open_packs(
         threads=threads,
         balance=balance,
         pixels=pixels,
+        growth=growth,
     )
 
 
@@ -115,7 +127,10 @@ def open_held_out(
     tokenizer = Blob(_tokenizer(store, blobs, plan["tokenizer"]), digest=plan["tokenizer"])
     return HeldOutSource(
         [part.name for part in sets],
-        [_mapped(store, blobs, plan["manifests"][part.dataset], tokenizer) for part in sets],
+        [
+            _mapped(store, blobs, plan["manifests"][part.dataset], tokenizer=tokenizer, pixel_version=pixels_of(plan))
+            for part in sets
+        ],
         samples_max=spec.evaluation.samples_max,
         pack_tokens=longest_pack(spec),
         tokenizer=tokenizer_json(tokenizer.data),
@@ -155,7 +170,10 @@ def entries_of_state(
     for count in range(len(spec.data.schedule), -1, -1):
         mixture = MixtureRecord(base=tuple(spec.data.schedule[:count]))
         order = _order(spec, (), segments_of(spec, mixture))
-        if identity_of_order(order, spec, _identities(plan, spec), _augment(spec), mixture).at(0) == state.get("data"):
+        identity = identity_of_order(
+            order, spec, _identities(plan, spec), _augment(spec), mixture, pixel_version=pixels_of(plan)
+        )
+        if identity.at(0) == state.get("data"):
             return count
     return None
 
@@ -200,11 +218,17 @@ def _without_empty_changes(
 
 
 def _mapped(
-    store: ObjectStore, blobs: BlobFiles, digest: str, tokenizer: Blob, room: DecodeRoom | None = None
+    store: ObjectStore,
+    blobs: BlobFiles,
+    digest: str,
+    *,
+    tokenizer: Blob,
+    pixel_version: int,
+    room: DecodeRoom | None = None,
 ) -> MappedIndex:
     """Map an index; a damaged one is noted, so that the next processing makes it again."""
     try:
-        return MappedIndex(blobs, digest, tokenizer=tokenizer, room=room)
+        return MappedIndex(blobs, digest, tokenizer=tokenizer, pixel_version=pixel_version, room=room)
     except IndexDamagedError as error:
         note_damage(store, digest, error.message)
         raise
@@ -218,8 +242,28 @@ def _tokenizer(store: ObjectStore, blobs: BlobFiles, digest: str) -> bytes:
         raise
 
 
+def _growth(
+    plan: Mapping[str, Any], journal: Journal, spec: TrainingJobSpec, indexes: Sequence[MappedIndex], blobs: BlobFiles
+) -> Growth:
+    """Return the blocks of the sources: those of the plan, or those that are sealed while the job trains."""
+    references = [source.dataset for source in spec.data.sources]
+    if BLOCKS in plan:
+        return Growth([Sizes.from_value(plan[BLOCKS][reference]) for reference in references])
+    growing = Opening.from_value(plan["opening"]).growing
+    places = sorted(growing)
+    return JournalGrowth(
+        journal,
+        indexes,
+        [places.index(reference) for reference in references],
+        [growing[reference].blocks for reference in references],
+        blobs=blobs,
+    )
+
+
 def _plan(store: ObjectStore, spec: TrainingJobSpec, job: str, *, wait_s: float, sleep: Sleep) -> Mapping[str, Any]:
     """Read the plan object; one that is not there yet is waited for.
+
+    Of a job that starts while its data are processed, the opening does for a plan.
 
     Raises:
         EnvironmentFailedError: If it does not come within ``wait_s``.
@@ -232,6 +276,8 @@ def _plan(store: ObjectStore, spec: TrainingJobSpec, job: str, *, wait_s: float,
         try:
             return parse_plan(store.get(key), name)
         except ObjectNotFoundError as error:
+            if spec.data.start_while_processing and (opening := Journal(store, key).opening()) is not None:
+                return _as_plan(opening)
             if waited_s >= wait_s:
                 raise EnvironmentFailedError(
                     f"data is not processed: waited {wait_s:g} s for {name}, at most data.waitSeconds",
@@ -239,6 +285,18 @@ def _plan(store: ObjectStore, spec: TrainingJobSpec, job: str, *, wait_s: float,
                 ) from error
         sleep(POLL_S)
         waited_s += POLL_S
+
+
+def _as_plan(opening: Opening) -> Mapping[str, Any]:
+    growing = opening.growing.items()
+    return {
+        "references": opening.references,
+        "tokenizer": opening.tokenizer,
+        "manifests": {**opening.manifests, **{reference: of.manifest for reference, of in growing}},
+        IDENTITIES: {reference: of.identity for reference, of in growing},
+        PIXELS: opening.pixels,
+        "opening": opening.to_value(),
+    }
 
 
 def sleep_really(delay_s: float) -> None:

@@ -7,6 +7,10 @@ number of steps: as many slots as its packs hold are packed together, and the pa
 the one before ended, so its first slot depends on the lengths before it: first slots are found forwards once and
 remembered, and the state of a checkpoint bears the one that it needs, so that a resume packs a single window. Nothing
 depends on how many ranks ask, or in which order.
+
+A source in blocks may still be processed. Its first epoch takes the blocks in order, each a keyed permutation of
+itself, so a window needs no block beyond the one that fills it, and blocks that are sealed later only add windows. What
+needs a block that is not sealed raises; the order never depends on which ones are.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from polyreme_api.errors import NotSealedError
 from polyreme_datahub.errors import SourceInvalidError
 from polyreme_datahub.loader.mixture import Mixture
 from polyreme_datahub.loader.packing import longest_prefix
@@ -35,6 +40,26 @@ ORDER_VERSION = 1
 SLOTS_PER_PACK_MIN = 16
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class BlockEnds:
+    """The blocks of a source, as far as they are sealed."""
+
+    ends: tuple[int, ...]
+    """Samples up to the end of each sealed block."""
+    total: int
+    """Count of all blocks, in the end."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether all are sealed."""
+        return len(self.ends) == self.total
+
+    @property
+    def sealed(self) -> int:
+        """Samples of the sealed blocks."""
+        return self.ends[-1] if self.ends else 0
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class OrderPlan:
     """Everything that the order depends on."""
@@ -47,6 +72,12 @@ class OrderPlan:
     segments: tuple[Segment, ...]
     packs_per_step: int
     pack_tokens: int
+    blocks: tuple[BlockEnds | None, ...] = ()
+    """Of each source; none: the first epoch is shuffled as a whole. Segments then have packs of one length."""
+
+    def blocks_of(self, source: int) -> BlockEnds | None:
+        """Return the blocks of a source; None if it has none."""
+        return self.blocks[source] if self.blocks else None
 
     def segment_of(self, step: int) -> Segment:
         """Return the segment of a step."""
@@ -96,8 +127,28 @@ class Order:
         self._known = [self._window(0, 1, 0, (0,) * len(plan.names))]
         self._filled: OrderedDict[int, tuple[int, list[list[Slot]]]] = OrderedDict()
 
+    def extend(self, plan: OrderPlan) -> None:
+        """Take over a plan in which more blocks are sealed; everything known stays as it is."""
+        self._plan = plan
+        self._check()
+
+    def blocks_before(self, step: int) -> list[int]:
+        """Count the blocks of each source that the window of a step follows, in the first epoch."""
+        window = self._find(step)
+        taken = self._mixtures[window.segment].taken(window.slot)
+        found: list[int] = []
+        for source, (base, more) in enumerate(zip(window.base, taken, strict=True)):
+            blocks = self._plan.blocks_of(source)
+            ends, turns = () if blocks is None else blocks.ends, base + more
+            found.append(min(len(ends), bisect.bisect_left(ends, turns) + 1) if turns else 0)
+        return found
+
     def packs(self, step: int) -> list[list[Slot]]:
-        """Return the samples of each pack of a step; a pack may be empty where the window runs short."""
+        """Return the samples of each pack of a step; a pack may be empty where the window runs short.
+
+        Raises:
+            NotSealedError: If the window of the step needs a block that is not sealed yet.
+        """
         window = self._find(step)
         packs, count = self._fill(window)[1], self._plan.packs_in(self._plan.segments[window.segment])
         first = (step - window.first_step) * count
@@ -209,8 +260,11 @@ class Order:
         want = packs_max * SLOTS_PER_PACK_MIN
         while True:
             slots, lengths = self._slots(window, want)
+            # More slots than needed change nothing: packs take the first ones that fill them.
             if int(lengths.sum()) > packs_max * capacity:
                 break
+            if len(slots) < want:
+                raise NotSealedError(self._waits_for(window))
             want *= 2
         used, packed = longest_prefix(lengths.tolist(), capacity=capacity, packs_max=packs_max)
         packs = [[slots[at] for at in samples] for samples in packed]
@@ -223,9 +277,12 @@ class Order:
         return result
 
     def _slots(self, window: _Window, count: int) -> tuple[Sequence[Slot], npt.NDArray[np.int64]]:
+        """Return the samples of some slots, and their lengths; fewer where the next one's block is not sealed."""
         mixture = self._mixtures[window.segment]
         source_N = mixture.sources(window.slot, count)
         taken = mixture.taken(window.slot)
+        count = self._sealed_slots(window, source_N, taken)
+        source_N = source_N[:count]
         sample_N, epoch_N, length_N = (np.empty(count, dtype=np.int64) for _ in range(3))
         for source, lengths in enumerate(self._plan.lengths):
             mine = np.flatnonzero(source_N == source)
@@ -233,10 +290,16 @@ class Order:
                 continue
             turn = window.base[source] + taken[source] + np.arange(mine.size)
             fitting, size = self._fitting[window.segment][source], self._size(window.segment, source)
-            epoch, position = np.divmod(turn, size)
+            blocks = self._plan.blocks_of(source)
+            # Where blocks are missing, all these turns are in the first epoch.
+            whole = blocks is None or blocks.complete
+            epoch, position = np.divmod(turn, size) if whole else (np.zeros_like(turn), turn)
             for number in range(int(epoch[0]), int(epoch[-1]) + 1):
                 now = epoch == number
                 key = f"{self._plan.seed}:{self._plan.names[source]}:{number}"
+                if blocks is not None and number == 0:
+                    sample_N[mine[now]] = _in_blocks(position[now], blocks, key)
+                    continue
                 place = permute(position[now], size=size, key=key)
                 sample_N[mine[now]] = place if fitting is None else fitting[place]
             epoch_N[mine] = epoch
@@ -244,10 +307,38 @@ class Order:
         slots = [Slot(*row) for row in zip(source_N.tolist(), epoch_N.tolist(), sample_N.tolist(), strict=True)]
         return slots, length_N
 
+    def _sealed_slots(self, window: _Window, source_N: npt.NDArray[np.int64], taken: Sequence[int]) -> int:
+        """Count the slots before the first one whose block is not sealed."""
+        count = source_N.size
+        for source in range(len(self._plan.names)):
+            blocks = self._plan.blocks_of(source)
+            if blocks is None or blocks.complete:
+                continue
+            mine = np.flatnonzero(source_N == source)
+            left = max(0, blocks.sealed - window.base[source] - taken[source])
+            if mine.size > left:
+                count = min(count, int(mine[left]))
+        return count
+
+    def _waits_for(self, window: _Window) -> str:
+        growing = [
+            f"{name} has {len(blocks.ends)} of {blocks.total}"
+            for source, name in enumerate(self._plan.names)
+            if (blocks := self._plan.blocks_of(source)) is not None and not blocks.complete
+        ]
+        last = window.first_step + window.steps - 1
+        return (
+            f"steps {window.first_step} to {last} need a block of samples that is not sealed yet: "
+            f"source {', '.join(growing)}"
+        )
+
     def _check(self) -> None:
         for number in unfilled_segments(self._plan)[:1]:
             segment = self._plan.segments[number]
             for source, (name, weight) in enumerate(zip(self._plan.names, segment.weights, strict=True)):
+                blocks = self._plan.blocks_of(source)
+                if blocks is not None and not blocks.complete:
+                    continue
                 if weight and not self._size(number, source):
                     samples, tokens = self._plan.lengths[source].size, self._plan.tokens_in(segment)
                     short = f" of at most {tokens} tokens, of {samples}" if samples else ""
@@ -257,10 +348,16 @@ class Order:
 
 
 def unfilled_segments(plan: OrderPlan) -> list[int]:
-    """Return the numbers of the segments that weigh a source without a sample that fits their packs."""
+    """Return the numbers of the segments that weigh a source without a sample that fits their packs.
+
+    A source whose blocks are not all sealed may still get one.
+    """
     least = [int(lengths.min()) if lengths.size else None for lengths in plan.lengths]
 
     def fits(source: int, tokens: int) -> bool:
+        blocks = plan.blocks_of(source)
+        if blocks is not None and not blocks.complete:
+            return True
         shortest = least[source]
         return shortest is not None and shortest <= tokens
 
@@ -269,6 +366,19 @@ def unfilled_segments(plan: OrderPlan) -> list[int]:
         for number, segment in enumerate(plan.segments)
         if not all(fits(at, plan.tokens_in(segment)) for at, weight in enumerate(segment.weights) if weight)
     ]
+
+
+def _in_blocks(position: npt.NDArray[np.int64], blocks: BlockEnds, key: str) -> npt.NDArray[np.int64]:
+    """Return the samples at positions of the first epoch: blocks in order, each permuted by itself."""
+    ends = np.array(blocks.ends, dtype=np.int64)
+    block = np.searchsorted(ends, position, side="right")
+    found = np.empty_like(position)
+    for number in np.unique(block):
+        mine = block == number
+        first = int(ends[number - 1]) if number else 0
+        size = int(ends[number]) - first
+        found[mine] = first + permute(position[mine] - first, size=size, key=f"{key}:block {number}")
+    return found
 
 
 def _fitting(plan: OrderPlan, tokens: int) -> list[npt.NDArray[np.int64] | None]:

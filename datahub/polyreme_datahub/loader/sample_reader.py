@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from polyreme_datahub.index.format import check_of
+from polyreme_datahub.index.format import BY_CONVOLUTION, check_of
 from polyreme_datahub.index.pieces import piece_at
 from polyreme_datahub.index.sample_bytes import GRIDS, RECORD_FILE, member_files
 from polyreme_datahub.index.shapes import moved_shapes, shapes_of, vertices_of, written_turns
 from polyreme_datahub.loader.augment import Box, ImageChange, Visit, draw_change, unchanged
-from polyreme_datahub.loader.augment_pixels import change_pixels
+from polyreme_datahub.loader.augment_pixels import change_pixels, least_size
 from polyreme_datahub.loader.augment_text import TextRules, text_rules
 from polyreme_datahub.operations.values import Blob
 
@@ -72,10 +72,11 @@ class SampleReader:
         patch_px: Side of a patch [pixels].
         merge: Patches per token, each way.
         tokenizer: ``tokenizer.json``, which all indexes of a process share; opened with the first sample.
+        pixel_version: How images become pixels (``index.format.PIXELS``).
     """
 
-    def __init__(self, *, patch_px: int, merge: int, tokenizer: Blob) -> None:
-        self._patch_px, self._merge, self._tokenizer = patch_px, merge, tokenizer
+    def __init__(self, *, patch_px: int, merge: int, tokenizer: Blob, pixel_version: int = BY_CONVOLUTION) -> None:
+        self._patch_px, self._merge, self._tokenizer, self._pixel_version = patch_px, merge, tokenizer, pixel_version
 
     def read(
         self,
@@ -153,9 +154,10 @@ class SampleReader:
 
         side, cut = self._patch_px, []
         for page, change in pages:
-            image = page_image(files, page)
+            image = page_image(files, page, least_size(change) if self._pixel_version == BY_CONVOLUTION else None)
             if pixels:
-                cut.append(colored(cut_patches(change_pixels(image, change), patch_px=side), patch_px=side))
+                changed = change_pixels(image, change, pixel_version=self._pixel_version)
+                cut.append(colored(cut_patches(changed, patch_px=side), patch_px=side))
         return np.concatenate(cut) if cut else np.zeros((0, CHANNELS * side**2), np.uint8)
 
 
@@ -187,20 +189,28 @@ def _note(shapes: Mapping[str, Sequence[Any]], image: int, change: ImageChange, 
     return ImageNote(shapes=mine, change="; ".join(filter(None, words)), drawn=change, image=image)
 
 
-def page_image(files: Mapping[str, memoryview], page: Mapping[str, Any]) -> Image.Image:
-    """Return the image of a page, decoded or drawn, in its own size.
+def page_image(
+    files: Mapping[str, memoryview], page: Mapping[str, Any], least: tuple[int, int] | None = None
+) -> Image.Image:
+    """Return the image of a page, decoded or drawn.
+
+    Args:
+        files: Of the sample.
+        page: What its record says of the page.
+        least: Width and height that suffice: a JPEG may be decoded at a smaller scale. None: its own size.
 
     Raises:
         BadRecordError: If it can't be decoded.
     """
     from PIL import Image
 
+    from polyreme_datahub.operations.images import open_upright
     from polyreme_datahub.operations.open_rules import OpenRules
     from polyreme_datahub.operations.page_patches import draw_page
 
     if "file" not in page:
         return Image.fromarray(draw_page(page))
-    return Blob(bytes(files[page["file"]]), digest="").pixels(OpenRules(**page["open"]))
+    return open_upright(bytes(files[page["file"]]), OpenRules(**page["open"]), least=least)
 
 
 def page_pixels(

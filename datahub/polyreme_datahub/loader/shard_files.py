@@ -41,9 +41,17 @@ class ShardFiles:
         """Shards whose files stay open; None: of all."""
         self._open: OrderedDict[str, OpenFile] = OrderedDict()
         self._lock = threading.Lock()
+        self._prepare(sizes)
+
+    def add(self, sizes: Mapping[str, int]) -> None:
+        """Take shards that were written since; errors as when it was made."""
+        self._sizes = {**self._sizes, **sizes}
+        self._prepare(sizes)
+
+    def _prepare(self, sizes: Mapping[str, int]) -> None:
         first = dict(list(sizes.items())[:OPEN_MAX])
-        blobs.check_present(first)
-        blobs.admit(sizes)
+        self._blobs.check_present(first)
+        self._blobs.admit(sizes)
         for digest in first:
             self._file(digest, make=False)
 

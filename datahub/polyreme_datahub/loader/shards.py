@@ -8,10 +8,11 @@ sample is damaged is decided by bytes that were read: a failure to read them is 
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import mmap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,13 +46,16 @@ class MappedIndex:
         blobs: Gives the files of the index and of its sample shards.
         digest: Of its manifest.
         tokenizer: Of the plan.
+        pixel_version: How images become pixels, as the plan says.
         room: Memory for decoded images, which the indexes of a process share; None: its own.
 
     Raises:
         IndexDamagedError: If bytes are missing or damaged, or the index was made with another tokenizer.
     """
 
-    def __init__(self, blobs: BlobFiles, digest: str, *, tokenizer: Blob, room: DecodeRoom | None = None) -> None:
+    def __init__(
+        self, blobs: BlobFiles, digest: str, *, tokenizer: Blob, pixel_version: int, room: DecodeRoom | None = None
+    ) -> None:
         self.digest = digest
         self._room = room or DecodeRoom()
         self._blobs = blobs
@@ -67,11 +71,36 @@ class MappedIndex:
         counted = [np.zeros(0, dtype=np.int64), *(arrays["token_counts"] for arrays in self._shards)]
         self.lengths: npt.NDArray[np.int64] = np.concatenate(counted).astype(np.int64)
         self._files = ShardFiles(blobs, self.manifest.sample_shards)
-        self._reader = SampleReader(patch_px=self.manifest.patch_px, merge=self.manifest.merge, tokenizer=tokenizer)
+        self._reader = SampleReader(
+            patch_px=self.manifest.patch_px, merge=self.manifest.merge, tokenizer=tokenizer, pixel_version=pixel_version
+        )
 
     def __len__(self) -> int:
         """Count of samples."""
         return self.manifest.samples
+
+    def extend(self, shards: Sequence[Shard]) -> None:
+        """Append the samples of shards that were sealed since; other threads may read the earlier ones meanwhile.
+
+        Raises:
+            IndexDamagedError: If bytes are missing or damaged.
+        """
+        self._blobs.prepare({shard.digest: shard.size_bytes for shard in shards})
+        mapped = [_mapped(self._blobs, shard) for shard in shards]
+        self._files.add({of.digest: of.size_bytes for shard in shards for of in shard.samples})
+        counted = [arrays["token_counts"].astype(np.int64) for arrays in mapped]
+        lengths = np.concatenate([self.lengths, *counted])
+        counts = [shard.count for shard in self.manifest.shards] + [shard.count for shard in shards]
+        self._shards = [*self._shards, *mapped]
+        self.manifest = dataclasses.replace(
+            self.manifest,
+            shards=(*self.manifest.shards, *shards),
+            samples=len(lengths),
+            tokens=int(lengths.sum()),
+        )
+        # Last: a sample is looked up by these.
+        self.lengths = lengths
+        self._firsts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 
     def sample_id(self, sample: int) -> str:
         """Name a sample."""

@@ -7,6 +7,7 @@ suffixes as in ``polyreme_api.batch``.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -21,12 +22,13 @@ import numpy as np
 import numpy.typing as npt
 
 from polyreme_api.batch import IGNORED_TARGET, PackedBatch, TokenIds
-from polyreme_api.errors import RefusedError
+from polyreme_api.errors import NotSealedError, RefusedError
 from polyreme_api.store import ObjectStore
 from polyreme_datahub.index.damage import note_damage
 from polyreme_datahub.loader.augment import AugmentSettings, Visit
 from polyreme_datahub.loader.balance import StepSplit, assign_packs
 from polyreme_datahub.loader.decode_pool import DecodePool
+from polyreme_datahub.loader.growth import Growth
 from polyreme_datahub.loader.identity import Identity
 from polyreme_datahub.loader.order import Order, OrderPlan, Slot
 from polyreme_datahub.loader.read_counts import ReadCounts, Tier
@@ -39,6 +41,10 @@ CHANNELS = 3
 PATCH_CACHE_BYTES_MAX = 64 * 2**20
 DECODE_BYTES_MIN = 16 * 2**10
 """A sample with fewer encoded bytes is read by the thread that takes it: passing it to another one costs too much."""
+PLACES_PER_PACK_MAX = 2
+"""Null packs are fewer than the packs of a step: each data-parallel rank has at least one that is not."""
+NULL_DOCUMENT_TOKENS = 128
+"""A null pack is cut into documents so short that attention to them costs little: it must not be the dearest pack."""
 STEPS_HELD = 3
 """Steps before and after the one that is read whose shards keep their local copies. Threads of a data engine read as
 many steps ahead at once."""
@@ -107,6 +113,7 @@ class PackedSource:
         threads: Threads that read and decode samples.
         balance: Assigns the packs of a step to ranks by cost; None: they are numbered as in the order.
         pixels: Whether batches have patches.
+        growth: Blocks of the sources, where training may start before all are sealed.
     """
 
     def __init__(
@@ -121,8 +128,9 @@ class PackedSource:
         threads: int = 1,
         balance: Balance | None = None,
         pixels: bool = True,
+        growth: Growth | None = None,
     ) -> None:
-        self._plan = plan
+        self._plan, self._growth = plan, growth
         self._order = Order(plan)
         self._indexes = indexes
         self._identity = identity
@@ -161,15 +169,19 @@ class PackedSource:
         return self._ids
 
     def packs(self, step: int, *, first: int, count: int) -> PackedBatch:
-        """Return packs ``first .. first + count`` of ``step`` (steps count from 1).
+        """Return packs ``first .. first + count`` of ``step`` (steps count from 1); beyond its last are null packs.
 
         Raises:
+            NotSealedError: If samples of the step are still processed.
             SampleDamagedError: If stored bytes do not fit their digest, unless placeholders are wanted.
         """
-        if count < 1 or first < 0 or first + count > self.packs_in(step):
-            raise RefusedError(f"no packs {first}..{first + count}: step {step} has {self.packs_in(step)}")
+        of_step = self.packs_in(step)
+        if count < 1 or first < 0 or first + count > of_step * PLACES_PER_PACK_MAX:
+            raise RefusedError(
+                f"no packs {first}..{first + count}: step {step} has {of_step}, and at most as many null packs"
+            )
         self._hold(step)
-        packs = self._packs(step)[first : first + count]
+        packs = self._places(step, first, count)
         read = self._documents([slot for slots in packs for slot in slots])
         documents = [list(itertools.islice(read, len(slots))) for slots in packs]
         return assemble(documents, pack_tokens=self.pack_tokens_in(step), pad=self._ids.pad, values=self._patch_values)
@@ -202,7 +214,7 @@ class PackedSource:
 
         Ranks look the packs of their neighbours up at every step, so all at once: it costs a microsecond an image.
         """
-        return self._grids(self._packs(step)[first : first + count])
+        return self._grids(self._places(step, first, count))
 
     def _grids(self, packs: Sequence[Sequence[Slot]]) -> Sequence[npt.NDArray[np.int32]]:
         slots = [slot for slots in packs for slot in slots]
@@ -249,13 +261,16 @@ class PackedSource:
         mixture = self._identity.mixture
         appended = {} if mixture is None else {"mixture": mixture.summary()}
         with self._order_lock:
-            window = self._order.place(step + 1)
-        return {"data": self._identity.at(step), "step": step, "window": window, **appended}
+            state = {"data": self._identity.at(step), "step": step, "window": self._order.place(step + 1), **appended}
+            if self._growth is not None:
+                state["blocks"] = self._growth.describe(self._order.blocks_before(step + 1))
+            return state
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Refuse to go on from a state that another dataset or order made; go on from a good one without a walk.
 
         Raises:
+            NotSealedError: If blocks that the state has seen are not there (yet).
             RefusedError: If the data's identity differs.
         """
         step = state.get("step")
@@ -266,7 +281,32 @@ class PackedSource:
                 field="spec.data",
             )
         with self._order_lock:
+            if self._growth is not None:
+                self._grow()
+                self._growth.check(state["blocks"], self._plan.names)
             self._order.jump(state.get("window", {}))
+
+    def _grow(self) -> bool:
+        """Take over blocks that were sealed since; return whether there were any. Called under the order's lock."""
+        if self._growth is None or not self._growth.look():
+            return False
+        lengths = tuple(index.lengths for index in self._indexes)
+        self._plan = dataclasses.replace(self._plan, lengths=lengths, blocks=self._growth.ends)
+        self._order.extend(self._plan)
+        return True
+
+    def _ordered(self, step: int) -> list[list[Slot]]:
+        """Return the packs of a step in the order. Called under the order's lock.
+
+        Raises:
+            NotSealedError: If the step needs a block that is not sealed; the caller asks again.
+        """
+        while True:
+            try:
+                return self._order.packs(step)
+            except NotSealedError:
+                if not self._grow():
+                    raise
 
     def _hold(self, step: int) -> None:
         """Keep the local copies of what the steps around this one read, its own and later steps first.
@@ -276,14 +316,16 @@ class PackedSource:
         with self._hold_lock:
             if step == self._held_step or not any(index.has_copies for index in self._indexes):
                 return
-            self._held_step = step
             before = [near for near in range(step - STEPS_HELD, step) if near in self._shards]
+            self._shards_of(step)
+            self._held_step = step
             steps = [*range(step, step + STEPS_HELD + 1), *before]
             shards: list[dict[str, None]] = [{} for _ in self._indexes]
             for near in steps:
-                for source, found in enumerate(self._shards_of(near)):
-                    shards[source].update(dict.fromkeys(found))
-            self._shards = {near: self._shards[near] for near in steps}
+                with contextlib.suppress(NotSealedError):
+                    for source, found in enumerate(self._shards_of(near)):
+                        shards[source].update(dict.fromkeys(found))
+            self._shards = {near: self._shards[near] for near in steps if near in self._shards}
             for index, wanted in zip(self._indexes, shards, strict=True):
                 index.hold(wanted)
 
@@ -291,17 +333,25 @@ class PackedSource:
         """Return the sample shards that a step reads of each source."""
         if step not in self._shards:
             with self._order_lock:
-                slots = [slot for slots in self._order.packs(step) for slot in slots]
+                slots = [slot for slots in self._ordered(step) for slot in slots]
             samples = [[slot.sample for slot in slots if slot.source == at] for at in range(len(self._indexes))]
             self._shards[step] = [
                 index.shards_of(np.array(of, np.int64)) for index, of in zip(self._indexes, samples, strict=True)
             ]
         return self._shards[step]
 
+    def _places(self, step: int, first: int, count: int) -> Sequence[Sequence[Slot]]:
+        """Return the samples of some places of a step; a null pack has none."""
+        packs = self._packs(step)[first : first + count]
+        return [*packs, *([()] * (count - len(packs)))]
+
     def _packs(self, step: int) -> Sequence[Sequence[Slot]]:
-        """Return the samples of each pack of a step, in the trainer's numbering of the packs."""
+        """Return the samples of each pack of a step, in the trainer's numbering of the packs.
+
+        Where packs are balanced, null packs are among them.
+        """
         with self._order_lock:
-            packs = self._order.packs(step)
+            packs = self._ordered(step)
             assigned = self._assigned.get(step)
         if self._balance is None:
             return packs
@@ -312,7 +362,7 @@ class PackedSource:
                 self._assigned[step] = assigned
                 while len(self._assigned) > ASSIGNED_STEPS_MAX:
                     self._assigned.popitem(last=False)
-        return [packs[number] for number in assigned]
+        return [packs[number] if number < len(packs) else () for number in assigned]
 
     def _costs(self, packs: Sequence[Sequence[Slot]], tokens: int, shape: ModelShape) -> list[int]:
         """Count what differs between packs, as the index has them: a damaged sample costs what it would have."""
@@ -420,7 +470,7 @@ def assemble(packs: Sequence[Sequence[Document]], *, pack_tokens: int, pad: int,
     """Lay documents out as packs, one behind the other; what is left of a pack is a document of padding.
 
     Args:
-        packs: Documents of each pack, which fit it.
+        packs: Documents of each pack, which fit it; a null pack has none, and only null packs follow it.
         pack_tokens: Tokens of a pack.
         pad: Token of the padding.
         values: Values of a patch.
@@ -429,7 +479,8 @@ def assemble(packs: Sequence[Sequence[Document]], *, pack_tokens: int, pad: int,
     tokens_T = np.full(total, pad, dtype=np.int64)
     targets_T = np.full(total, IGNORED_TARGET, dtype=np.int64)
     offsets = [0]
-    for number, documents in enumerate(packs):
+    real = next((number for number, documents in enumerate(packs) if not documents), len(packs))
+    for number, documents in enumerate(packs[:real]):
         at = number * pack_tokens
         for document in documents:
             stop = at + document.tokens_T.size
@@ -439,6 +490,9 @@ def assemble(packs: Sequence[Sequence[Document]], *, pack_tokens: int, pad: int,
             at = stop
         if at < (number + 1) * pack_tokens:
             offsets.append((number + 1) * pack_tokens)
+    for number in range(real, len(packs)):
+        begin, end = number * pack_tokens, (number + 1) * pack_tokens
+        offsets += [*range(begin + NULL_DOCUMENT_TOKENS, end, NULL_DOCUMENT_TOKENS), end]
     bounds = np.array(offsets, dtype=np.int32)
     laid = [document for documents in packs for document in documents]
     return PackedBatch(
@@ -451,6 +505,7 @@ def assemble(packs: Sequence[Sequence[Document]], *, pack_tokens: int, pad: int,
         sample_ids=[document.sample_id for document in laid],
         unmasked_tokens=sum(document.unmasked for document in laid),
         lost_images=_lost(laid),
+        null_tokens=(len(packs) - real) * pack_tokens,
     )
 
 

@@ -32,6 +32,11 @@ FRAMES_MAX = 64
 """Pages of a TIFF that are looked at."""
 REDUCED = 254
 """TIFF's tag NewSubfileType: bit 0 marks a smaller copy of another page."""
+ORIENTATION = 0x0112
+"""Of EXIF."""
+SIDEWAYS = {5, 6, 7, 8}
+"""Orientations that exchange width and height."""
+SCALES = (8, 4, 2)
 UNREADABLE = (
     OSError,
     ValueError,
@@ -73,8 +78,14 @@ OTHERS = (
 )
 
 
-def open_upright(data: bytes, rules: OpenRules | None = None) -> Image.Image:
+def open_upright(data: bytes, rules: OpenRules | None = None, *, least: tuple[int, int] | None = None) -> Image.Image:
     """Decode an image: upright, gray or RGB, in sRGB; transparent parts lie on white.
+
+    Args:
+        data: Its bytes.
+        rules: How to open what is refused by default.
+        least: Width and height that suffice, upright: a JPEG with more is decoded at a half, a quarter or an eighth of
+            its scale. All of it is read, so the same damage is found. None: its own size.
 
     Raises:
         BadRecordError: If the bytes break a rule.
@@ -86,7 +97,7 @@ def open_upright(data: bytes, rules: OpenRules | None = None) -> Image.Image:
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             _check_header(image, rules)
-            loaded = _load_jpeg(image, data) if image.format in {"JPEG", "MPO"} else _load(image)
+            loaded = _load_jpeg(image, data, least) if image.format in {"JPEG", "MPO"} else _load(image)
             plain = to_srgb(in_eight_bits(loaded, rules))
             ImageOps.exif_transpose(plain, in_place=True)
             plain = on_white(plain)
@@ -133,11 +144,13 @@ def _load(image: Image.Image) -> Image.Image:
     return image
 
 
-def _load_jpeg(image: Image.Image, data: bytes) -> Image.Image:
+def _load_jpeg(image: Image.Image, data: bytes, least: tuple[int, int] | None) -> Image.Image:
     """Decode a JPEG by simplejpeg; by Pillow, where simplejpeg can't read one that is not damaged."""
+    orientation = image.getexif().get(ORIENTATION)
+    scaled = {} if least is None else _scaled_size(image.size, least[::-1] if orientation in SIDEWAYS else least)
     colors = {"RGB": "RGB", "L": "GRAY", "CMYK": "CMYK"}[image.mode]
     try:
-        pixels = simplejpeg.decode_jpeg(data, colors)
+        pixels = simplejpeg.decode_jpeg(data, colors, **scaled)
     except ValueError as error:
         text = str(error)
         if any(rule.search(text) for rule in (DAMAGED, TRUNCATED, MEMORY)) and not HARMLESS.search(text):
@@ -147,9 +160,20 @@ def _load_jpeg(image: Image.Image, data: bytes) -> Image.Image:
         pixels = 255 - pixels  # Adobe's form: 0 is full ink
     loaded = Image.fromarray(pixels[:, :, 0] if colors == "GRAY" else pixels, mode=image.mode)
     loaded.info = image.info
-    if orientation := image.getexif().get(0x0112):
-        loaded.getexif()[0x0112] = orientation
+    if orientation:
+        loaded.getexif()[ORIENTATION] = orientation
     return loaded
+
+
+def _scaled_size(size: tuple[int, int], least: tuple[int, int]) -> dict[str, int]:
+    """Return the least height and width for the decoder, or nothing for its own scale.
+
+    Other scales are slower to decode, and sides that a scale does not divide would be stretched by part of a pixel.
+    """
+    for scale in SCALES:
+        if size[0] % scale == size[1] % scale == 0 and size[0] >= scale * least[0] and size[1] >= scale * least[1]:
+            return {"min_width": size[0] // scale, "min_height": size[1] // scale}
+    return {}
 
 
 def _refuse(error: Exception) -> NoReturn:

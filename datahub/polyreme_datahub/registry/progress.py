@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Row, delete, func, select, update
@@ -43,16 +43,34 @@ def reject_doubles(database: Database, version_id: int, *, now_s: float) -> int:
         ).all()
         seen: set[str] = set()
         rejected = [row for row in rows if row.sample_id in seen or seen.add(row.sample_id)]  # type: ignore[func-returns-value]
-        letters = [_double(row, version_id, now_s) for row in rejected]
-        insert_new(connection, schema.dead_letters, letters)
-        ordinals = [row.ordinal for row in rejected]
-        for start in range(0, len(ordinals), ROWS_MAX):
-            some = ordinals[start : start + ROWS_MAX]
-            connection.execute(delete(samples).where(mine, samples.c.ordinal.in_(some)))
-        _recount(connection, version_id, len(rejected))
-        return len(rejected)
+        return _reject(connection, version_id, rejected, now_s)
 
     return database.write(work)
+
+
+def reject_doubles_between(database: Database, version_id: int, *, first: int, count: int, now_s: float) -> int:
+    """Do the same for some ordinals, when every record up to them is ingested; return the count of letters."""
+    samples, earlier = schema.samples, schema.samples.alias("earlier")
+    same = (earlier.c.version_id == version_id, earlier.c.sample_id == samples.c.sample_id)
+    query = select(samples).where(
+        samples.c.version_id == version_id,
+        samples.c.ordinal >= first,
+        samples.c.ordinal < first + count,
+        select(earlier.c.ordinal).where(*same, earlier.c.ordinal < samples.c.ordinal).exists(),
+    )
+    return database.write(lambda connection: _reject(connection, version_id, connection.execute(query).all(), now_s))
+
+
+def _reject(connection: Connection, version_id: int, rejected: Sequence[Row[Any]], now_s: float) -> int:
+    samples = schema.samples.c
+    letters = [_double(row, version_id, now_s) for row in rejected]
+    insert_new(connection, schema.dead_letters, letters)
+    ordinals = [row.ordinal for row in rejected]
+    for start in range(0, len(ordinals), ROWS_MAX):
+        some = ordinals[start : start + ROWS_MAX]
+        connection.execute(delete(schema.samples).where(samples.version_id == version_id, samples.ordinal.in_(some)))
+    _recount(connection, version_id, len(rejected))
+    return len(rejected)
 
 
 def _recount(connection: Connection, version_id: int, rejected: int) -> None:

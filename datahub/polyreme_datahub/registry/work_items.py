@@ -223,6 +223,19 @@ def counts_by_stage(database: Database, flow: str) -> dict[str, tuple[int, int]]
     return database.read(work)
 
 
+def done_before(database: Database, flow: str, stage: str, version_id: int, ordinal: int) -> int:
+    """Count the done items of a stage over one version that begin before an ordinal."""
+    mine = (_ITEMS.flow == flow, _ITEMS.stage == stage, _ITEMS.version_id == version_id)
+    query = select(func.count()).where(*mine, _ITEMS.state == DONE, _ITEMS.first < ordinal)
+    return database.read(lambda connection: int(connection.execute(query).scalar_one()))
+
+
+def is_done(database: Database, key: str) -> bool:
+    """Tell whether an item is there, and done."""
+    query = select(_ITEMS.key).where(_ITEMS.key == key, _ITEMS.state == DONE)
+    return database.read(lambda connection: connection.execute(query).first() is not None)
+
+
 def done_records(database: Database, flow: str) -> dict[str, int]:
     """Count the records of the items of each stage that are done."""
     records = func.sum(_ITEMS["count"])

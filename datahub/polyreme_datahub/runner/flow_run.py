@@ -21,7 +21,7 @@ from polyreme_datahub.runner.chain_work import ChainWork
 from polyreme_datahub.runner.flow import Flow
 from polyreme_datahub.runner.owners import free_dead_owners, owner_name
 from polyreme_datahub.runner.pace import CommitPace
-from polyreme_datahub.runner.pool import BACKOFF_S, Handler, OnItem, Pool
+from polyreme_datahub.runner.pool import BACKOFF_S, LOOKS_MAX, Handler, OnItem, Pool
 from polyreme_datahub.sandbox.sandbox import Sandbox
 from polyreme_datahub.sandbox.tasks import Limits, SandboxStep
 from polyreme_datahub.sources.open import open_source
@@ -31,6 +31,10 @@ from polyreme_datahub.topics.types import Topics
 
 OnCounts = Callable[[WorkItem, Sequence[StageCount]], None]
 DEFAULT_WORKERS = 2
+
+
+def do_nothing() -> None:
+    """Do nothing when somebody looks."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -137,7 +141,8 @@ def run_flow(
     shared: Mapping[str, Value],
     sources: Sources,
     on_counts: OnCounts,
-    on_look: Callable[[], None] = lambda: None,
+    on_look: Callable[[], None] = do_nothing,
+    looks_max: int = LOOKS_MAX,
 ) -> None:
     """Do everything of a flow that is not done.
 
@@ -147,7 +152,8 @@ def run_flow(
         shared: Values that its steps share, by name.
         sources: Opened sources.
         on_counts: Called after each commit of this process, from worker threads.
-        on_look: Called whenever this thread looks whether the flow is done.
+        on_look: Called whenever this thread looks whether the flow is done; it may take its time.
+        looks_max: As in ``Pool``.
 
     Raises:
         EnvironmentFailedError: If store, registry or sources stay away; what was not done is still due.
@@ -184,6 +190,7 @@ def run_flow(
         done=done,
         topics=around.topics,
         workers=0 if around.only_seals and around.topics is not None else around.workers,
+        looks_max=looks_max,
     )
 
 
@@ -236,6 +243,7 @@ def run_items(
     done: Callable[[], bool],
     topics: Topics | None = None,
     workers: int | None = None,
+    looks_max: int = LOOKS_MAX,
 ) -> None:
     """Do the items of some stages of one flow until ``done``; errors as ``run_flow``."""
     if done():
@@ -256,6 +264,7 @@ def run_items(
         backoff_s=around.backoff_s,
         steady_s=around.steady_s,
         on_item=around.on_item,
+        looks_max=looks_max,
     ).run_until(done)
 
 

@@ -179,8 +179,16 @@ class IndexWork:
             group = self._group(version, item)
             shards += [Shard.from_value(value) for value in group["shards"]]
             samples, tokens = samples + group["samples"], tokens + group["tokens"]
+        digest = self._lakehouse.put_blob(self.manifest(version, shards, samples=samples, tokens=tokens).to_bytes())
+        key = self._parameters.key(version)
+        return IndexRow(key=key, version_id=version.id, manifest=digest, samples=samples, tokens=tokens)
+
+    def manifest(
+        self, version: DatasetVersion, shards: Sequence[Shard] = (), *, samples: int = 0, tokens: int = 0
+    ) -> Manifest:
+        """Return the manifest of some shards of a version's index."""
         form, parameters = self._tokenizer.format, self._parameters
-        manifest = Manifest(
+        return Manifest(
             version=version.digest,
             name=version.name,
             number=version.number,
@@ -194,19 +202,28 @@ class IndexWork:
             tokens=tokens,
             shards=tuple(shards),
         )
-        digest = self._lakehouse.put_blob(manifest.to_bytes())
-        key = parameters.key(version)
-        return IndexRow(key=key, version_id=version.id, manifest=digest, samples=samples, tokens=tokens)
+
+    def group_of(self, version: DatasetVersion, item: WorkItem) -> str | None:
+        """Return the digest of the group of shards that an item has written; None if it wrote none of these samples."""
+        if item.key not in self._groups:
+            steps = self._flow.recipe.steps
+            walked = self._walk.samples(version, steps, values_of=(), first=item.first, count=item.count)
+            key = self._group_key(version, item.first, [_inputs_of(one) for one in walked])
+            found = results.outputs_of(self._database, [key])
+            if key not in found:
+                return None
+            self._groups[item.key] = found[key].digest
+        return self._groups[item.key]
+
+    def take(self, item: WorkItem, group: str) -> None:
+        """Take a group that an earlier process has written and published."""
+        self._groups[item.key] = group
 
     def _group(self, version: DatasetVersion, item: WorkItem) -> Mapping[str, Any]:
-        if item.key in self._groups:
-            return dict(json.loads(self._lakehouse.get_blob(self._groups[item.key])))
-        walked = self._walk.samples(version, self._flow.recipe.steps, values_of=(), first=item.first, count=item.count)
-        key = self._group_key(version, item.first, [_inputs_of(one) for one in walked])
-        found = results.outputs_of(self._database, [key])
-        if key not in found:
+        digest = self.group_of(version, item)
+        if digest is None:
             raise IndexDamagedError(f"no shards of {version.reference} for ordinals from {item.first} on")
-        return dict(json.loads(self._lakehouse.get_blob(found[key].digest)))
+        return dict(json.loads(self._lakehouse.get_blob(digest)))
 
     def _group_key(self, version: DatasetVersion, first: int, inputs: Sequence[Sequence[str]]) -> str:
         return action_key(self._parameters.key(version), digest_value([first, list(map(list, inputs))]))

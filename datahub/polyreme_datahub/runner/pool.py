@@ -22,7 +22,7 @@ from polyreme_datahub.topics.types import Delivery, Subscription, Topics
 
 POLL_S = 0.2
 LOOKS_MAX = 25
-"""Waits of ``POLL_S`` or less while workers are busy, before ``done`` is asked all the same."""
+"""Default of ``looks_max``: a count over a large flow takes time."""
 GROUP = "workers"
 BACKOFF_S = 0.1
 BACKOFF_MAX_S = 5.0
@@ -63,6 +63,7 @@ class Pool:
         backoff_s: Wait after the first failure [s].
         steady_s: A clock that never jumps [s].
         on_item: Called after each try of an item, from worker threads.
+        looks_max: Waits of ``POLL_S`` or less while workers are busy, before ``done`` is asked all the same.
     """
 
     def __init__(
@@ -79,7 +80,9 @@ class Pool:
         backoff_s: float = BACKOFF_S,
         steady_s: Callable[[], float] = time.monotonic,  # noqa: TID251 - the shell's default
         on_item: OnItem | None = None,
+        looks_max: int = LOOKS_MAX,
     ) -> None:
+        self._looks_max = looks_max
         self._handler = handler
         self._flow, self._stages = flow, tuple(reversed(stages))
         self._now_s, self._backoff_s = now_s, backoff_s
@@ -120,7 +123,7 @@ class Pool:
 
     def _wait(self) -> None:
         """Wait until no worker is busy, or for a while."""
-        for _ in range(LOOKS_MAX):
+        for _ in range(self._looks_max):
             with self._changed:
                 self._changed.wait(POLL_S)
                 if self._stopped.is_set() or not self._busy:

@@ -17,7 +17,8 @@ from polyreme_api.errors import InvalidConfigError
 from polyreme_api.job import TrainingJobSpec, parse_job
 from polyreme_operator.types.plans import JobPlans, PlanRequest
 from polyreme_operator.types.views import JobView
-from polyreme_planner.curriculum import packs_common
+from polyreme_planner.curriculum import kinds_of_packs
+from polyreme_planner.layout import gives_each_packs
 from polyreme_planner.plan import PLAN_CHARACTERS_MAX, Plan, plan_for
 
 SIZES_MAX = 32
@@ -137,14 +138,14 @@ def _other_sizes(spec: TrainingJobSpec) -> Iterator[int]:
 
 
 def _even_sizes(spec: TrainingJobSpec, counts: range) -> Iterator[int]:
-    """Yield the counts whose dp divides the batch and the ranks, which is a cheap and strict filter.
+    """Yield the counts whose dp divides the ranks and gives each of them packs, which is a cheap and strict filter.
 
     For most other counts the planner would search without a result.
     """
     asked = spec.parallelism
     stage = (asked.pp or 1) * (asked.cp or 1) * (asked.tp or 1)
-    packs = packs_common(spec) if spec.workers.runtime.mode == "Launcher" else 0
+    shared = [packs.per_step for packs in kinds_of_packs(spec)] if spec.workers.runtime.mode == "Launcher" else []
     for count in counts:
         world = count * spec.workers.devices
-        if world % stage == 0 and packs % (world // stage) == 0:
+        if world % stage == 0 and all(gives_each_packs(packs, world // stage) for packs in shared):
             yield count

@@ -1,4 +1,4 @@
-"""Gate before admission: a job holds no devices until its data is ready.
+"""Gate before admission: a job holds no devices until its data is ready, or its first blocks are where it may start.
 
 The datahub controller reports in an annotation of the job; the condition ``DataReady`` repeats the report. Only jobs
 whose training polyreme launches have data that a controller prepares. With the gate off, a report is still shown, but
@@ -18,6 +18,7 @@ NOT_REPORTED = "no report yet from the datahub's controller"
 OUTDATED = "the datahub controller's last report is about another data spec"
 _REASONS = {
     DataState.PROCESSING: Reason.PROCESSING,
+    DataState.READABLE: Reason.DATA_READABLE,
     DataState.PROCESSED: Reason.DATA_PROCESSED,
     DataState.FAILED: Reason.PROCESSING_FAILED,
     DataState.REFUSED: Reason.DATA_REFUSED,
@@ -87,4 +88,4 @@ def _reported(report: DataReport) -> Readiness:
             words = f"{words or 'processed data is gone'}; it is recreated"
         case _:
             pass
-    return Readiness(report.state is DataState.PROCESSED, _REASONS[report.state], words)
+    return Readiness(report.state in {DataState.READABLE, DataState.PROCESSED}, _REASONS[report.state], words)

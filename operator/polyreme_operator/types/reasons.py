@@ -56,6 +56,7 @@ class Reason(StrEnum):
     """It would fit, but what is free is held for a job before it in the queue."""
     STARTING = "Starting"
     WAITING_FOR_PODS = "WaitingForPods"
+    DATA_READABLE = "DataReadable"
     DATA_PROCESSED = "DataProcessed"
     PROCESSING = "Processing"
     PROCESSING_FAILED = "ProcessingFailed"

@@ -12,26 +12,39 @@ from polyreme_datahub.loader.balance import StepSplit, assign_packs, slowest
 
 @st.composite
 def steps(draw: st.DrawFn) -> tuple[list[int], StepSplit]:
-    """Any costs of packs, and a split that fits them."""
+    """Any costs of packs, and a split that fits them, with null packs or without."""
     split = StepSplit(data_ranks=draw(st.integers(1, 8)), microbatches=draw(st.integers(1, 4)))
-    packs = split.data_ranks * split.microbatches * draw(st.integers(1, 3))
+    places = split.data_ranks * split.microbatches * draw(st.integers(1, 3))
+    packs = places - draw(st.integers(0, min(split.data_ranks, places) - 1))
     return draw(st.lists(st.integers(0, 10**18), min_size=packs, max_size=packs)), split
 
 
 def at_places(costs: list[int], assigned: list[int]) -> list[int]:
-    return [costs[pack] for pack in assigned]
+    return [costs[pack] if pack < len(costs) else 0 for pack in assigned]
+
+
+def in_order(costs: list[int], split: StepSplit) -> list[int]:
+    return list(range(-(-len(costs) // split.data_ranks) * split.data_ranks))
 
 
 @given(steps())
-def test_every_pack_has_one_place(step: tuple[list[int], StepSplit]) -> None:
+def test_every_pack_has_one_place_and_null_packs_are_their_ranks_last(step: tuple[list[int], StepSplit]) -> None:
     costs, split = step
-    assert sorted(assign_packs(costs, split)) == list(range(len(costs)))
+    assigned = assign_packs(costs, split)
+    assert sorted(assigned) == list(range(len(assigned)))
+    share, rest = divmod(len(assigned), split.data_ranks)
+    assert (share, rest) == (-(-len(costs) // split.data_ranks), 0)
+    for first in range(0, len(assigned), share):
+        null = [pack >= len(costs) for pack in assigned[first : first + share]]
+        assert null == sorted(null)
 
 
 @given(steps())
 def test_no_step_is_slower_than_in_the_order(step: tuple[list[int], StepSplit]) -> None:
     costs, split = step
-    assert slowest(at_places(costs, assign_packs(costs, split)), split) <= slowest(costs, split)
+    assert slowest(at_places(costs, assign_packs(costs, split)), split) <= slowest(
+        at_places(costs, in_order(costs, split)), split
+    )
 
 
 def test_a_step_costs_what_its_slowest_ranks_do() -> None:
@@ -74,6 +87,8 @@ def test_an_order_that_is_as_good_is_kept() -> None:
 
 
 def test_a_split_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(InvalidConfigError, match="6 of a step are not divisible by 2 data-parallel ranks x 2") as seen:
+    with pytest.raises(
+        InvalidConfigError, match="3 of each of 2 data-parallel ranks are not divisible by 2 micro"
+    ) as seen:
         assign_packs([1] * 6, StepSplit(data_ranks=2, microbatches=2))
     assert seen.value.field == "spec.training.packsPerStep"

@@ -87,7 +87,7 @@ def opened(spec: TrainingJobSpec, record: MixtureRecord | None) -> tuple[Order, 
         packs_per_step=PACKS[0],
         pack_tokens=PACK_TOKENS,
     )
-    return Order(plan), identity_of_order(plan, spec, ["a", "b", "c"], [None] * SOURCES, record)
+    return Order(plan), identity_of_order(plan, spec, ["a", "b", "c"], [None] * SOURCES, record, pixel_version=1)
 
 
 @QUICK

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from collections import Counter
 from itertools import pairwise
 from typing import Any
@@ -11,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from polyreme_api.errors import NotSealedError
 from polyreme_datahub.loader import order as order_module
 from polyreme_datahub.loader.mixture import Mixture
-from polyreme_datahub.loader.order import Order, OrderPlan, Slot
+from polyreme_datahub.loader.order import BlockEnds, Order, OrderPlan, Slot
 from polyreme_datahub.loader.packing import longest_prefix, pack
 from polyreme_datahub.loader.permutation import permute
 from polyreme_planner.mixture import Segment
@@ -208,3 +211,72 @@ def test_a_prefix_fills_its_packs_and_loses_nothing(lengths: list[int], capacity
 
 def key(slot: Slot) -> tuple[int, int, int]:
     return slot.source, slot.epoch, slot.sample
+
+
+@st.composite
+def block_sizes(draw: st.DrawFn, plan: OrderPlan) -> list[list[int]]:
+    """Cut each source of a plan into blocks, of which some may be empty."""
+    found = []
+    for lengths in plan.lengths:
+        cuts = sorted(draw(st.lists(st.integers(0, lengths.size), max_size=5)))
+        found.append([int(size) for size in np.diff([0, *cuts, lengths.size])])
+    return found
+
+
+def sealed(plan: OrderPlan, sizes: list[list[int]], counts: list[int]) -> OrderPlan:
+    """The plan as it is known when so many blocks of each source are sealed."""
+    ends = [tuple(itertools.accumulate(of[:count])) for of, count in zip(sizes, counts, strict=True)]
+    lengths = tuple(of[: (end or (0,))[-1]] for of, end in zip(plan.lengths, ends, strict=True))
+    blocks = tuple(BlockEnds(end, len(of)) for end, of in zip(ends, sizes, strict=True))
+    return dataclasses.replace(plan, lengths=lengths, blocks=blocks)
+
+
+@settings(max_examples=40, deadline=None)
+@given(plans(), st.data())
+def test_the_order_does_not_depend_on_how_many_blocks_are_sealed(plan: OrderPlan, data: st.DataObject) -> None:
+    sizes = data.draw(block_sizes(plan))
+    totals = [len(of) for of in sizes]
+    whole_order = Order(sealed(plan, sizes, totals), window_packs=WINDOW_PACKS)
+    whole = [whole_order.packs(step) for step in range(1, STEPS + 1)]
+    counts = [0] * len(sizes)
+    order = Order(sealed(plan, sizes, counts), window_packs=WINDOW_PACKS)
+    step, places = 1, []
+    while step <= STEPS:
+        try:
+            assert order.packs(step) == whole[step - 1]
+            assert order.blocks_before(step) == whole_order.blocks_before(step)
+            places.append(order.place(step))
+            step += 1
+        except NotSealedError:
+            left = [at for at, count in enumerate(counts) if count < totals[at]]
+            assert left, "everything is sealed"
+            counts[data.draw(st.sampled_from(left))] += 1
+            if data.draw(st.booleans()):
+                order.extend(sealed(plan, sizes, counts))
+            else:
+                order = Order(sealed(plan, sizes, counts), window_packs=WINDOW_PACKS)
+                assert not places or order.jump(places[-1])
+
+
+@settings(max_examples=25, deadline=None)
+@given(plans(), st.data())
+def test_the_first_epoch_takes_the_blocks_in_order_and_every_epoch_each_sample_once(
+    plan: OrderPlan, data: st.DataObject
+) -> None:
+    sizes = data.draw(block_sizes(plan))
+    order = Order(sealed(plan, sizes, [len(of) for of in sizes]), window_packs=1)
+    epochs: dict[tuple[int, int], list[int]] = {}
+    for step in range(1, STEPS + 1):
+        packed = [slot for slots in order.packs(step) for slot in slots]
+        for source in range(len(sizes)):
+            turns = sorted((of.epoch, of.sample) for of in packed if of.source == source)
+            for epoch, sample in turns:
+                epochs.setdefault((source, epoch), []).append(sample)
+    for (source, epoch), samples in epochs.items():
+        assert len(set(samples)) == len(samples)
+        if (source, epoch + 1) in epochs:
+            assert sorted(samples) == list(range(plan.lengths[source].size))
+        edges = np.cumsum(sizes[source])
+        begun = int(np.searchsorted(edges, max(samples), side="right"))
+        if epoch == 0 and begun:
+            assert set(range(int(edges[begun - 1]))) <= {*samples}, "blocks before the newest one are read whole"

@@ -223,7 +223,10 @@ UNPLANNABLE: list[tuple[dict[str, Any], str]] = [
     ({"spec.model.overrides": {"vision": {"heads": 0}}}, "vision.heads is 0, expected at least 1"),
     ({"spec.model.overrides": {"decoder": {"experts_per_token": 9}}}, "9 lies outside 1..experts (8)"),
     ({"spec.data.tokenizer": {"vocabulary": 513}}, "513 tokens, the model embeds 512"),
-    ({"spec.workers.replicas": 3}, "3 workers x 1 devices = 3 ranks: packsPerStep 4 is not divisible by dp 3"),
+    (
+        {"spec.workers.replicas": 3},
+        "3 workers x 1 devices = 3 ranks: packsPerStep 4 leaves ranks of dp 3 without a pack",
+    ),
     (
         {"spec.parallelism": {"mode": "Explicit", "dp": 4}},
         "dp 4 x pp 1 x cp 1 x tp 1 is 4 ranks, not 1; layouts of 1 ranks that fit: dp1",

@@ -66,11 +66,16 @@ def test_prepared_data_is_whole_and_its_versions_are_pinned_until_the_job_is_gon
 class Work(DataWork):
     """Stands for the pipeline of one run."""
 
-    def __init__(self, error: InvalidConfigError | None = None) -> None:
-        self.error, self.runs = error, 0
+    def __init__(self, error: InvalidConfigError | None = None, *, blocks: int = 0) -> None:
+        self.error, self.runs, self.blocks = error, 0, blocks
+        self.reporter: Reporter | None = None
 
     async def run(self) -> None:
         self.runs += 1
+        if self.blocks and self.reporter is not None:
+            self.reporter.note({"stage": "tokenize", "done": 400, "total": 1000})
+            self.reporter.note({"stage": "blocks", "done": self.blocks, "total": 9})
+            await asyncio.sleep(60.0)
         if self.error is not None:
             raise self.error
 
@@ -83,15 +88,14 @@ def report_of(store: Store) -> tuple[DataState, str]:
 
 
 @pytest.mark.parametrize(
-    ("error", "state", "message"),
+    ("work", "state", "message"),
     [
-        (None, DataState.PROCESSED, "3 samples"),
-        (InvalidConfigError("no good record"), DataState.REFUSED, "no good record"),
+        (Work(), DataState.PROCESSED, "3 samples"),
+        (Work(InvalidConfigError("no good record")), DataState.REFUSED, "no good record"),
+        (Work(blocks=2), DataState.READABLE, "2 of 9 blocks can be trained on"),
     ],
 )
-def test_a_run_reports_on_its_own_data(
-    tmp_path: Path, error: InvalidConfigError | None, state: DataState, message: str
-) -> None:
+def test_a_run_reports_on_its_own_data(tmp_path: Path, work: Work, state: DataState, message: str) -> None:
     home = Home(path=tmp_path / "home")
     home.prepare_data()
     store, clock = Store(new_uid=lambda: "u-1", now_s=lambda: 1.0), SystemClock()
@@ -107,8 +111,9 @@ def test_a_run_reports_on_its_own_data(
         uid=job.metadata.uid,
         about=data_digest(job.spec),
     )
+    work.reporter = reporter
     keeper = DataKeeper(
-        Work(error),
+        work,
         objects_url=home.objects_url,
         job=job,
         clock=clock,

@@ -16,8 +16,10 @@ from polyreme_api.history import ResumePoint, attempt_key
 from polyreme_api.job import parse_job
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_datahub import hub
+from polyreme_datahub.chat_format import OWN_TEMPLATE
 from polyreme_datahub.processing import ProcessReport
 from polyreme_datahub.sources.digits import describe
+from polyreme_datahub.tokens import train_tokenizer
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -58,6 +60,7 @@ def make_spec(
     packs_by: str = "Order",
     augment: Mapping[str, Any] | None = None,
     tokenizer: Mapping[str, Any] | None = None,
+    early: bool = False,
 ) -> TrainingJobSpec:
     """A nano job over some datasets."""
     names = [f"s{at}" for at in range(len(datasets))]
@@ -82,6 +85,7 @@ def make_spec(
             "onDamage": on_damage,
             "packsBy": packs_by,
             "tokenizer": tokenizer or {"vocabulary": vocabulary},
+            "startWhileProcessing": early,
         },
         "training": {"steps": 100, "packsPerStep": packs_per_step},
     }
@@ -106,6 +110,15 @@ def fix_points(folder: Path, attempts: int = 3) -> str:
 def digits(count: int, *, pages: int, heldout: bool = False, seed: int = 5) -> dict[str, Any]:
     """Describe pages of digits."""
     return describe(digits=count, pages=pages, seed=seed, heldout=heldout)
+
+
+def released_tokenizer(folder: Path) -> dict[str, str]:
+    """Write a tokenizer for pages of digits as one comes with weights; return ``data.tokenizer``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = {"Which digits, left to right?": 9, **{str(digit): 1 for digit in range(10)}}
+    (folder / "tokenizer.json").write_bytes(train_tokenizer(texts, vocabulary=320))
+    (folder / "polyreme-template.json").write_text(json.dumps(OWN_TEMPLATE.model_dump(by_alias=True)))
+    return {"location": folder.as_uri()}
 
 
 def picture(width: int, height: int, *, kind: str = "PNG", orientation: int = 1, seed: int = 0) -> bytes:

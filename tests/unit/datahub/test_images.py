@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from pathlib import Path
 
@@ -9,11 +10,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from polyreme_api.errors import RefusedError
 from polyreme_datahub import hub
-from polyreme_datahub.digests import digest_bytes
+from polyreme_datahub.digests import canonical_json, digest_bytes
 from polyreme_datahub.errors import BadRecordError
+from polyreme_datahub.index.format import parse_plan, plan_key, seal_plan
+from polyreme_datahub.job_data import plan_data
 from polyreme_datahub.loader.augment import unchanged
-from polyreme_datahub.loader.augment_pixels import change_pixels
+from polyreme_datahub.loader.augment_pixels import change_pixels, least_size
+from polyreme_datahub.objects import open_store
 from polyreme_datahub.operations.decode_images import DecodeParameters, decode
 from polyreme_datahub.operations.fit_pages import ComposeParameters, compose, fitting_size
 from polyreme_datahub.operations.images import open_upright
@@ -121,3 +126,44 @@ def test_coloured_pictures_of_many_sizes_are_packed(tmp_path: Path) -> None:
     source = hub.open_source(home.objects, job)
     seen = {name for step in range(1, 9) for name in source.packs(step, first=0, count=4).sample_ids}
     assert seen == {"r0", "r1", "r2", "r3", "0.jpg"}
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+def test_a_large_jpeg_is_decoded_at_a_smaller_scale_and_makes_nearly_the_same_page(orientation: int) -> None:
+    smooth = Image.effect_noise((40, 30), 80).resize((1008, 752), Image.Resampling.BICUBIC).convert("RGB")
+    exif, buffer = Image.Exif(), io.BytesIO()
+    exif[0x0112] = orientation
+    smooth.save(buffer, "JPEG", quality=95, exif=exif)
+    upright = smooth.size if orientation < 5 else smooth.size[::-1]
+    page = unchanged(*((140, 112) if orientation < 5 else (112, 140)))
+    whole, small = (open_upright(buffer.getvalue(), least=least) for least in (None, least_size(page)))
+    assert whole.size == upright
+    assert small.size == tuple(side // 2 for side in upright), "a quarter would be less than two pixels for one"
+    differences = change_pixels(whole, page).astype(int) - change_pixels(small, page)
+    assert np.abs(differences).max() <= 3
+    window = dataclasses.replace(page, window=(0.0, 0.0, page.width / 3, page.height / 3))
+    assert open_upright(buffer.getvalue(), least=least_size(window)).size == upright, "a third of it needs all pixels"
+
+
+def test_a_job_that_began_on_an_earlier_release_keeps_its_pixels(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "photo.png").write_bytes(picture(200, 150, seed=1))
+    home.register("photos", write_jsonl(tmp_path / "set", [record(f"r{at}", ["photo.png"]) for at in range(8)]))
+    job = make_spec(["photos"], sequence_tokens=96)
+    home.process(job)
+    newer = hub.open_source(home.objects, job)
+    store, key = open_store(home.objects), plan_key("", plan_data(job))
+    plan = parse_plan(store.get(key), key)
+    assert plan.pop("pixels") == 2
+    store.put(key, canonical_json(seal_plan(plan)))
+    for _ in range(2):
+        older = hub.open_source(home.objects, job)
+        ours, theirs = (np.asarray(of.packs(1, first=0, count=1).patches_PC) for of in (older, newer))
+        assert not np.array_equal(ours, theirs)
+        with pytest.raises(RefusedError, match="loader state belongs to other data"):
+            newer.check_state(older.state(1))
+        home.process(job)  # the second time it was processed again
+    store.put(key, canonical_json(seal_plan({**plan, "pixels": 3})))
+    with pytest.raises(RefusedError, match="of a newer release: 3"):
+        hub.open_source(home.objects, job)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -124,6 +125,30 @@ def test_any_split_over_ranks_gives_the_same_packs(home: Home) -> None:
     assert np.array_equal(np.concatenate([np.asarray(p.patches_PC) for p in ordered]), np.asarray(whole.patches_PC))
 
 
+@pytest.mark.parametrize("split", [None, StepSplit(3), StepSplit(3, 2)], ids=str)
+def test_null_packs_fill_the_places_that_a_step_has_no_packs_for(home: Home, split: StepSplit | None) -> None:
+    """They are the last ones of a rank's, teach nothing and hold no sample; each pack of the step comes once."""
+    given = make_spec(["one", "three"], weights=[1, 1], packs_per_step=4, packs_by="Cost" if split else "Order")
+    home.process(given)
+    source = open_packs(home.objects, given, job="", wait_s=0.0, sleep=sleep_really, split=split)
+    tokens = given.data.sequence_tokens
+    alone = [list(hub.open_source(home.objects, given).packs(2, first=at, count=1).sample_ids) for at in range(4)]
+    found = []
+    for rank in range(3):
+        mine = source.packs(2, first=2 * rank, count=2)
+        real = 2 * tokens - mine.null_tokens
+        grids = source.grids(2, first=2 * rank, count=2)
+        assert sum(map(len, grids)) == sum(map(len, grids[: real // tokens])) == len(np.asarray(mine.grids_I2))
+        assert (np.asarray(mine.targets_T)[real:] == IGNORED_TARGET).all()
+        bounds = np.asarray(mine.document_offsets)
+        assert real in bounds
+        assert np.diff(bounds[bounds >= real]).max(initial=0) <= 128
+        found += list(mine.sample_ids)
+    assert sorted(found) == sorted(itertools.chain(*alone))
+    with pytest.raises(RefusedError, match=r"no packs 8\.\.9: step 2 has 4"):
+        source.packs(2, first=8, count=1)
+
+
 def test_a_forked_rank_reads_the_same_packs(home: Home) -> None:
     source = hub.open_source(home.objects, spec())
     here = source.packs(2, first=0, count=4)
@@ -197,8 +222,8 @@ def test_a_stage_of_longer_packs_goes_on_where_the_one_before_ended(home: Home) 
     fresh.check_state(source.state(8))
     assert same(fresh.packs(9, first=0, count=2), late), "from the state of a checkpoint, without the steps before"
     assert same(fresh.packs(9, first=1, count=1), hub.open_source(home.objects, staged()).packs(9, first=1, count=1))
-    with pytest.raises(RefusedError, match="no packs 0\\.\\.3: step 9 has 2"):
-        source.packs(9, first=0, count=3)
+    with pytest.raises(RefusedError, match="no packs 0\\.\\.5: step 9 has 2"):
+        source.packs(9, first=0, count=5)
     with pytest.raises(RefusedError, match="loader state belongs to other data"):
         usual.check_state(source.state(8))
 
@@ -285,14 +310,14 @@ def test_a_source_without_pixels_makes_no_patches_and_finds_the_same_damage(
     home.process(job)
     resized: list[object] = []
 
-    def decode(files: Mapping[str, memoryview], page: Mapping[str, Any]) -> Image.Image:
+    def decode(files: Mapping[str, memoryview], page: Mapping[str, Any], least: tuple[int, int]) -> Image.Image:
         if crc32(files[RECORD_FILE]) % 3 == 0:
             raise BadRecordError("planted: it can't be decoded", rule="decode")
-        return page_image(files, page)
+        return page_image(files, page, least)
 
-    def resize(image: Image.Image, change: ImageChange) -> npt.NDArray[np.uint8]:
+    def resize(image: Image.Image, change: ImageChange, *, pixel_version: int) -> npt.NDArray[np.uint8]:
         resized.append(image)
-        return change_pixels(image, change)
+        return change_pixels(image, change, pixel_version=pixel_version)
 
     monkeypatch.setattr(sample_reader, "page_image", decode)
     monkeypatch.setattr(sample_reader, "change_pixels", resize)

@@ -11,7 +11,7 @@ from PIL import Image
 
 from polyreme_datahub.digests import digest_bytes
 from polyreme_datahub.errors import BadRecordError
-from polyreme_datahub.index.format import check_of
+from polyreme_datahub.index.format import BY_PILLOW, check_of
 from polyreme_datahub.index.sample_bytes import sample_bytes
 from polyreme_datahub.index.tar_shards import SampleFiles, members_of
 from polyreme_datahub.loader.sample_reader import SampleReader, StoredSample
@@ -90,7 +90,8 @@ def test_facts_patches_and_tokens_are_those_on_record(name: str) -> None:
     members = members_of(SampleFiles(key="0", files=sample_bytes(record.data, composed.data["pages"], images)))
     data = b"".join(header + body + bytes(-len(body) % 512) for _, header, body in members)
     grids = np.array([[page["height"] // 14, page["width"] // 14] for page in composed.data["pages"]], np.int32)
-    sample = SampleReader(patch_px=14, merge=2, tokenizer=Blob(file)).read(data, grids)
+    reader = SampleReader(patch_px=14, merge=2, tokenizer=Blob(file), pixel_version=BY_PILLOW)
+    sample = reader.read(data, grids)
     assert (len(sample.tokens_T), check_of(sample.tokens_T, sample.learned_T)) == (planned["tokens"], planned["check"])
     made = Value.of(kept_before(record, composed, sample))
     encoded = Value.of(

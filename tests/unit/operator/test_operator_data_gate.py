@@ -57,6 +57,19 @@ def test_a_job_waits_with_its_progress_and_is_admitted_when_its_data_is_ready() 
     stage.run(story)
 
 
+def test_a_job_that_starts_while_its_data_is_processed_is_admitted_with_the_first_blocks() -> None:
+    stage = gated()
+
+    async def story() -> None:
+        stage.add_job("j")
+        stage.report_data("j", DataState.READABLE, message="1 of 9 blocks can be trained on")
+        await asyncio.sleep(SOON_S)
+        assert of(stage, "Admitted")[0] == "True"
+        assert of(stage, "DataReady") == ("True", "DataReadable", "1 of 9 blocks can be trained on")
+
+    stage.run(story)
+
+
 @pytest.mark.parametrize(
     ("state", "queued", "reason"),
     [

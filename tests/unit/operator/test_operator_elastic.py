@@ -87,7 +87,7 @@ def test_few_counts_are_offered_whatever_the_bounds() -> None:
 
 
 def test_a_plan_of_another_job_is_never_taken() -> None:
-    first, second = elastic_job(4, low=1), elastic_job(4, low=1, training={"steps": 50, "packsPerStep": 16})
+    first, second = elastic_job(4, low=1), elastic_job(4, low=1, training={"steps": 50, "packsPerStep": 4})
     assert first.uid == second.uid
     assert elastic.plan_at(first, 3) is not None
     assert elastic.plan_at(second, 3) is None

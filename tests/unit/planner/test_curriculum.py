@@ -15,11 +15,11 @@ from polyreme_planner.curriculum import (
     Learner,
     curriculum_stages,
     kinds_of_packs,
-    packs_common,
     packs_of_stages,
     stage_at,
     times_learned,
 )
+from polyreme_planner.layout import gives_each_packs, packs_of_rank
 from polyreme_planner.mixture import mixture_changes
 from polyreme_planner.plan import plan_for
 
@@ -86,7 +86,6 @@ def test_a_job_without_stages_is_one_stage_of_all() -> None:
 def test_packs_differ_by_stage_and_the_longest_is_planned_first() -> None:
     assert [(packs.per_step, packs.tokens) for packs in packs_of_stages(spec())] == [(8, 64)] * 3 + [(2, 256)]
     assert [(packs.tokens, packs.stage) for packs in kinds_of_packs(spec())] == [(256, "long"), (64, "align")]
-    assert packs_common(spec()) == 2
 
 
 def test_weights_of_stages_and_of_the_schedule_are_one_row_of_changes() -> None:
@@ -145,11 +144,12 @@ def test_a_stage_in_which_nothing_of_the_model_learns_is_refused() -> None:
 def test_one_layout_holds_all_stages_or_the_job_is_refused() -> None:
     assert plan_for(spec()).layout.dp == 2
 
-    def odd(given: dict[str, Any]) -> None:
-        given["training"]["stages"][1]["packsPerStep"] = 7
+    def lone(packs: int) -> Any:
+        return lambda given: given["training"]["stages"][1].update(packsPerStep=packs)
 
-    with pytest.raises(InvalidConfigError, match=r"layout dp2 of the longest packs does not fit stage 'joint'.*7"):
-        plan_for(spec(odd))
+    assert plan_for(spec(lone(7))).layout.dp == 2, "one of the eight places is a null pack"
+    with pytest.raises(InvalidConfigError, match=r"dp2 of the longest packs does not fit stage 'joint'.*1 leaves"):
+        plan_for(spec(lone(1)))
 
     def vast(given: dict[str, Any]) -> None:
         given["training"]["stages"][2]["packsPerStep"] = 1_000_000
@@ -163,11 +163,10 @@ def test_a_gang_of_any_size_trains_the_same_tokens_a_step_or_is_refused() -> Non
     for replicas in (1, 2):
         plan = plan_for(spec(), replicas=replicas)
         for packs in packs_of_stages(spec()):
-            each, rest = divmod(packs.per_step, plan.layout.dp)
-            assert rest == 0
-            assert each % plan.cut.microbatches == 0
+            assert gives_each_packs(packs.per_step, plan.layout.dp)
+            assert packs_of_rank(packs.per_step, plan.layout.dp) % plan.cut.microbatches == 0
     for replicas in range(3, 9):
-        with pytest.raises(InvalidConfigError, match=rf"does not fit stage 'long'.*not divisible by dp {replicas}"):
+        with pytest.raises(InvalidConfigError, match=rf"fit stage 'long'.*leaves ranks of dp {replicas} without"):
             plan_for(spec(), replicas=replicas)
 
 
@@ -178,7 +177,7 @@ def test_a_layout_that_is_searched_for_holds_all_stages() -> None:
 
     plan = plan_for(spec(auto))
     assert plan.layout.world == 2
-    assert all(packs.per_step % plan.layout.dp == 0 for packs in packs_of_stages(spec(auto)))
+    assert all(gives_each_packs(packs.per_step, plan.layout.dp) for packs in packs_of_stages(spec(auto)))
 
 
 OTHER: dict[str, Any] = {

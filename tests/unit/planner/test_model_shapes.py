@@ -119,7 +119,7 @@ def test_a_resize_of_an_explicit_layout_scales_dp_alone() -> None:
 
 def test_worker_counts_that_fit_are_found_for_a_million_packs_and_the_largest_gang() -> None:
     worlds = fitting_worlds(near=7_777, step=1, shape=KIMI_VL_NANO, packs_per_step=1_000_000)
-    assert worlds == [8000, 6250, 10_000, 5000, 4000]
+    assert worlds == [7752, 7813, 7693, 7875, 7634]
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "null", '{"shape": 3}', '{"shape": {"name": "x"}}'])

@@ -15,7 +15,7 @@ from polyreme_planner import automatic
 from polyreme_planner.automatic import ESTIMATED_MAX, FINALISTS, LAYOUTS_MAX, WINNERS, nearest, quick_search
 from polyreme_planner.costs import Recompute
 from polyreme_planner.hardware import HARDWARE, MIXED
-from polyreme_planner.layout import Layout
+from polyreme_planner.layout import Layout, gives_each_packs
 from polyreme_planner.loading import load_job
 from polyreme_planner.memory import Memory
 from polyreme_planner.plan import Plan, plan_for
@@ -95,7 +95,7 @@ def test_ranks_that_do_not_divide_the_packs_must_be_worth_having() -> None:
     plan = plan_for(big(3))
     assert plan.layout.world == 24
     assert plan.layout.pp % 3 == 0
-    assert plan.packs_per_step % plan.layout.dp == 0
+    assert gives_each_packs(plan.packs_per_step, plan.layout.dp)
 
 
 def test_a_model_that_fits_nowhere_is_told_with_its_consumers_and_the_workers_that_would_do() -> None:

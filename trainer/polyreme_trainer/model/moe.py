@@ -9,9 +9,13 @@ beyond the capacity is dropped: its expert adds nothing to the token, whose othe
 that lost all of its rows has its residual and the shared experts. Which rows are dropped depends on the tokens of one
 rank alone, in one microbatch; so the number of ranks that share a step, and of microbatches, changes what is learned.
 
+The last tokens may be of null packs, which fill the places of ranks that a step has no packs for (ADR 39). They are all
+alike, so they would all go to the same experts: no expert takes them, and no count has them.
+
 Legend: T tokens, D model width, F expert width, E experts of the model, L experts of this rank, K experts a token, R =
-T * K routed rows of this rank in the order of their tokens, B places of rows that are sent, in the order of their
-expert (as many as R where none is dropped), S rows that arrived for the experts of this rank.
+T * K routed rows of this rank in the order of their tokens, N those of them that are not of null tokens, B places of
+rows that are sent, in the order of their expert (as many as N where none is dropped), S rows that arrived for the
+experts of this rank.
 """
 
 from __future__ import annotations
@@ -205,16 +209,22 @@ class MixtureOfExperts(nn.Module):
         self.experts = Experts(shape, len(held))
         self.shared_experts = FeedForward(shape.width, shape.shared_experts * shape.expert_ffn_width, ranks)
 
-    def forward(self, x_TD: Tensor) -> tuple[Tensor, Routed]:
+    def forward(self, x_TD: Tensor, null_rows: int = 0) -> tuple[Tensor, Routed]:
         """Add the shared and the weighted routed experts.
 
         Args:
             x_TD: Normalised hidden states.
+            null_rows: The last of them, which are of null packs.
         """
         weights_TK, experts_TK, scores_TE = self.gate(x_TD)
-        load_E = _load(experts_TK, scores_TE.shape[1])
+        real = x_TD.shape[0] - null_rows
+        load_E = _load(experts_TK[:real], scores_TE.shape[1])
         most = self._capacity(experts_TK, load_E)
-        sent = _in_order(experts_TK, load_E) if most is None else _within_capacity(experts_TK, load_E, most)
+        sent = (
+            _in_order(experts_TK, load_E, null_rows)
+            if most is None
+            else _within_capacity(experts_TK, load_E, null_rows, most)
+        )
         came = self.dispatcher.dispatch(spread(x_TD, sent, experts_TK.shape[1]), sent.counts_E, each=sent.each)
         answered_SD = self.experts(came.rows_SD, came.counts_L)
         answered_RD = collect(self.dispatcher.combine(answered_SD, came.state), sent)
@@ -222,7 +232,7 @@ class MixtureOfExperts(nn.Module):
         routed = Routed(
             load_E=load_E,
             dropped_E=torch.zeros_like(load_E) if most is None else (load_E - most).clamp_(min=0),
-            entropy=_entropy(scores_TE),
+            entropy=_entropy(scores_TE[:real]),
         )
         return routed_TD.to(x_TD.dtype) + self.shared_experts(x_TD), routed
 
@@ -251,11 +261,13 @@ class Places:
     order_B: Tensor
     """Row at each place; R at an empty one."""
     place_R: Tensor
-    """Place of each row; B of one that is dropped."""
+    """Place of each row; B of one that is not sent."""
     counts_E: Tensor
     """Places of each expert."""
+    holes: bool
+    """Whether places may be empty, or rows not sent; known without asking the device."""
     each: int | None = None
-    """Places of every expert, if rows may be dropped and places may be empty; known without asking the device."""
+    """Places of every expert, if all have as many."""
 
 
 def _load(experts_TK: Tensor, experts: int) -> Tensor:
@@ -264,23 +276,35 @@ def _load(experts_TK: Tensor, experts: int) -> Tensor:
     return expert_R.new_zeros(experts).scatter_add_(0, expert_R, torch.ones_like(expert_R))
 
 
-def _in_order(experts_TK: Tensor, load_E: Tensor) -> Places:
-    """Send all rows; those of one expert in the order of their tokens."""
-    order_R = experts_TK.flatten().argsort(stable=True)
-    place_R = torch.empty_like(order_R).scatter_(0, order_R, torch.arange(order_R.shape[0], device=order_R.device))
-    return Places(order_B=order_R, place_R=place_R, counts_E=load_E)
+def _in_order(experts_TK: Tensor, load_E: Tensor, null_rows: int) -> Places:
+    """Send all rows but those of null tokens; those of one expert in the order of their tokens."""
+    order_B = _sent(experts_TK, null_rows).argsort(stable=True)
+    place_B = torch.empty_like(order_B).scatter_(0, order_B, torch.arange(order_B.shape[0], device=order_B.device))
+    place_R = _with_null(place_B, experts_TK, null_rows, place=order_B.shape[0])
+    return Places(order_B=order_B, place_R=place_R, counts_E=load_E, holes=null_rows > 0)
 
 
-def _within_capacity(experts_TK: Tensor, load_E: Tensor, most: int) -> Places:
+def _within_capacity(experts_TK: Tensor, load_E: Tensor, null_rows: int, most: int) -> Places:
     """Send the first ``most`` rows of each expert, in the order of their tokens."""
-    sorted_R, order_R = experts_TK.flatten().sort(stable=True)
-    rows, places = sorted_R.shape[0], most * load_E.shape[0]
-    behind_R = torch.arange(rows, device=order_R.device) - (load_E.cumsum(0) - load_E)[sorted_R]
-    place_of_sorted_R = torch.where(behind_R < most, sorted_R * most + behind_R, places)
+    sorted_N, order_N = _sent(experts_TK, null_rows).sort(stable=True)
+    places = most * load_E.shape[0]
+    behind_N = torch.arange(sorted_N.shape[0], device=order_N.device) - (load_E.cumsum(0) - load_E)[sorted_N]
+    place_of_sorted_N = torch.where(behind_N < most, sorted_N * most + behind_N, places)
     # One more place takes what is dropped, and is cut off.
-    order_B = order_R.new_full((places + 1,), rows).scatter_(0, place_of_sorted_R, order_R)[:places]
-    place_R = torch.empty_like(order_R).scatter_(0, order_R, place_of_sorted_R)
-    return Places(order_B=order_B, place_R=place_R, counts_E=torch.full_like(load_E, most), each=most)
+    order_B = order_N.new_full((places + 1,), experts_TK.numel()).scatter_(0, place_of_sorted_N, order_N)[:places]
+    place_N = torch.empty_like(order_N).scatter_(0, order_N, place_of_sorted_N)
+    place_R = _with_null(place_N, experts_TK, null_rows, place=places)
+    return Places(order_B=order_B, place_R=place_R, counts_E=torch.full_like(load_E, most), holes=True, each=most)
+
+
+def _sent(experts_TK: Tensor, null_rows: int) -> Tensor:
+    """Return the expert of each row that is not of a null token: N rows."""
+    return experts_TK[: experts_TK.shape[0] - null_rows].flatten()
+
+
+def _with_null(place_N: Tensor, experts_TK: Tensor, null_rows: int, *, place: int) -> Tensor:
+    """Add the places of the rows of null tokens, which are not sent."""
+    return F.pad(place_N, (0, null_rows * experts_TK.shape[1]), value=place) if null_rows else place_N
 
 
 def _entropy(scores_TE: Tensor) -> Tensor:
@@ -306,7 +330,7 @@ def spread(x_TD: Tensor, sent: Places, chosen: int) -> Tensor:
 
 
 def collect(rows_BD: Tensor, sent: Places) -> Tensor:
-    """Undo ``spread``'s order: K rows per token, side by side; rows that were dropped are zero."""
+    """Undo ``spread``'s order: K rows per token, side by side; rows that were not sent are zero."""
     ordered_RD: Tensor = _Collect.apply(rows_BD, sent)
     return ordered_RD
 
@@ -324,7 +348,7 @@ class _Spread(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_TD: Tensor, sent: Places, chosen: int) -> Tensor:
         ctx.save_for_backward(sent.place_R)
-        ctx.holes, ctx.chosen = sent.each is not None, chosen
+        ctx.holes, ctx.chosen = sent.holes, chosen
         return _pick(x_TD, sent.order_B // chosen, holes=ctx.holes)
 
     @staticmethod
@@ -340,7 +364,7 @@ class _Collect(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows_BD: Tensor, sent: Places) -> Tensor:
         ctx.save_for_backward(sent.order_B)
-        ctx.holes = sent.each is not None
+        ctx.holes = sent.holes
         return _pick(rows_BD, sent.place_R, holes=ctx.holes)
 
     @staticmethod

@@ -39,6 +39,8 @@ class Microbatch(Protocol):
     def attend(self) -> Attend | None: ...  # noqa: D102
     @property
     def deliver(self) -> Callable[[Tensor], Tensor] | None: ...  # noqa: D102
+    @property
+    def null_rows(self) -> int: ...  # noqa: D102
 
 
 def decode(model: KimiVL, stream_SD: Tensor | None, microbatch: Microbatch) -> Decoded:
@@ -52,6 +54,7 @@ def decode(model: KimiVL, stream_SD: Tensor | None, microbatch: Microbatch) -> D
         stream_SD=stream_SD,
         attend=microbatch.attend,
         deliver=microbatch.deliver,
+        null_rows=microbatch.null_rows,
     )
     return decoded
 

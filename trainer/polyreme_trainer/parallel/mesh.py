@@ -18,7 +18,7 @@ from typing import cast
 import torch.distributed as dist
 
 from polyreme_api.errors import InvalidConfigError
-from polyreme_planner.layout import Layout
+from polyreme_planner.layout import Layout, gives_each_packs, packs_of_rank
 
 DENSE_AXES = ("pp", "dp", "cp", "tp")
 SPARSE_AXES = ("pp", "edp", "ep")
@@ -69,17 +69,19 @@ def experts_of(layout: Layout, rank: int, experts: int) -> range:
 
 
 def packs_of(layout: Layout, rank: int, packs: int) -> range:
-    """Packs of a step that a rank trains on: equal, contiguous parts in the order of dp.
+    """Places of a step that a rank trains on: equal, contiguous parts in the order of dp.
+
+    Places from ``packs`` on are null packs.
 
     Raises:
-        InvalidConfigError: If ``dp`` does not divide the packs.
+        InvalidConfigError: If a rank would have null packs alone.
     """
-    if packs % layout.dp:
+    if not gives_each_packs(packs, layout.dp):
         raise InvalidConfigError(
-            f"layout does not fit: dp={layout.dp} must divide the {packs} packs of a step",
+            f"layout does not fit: dp={layout.dp} leaves ranks without one of the {packs} packs of a step",
             field="spec.training.packsPerStep",
         )
-    share = packs // layout.dp
+    share = packs_of_rank(packs, layout.dp)
     first = dense_place(layout, rank)["dp"] * share
     return range(first, first + share)
 

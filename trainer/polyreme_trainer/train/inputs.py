@@ -43,6 +43,8 @@ class Inputs:
     """Attention of T tokens to the whole stream; None if T is the whole stream."""
     deliver: Deliver | None = None
     """Sends features to the ranks of their tokens; None if they are here."""
+    null_rows: int = 0
+    """The last rows that this rank holds between layers, which are of null packs."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,8 +126,10 @@ def to_inputs(
             grids=images.grids,
             unmasked=batch.unmasked_tokens,
             deliver=images.deliver,
+            null_rows=batch.null_tokens,
         )
     place_T = sharing.context.cut(tokens_A.shape[0]).tokens_of(sharing.context.place)
+    place_S = np.split(place_T, sharing.tp)[sharing.rank % sharing.tp]
     targets_T = np.asarray(batch.targets_T)[place_T]
     device = torch.device(device)
     return Inputs(
@@ -138,6 +142,8 @@ def to_inputs(
         unmasked=int((targets_T != IGNORED_TARGET).sum()),
         attend=sharing.context.attend(offsets, device=device, dtype=sharing.dtype),
         deliver=images.deliver,
+        # Null tokens are the stream's last ones, and so the last ones of any rank that holds some.
+        null_rows=int((place_S >= tokens_A.shape[0] - batch.null_tokens).sum()),
     )
 
 

@@ -8,16 +8,23 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-from collections.abc import Mapping, Sequence
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 from polyreme_api.batch import BatchSource, PackedBatch
-from polyreme_api.errors import InvalidConfigError
+from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError, NotSealedError
 from polyreme_trainer.parallel.mesh import Meshes, packs_of
 from polyreme_trainer.train.image_assignment import BalancedImages, ImageBalancer
 from polyreme_trainer.train.inputs import Inputs, to_inputs
 from polyreme_trainer.train.settings import TrainSettings
 from polyreme_trainer.train.state import TrainState
+
+SEALED_POLL_S = 0.2
+"""Time between two tries to read samples that are still processed."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -34,6 +41,8 @@ def read_packs(
 ) -> list[ReadPacks]:
     """Read this rank's packs of a step, one microbatch at a time: each has whole packs, and equally many.
 
+    The last places of a step that its packs do not fill are null packs, which the source makes.
+
     Raises:
         InvalidConfigError: If packs, microbatches and ranks do not fit.
         PolyremeError: If the source cannot read them.
@@ -47,7 +56,8 @@ def read_packs(
             field="spec.parallelism.microbatches",
         )
     share = len(mine) // count
-    firsts = [[dp + place for dp in range(0, packs, len(mine))] for place in range(0, len(mine), share)]
+    places = len(mine) * settings.layout.dp
+    firsts = [[dp + place for dp in range(0, places, len(mine))] for place in range(0, len(mine), share)]
     balanced = (
         [None] * count
         if image_balancer is None
@@ -84,13 +94,32 @@ class PackReader:
     One thread makes every call that walks the source's order, so the source needs no lock. An error while reading the
     next step is raised when that step is taken: a run that ends before never sees it, and notes about damage that the
     source has made stay.
+
+    Where a step's samples are still processed, the thread stays free, so that the state of the step before can be
+    saved, and ``take`` asks again until they are there.
+
+    Args:
+        source: Training data.
+        settings: The run.
+        meshes: This rank's groups.
+        image_balancer: Assigns images to encoders; None: none are exchanged.
+        on_wait: Called once with what ``take`` waits for, when samples are still processed.
     """
 
     def __init__(
-        self, source: BatchSource, settings: TrainSettings, meshes: Meshes, *, image_balancer: ImageBalancer | None
+        self,
+        source: BatchSource,
+        settings: TrainSettings,
+        meshes: Meshes,
+        *,
+        image_balancer: ImageBalancer | None,
+        on_wait: Callable[[str], None] = _log.info,
     ) -> None:
+        self._on_wait = on_wait
         self._source, self._settings, self._meshes, self._image_balancer = source, settings, meshes, image_balancer
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="packs")
+        self._pause = threading.Event()
+        """Never set: what is waited for is in another process."""
         self._ahead: tuple[int, concurrent.futures.Future[list[ReadPacks]]] | None = None
 
     def __enter__(self) -> Self:
@@ -105,13 +134,32 @@ class PackReader:
         """Return the packs of a step, and begin to read those of the next one.
 
         Raises:
+            EnvironmentFailedError: If its samples are not processed within ``data_wait_s``.
             PolyremeError: What reading this step raised.
         """
         ahead = self._ahead
         reading = ahead[1] if ahead is not None and ahead[0] == step else self._begin(step)
-        packs = reading.result()
+        packs = self._sealed(step, reading)
         self._ahead = (step + 1, self._begin(step + 1)) if step < self._settings.steps else None
         return packs
+
+    def _sealed(self, step: int, reading: concurrent.futures.Future[list[ReadPacks]]) -> list[ReadPacks]:
+        waited_s = 0.0
+        while True:
+            try:
+                return reading.result()
+            except NotSealedError as error:
+                if waited_s >= self._settings.data_wait_s:
+                    raise EnvironmentFailedError(
+                        f"{error.message}; step {step} waited {self._settings.data_wait_s:g} s for it, at most "
+                        "data.waitSeconds",
+                        field="spec.data.waitSeconds",
+                    ) from error
+                if not waited_s:
+                    self._on_wait(error.message)
+            self._pause.wait(SEALED_POLL_S)
+            waited_s += SEALED_POLL_S
+            reading = self._begin(step)
 
     def state(self, step: int) -> Mapping[str, Any]:
         """Describe the source's position after a step, however far it has been read."""

@@ -52,6 +52,7 @@ class Reporter:
         self._report(
             {
                 "phase": RankPhase.TRAINING,
+                "message": "",
                 "step": step.step,
                 "loss": step.loss,
                 "routing": routing,

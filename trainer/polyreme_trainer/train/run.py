@@ -91,7 +91,13 @@ def _train(
         with (
             _writer(settings, world, reporter) as writer,
             open_step_log(saved.store, saved.folder, rank.attempt, rank=rank.rank) as log,
-            PackReader(source, settings, world.meshes, image_balancer=state.image_balancer) as reader,
+            PackReader(
+                source,
+                settings,
+                world.meshes,
+                image_balancer=state.image_balancer,
+                on_wait=lambda words: reporter.phase(RankPhase.WAITING_FOR_DATA, message=words),
+            ) as reader,
         ):
             loop = Loop(
                 settings=settings,

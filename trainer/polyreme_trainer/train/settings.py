@@ -168,6 +168,8 @@ class TrainSettings:
     evaluation: EvaluationSettings = EvaluationSettings()
     export_to: Path | StoredExport | None = None
     """Folder, or place in a bucket, of the trained model, which rank 0 writes after the last step; None: no export."""
+    data_wait_s: float = 0.0
+    """Longest wait for samples of a step that are still processed [s]."""
     tokenizer: TokenizerFile | None = None
     """To put beside the exported model, and to compare with that of ``weights``."""
 

@@ -36,12 +36,13 @@ def test_each_expert_is_held_by_one_rank_of_every_expert_group(layout: Layout) -
 def test_the_packs_of_a_step_are_shared_out_once_and_in_order() -> None:
     layout = Layout(dp=4, ep=2)
     assert [pack for rank in range(4) for pack in packs_of(layout, rank, 12)] == list(range(12))
+    assert [pack for rank in range(4) for pack in packs_of(layout, rank, 10)] == list(range(12)), "two null packs"
 
 
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: packs_of(Layout(dp=4), 0, 6), "dp=4 must divide the 6 packs"),
+        (lambda: packs_of(Layout(dp=4), 0, 6), "dp=4 leaves ranks without one of the 6 packs"),
         (lambda: experts_of(Layout(dp=3, ep=3), 0, 8), "ep=3 must divide the 8 experts"),
         (lambda: sparse_place(Layout(dp=4, ep=3), 0), "ep=3 must divide dp\\*cp\\*tp=4"),
         (lambda: dense_place(Layout(dp=2), 2), "rank outside the mesh: 2"),

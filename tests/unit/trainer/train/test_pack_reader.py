@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from pathlib import Path
 from typing import Any, cast
@@ -10,13 +11,14 @@ import numpy as np
 import pytest
 
 from polyreme_api.batch import PackedBatch
-from polyreme_api.errors import RefusedError
+from polyreme_api.errors import EnvironmentFailedError, NotSealedError, RefusedError
 from polyreme_datahub.objects import open_store
 from polyreme_planner.layout import Layout
 from polyreme_planner.shapes import KIMI_VL_NANO
 from polyreme_trainer.parallel.mesh import GROUP_AXES, Meshes
 from polyreme_trainer.parallel.pipeline import PipelineSettings
 from polyreme_trainer.parallel.world import RankSettings
+from polyreme_trainer.train import microbatches
 from polyreme_trainer.train.microbatches import PackReader, ReadPacks, read_packs
 from polyreme_trainer.train.settings import CheckpointSettings, TrainSettings
 from tests.parallel.pages import Pages
@@ -131,3 +133,34 @@ def test_one_thread_alone_walks_the_order_of_the_source(settings: TrainSettings)
         assert reader.state(1) == Pages().state(1)
     assert len(source.threads) == 1
     assert threading.current_thread().name not in source.threads
+
+
+class GrowingPages(Pages):
+    """Step 2 is still processed until it was asked for some times."""
+
+    def __init__(self, tries: int) -> None:
+        super().__init__()
+        self.tries = tries
+
+    def packs(self, step: int, *, first: int, count: int) -> PackedBatch:
+        if step == 2 and self.tries:
+            self.tries -= 1
+            raise NotSealedError("steps 2 to 3 need a block")
+        return super().packs(step, first=first, count=count)
+
+
+def test_a_step_whose_samples_are_still_processed_is_waited_for(
+    settings: TrainSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(microbatches, "SEALED_POLL_S", 0.01)
+    said: list[str] = []
+    settings = dataclasses.replace(settings, data_wait_s=0.02)
+    with PackReader(GrowingPages(2), settings, MESHES, image_balancer=None, on_wait=said.append) as reader:
+        reader.take(1)
+        assert reader.state(1) == Pages().state(1), "the state can be saved meanwhile"
+        assert equal(reader.take(2), read_packs(Pages(), settings, MESHES, None, 2))
+    assert said == ["steps 2 to 3 need a block"]
+    with reader_of(GrowingPages(99), settings) as reader:
+        reader.take(1)
+        with pytest.raises(EnvironmentFailedError, match=r"step 2 waited 0\.02 s for it"):
+            reader.take(2)

@@ -173,7 +173,7 @@ def call(command: Command) -> dict[str, Any]:
         **ALLOCATOR,
     }
     if "AWS_ENDPOINT_URL" in os.environ:
-        variables["S3_ENDPOINT_URL"] = os.environ["AWS_ENDPOINT_URL"]
+        variables["S3_ENDPOINT_URL"] = os.environ["AWS_ENDPOINT_URL"]  # Mosaic's own name
     done = subprocess.run(
         [sys.executable, HERE / command.script, json.dumps(asked)],
         env={**os.environ, **variables},

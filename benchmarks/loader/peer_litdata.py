@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from litdata import CombinedStreamingDataset, StreamingDataLoader, StreamingDataset
+from litdata.streaming import downloader
 from litdata.streaming.writer import BinaryWriter
 from peer_work import BATCH, SHARD_BYTES, Given, collate, packed_loader
 
@@ -22,6 +23,8 @@ def write(place: Path, samples: Iterable[tuple[bytes, bytes]]) -> None:
 def batches(given: Given) -> Iterable[Any]:
     """Read the only source, once."""
     copies = {"cache_dir": str(given.cache)} if given.is_remote else {}
+    # Its faster client refuses a server without TLS, and has no setting for it.
+    downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # noqa: SLF001
     made = StreamingDataset(given.only, shuffle=True, transform=given.make, **copies)
     return StreamingDataLoader(made, batch_size=BATCH, num_workers=given.workers, collate_fn=collate)
 

@@ -12,6 +12,9 @@ from urllib.parse import urlsplit
 import webdataset
 from peer_work import BATCH, SHUFFLED, Given, collate, packed_loader, shards_of
 
+PAYLOAD = "--header 'x-amz-content-sha256: UNSIGNED-PAYLOAD'"
+"""S3 requires this header, which curl 7.88 does not send by itself."""
+
 
 def write(place: Path, samples: Iterable[tuple[bytes, bytes]]) -> None:
     """Write tar files."""
@@ -33,7 +36,7 @@ def urls(root: str, shards: Iterable[str]) -> list[str]:
     if bucket.scheme != "s3":
         return [f"{root}/{name}" for name in shards]
     user = f"{os.environ['AWS_ACCESS_KEY_ID']}:{os.environ['AWS_SECRET_ACCESS_KEY']}"
-    signed = f"--aws-sigv4 aws:amz:{os.environ['AWS_REGION']}:s3 --user {shlex.quote(user)}"
+    signed = f"--aws-sigv4 aws:amz:{os.environ['AWS_REGION']}:s3 --user {shlex.quote(user)} {PAYLOAD}"
     place = f"{os.environ['AWS_ENDPOINT_URL']}/{bucket.netloc}{bucket.path}"
     return [f"pipe:curl --silent --fail {signed} {place}/{name}" for name in shards]
 

@@ -36,7 +36,8 @@ BARS: dict[str, tuple[str, float]] = {
     "pss_over_import_mib": ("<=", 150.0),
     "resume_first_batch_s": ("<=", 0.2),
     "full_peer_ratio": (">", 1.0),
-    "growth_threads_pss_ratio": ("<=", 1.1),
+    "growth_sources_x_threads_mib": ("<=", 5.0),
+    "growth_sources_x_ranks_mib": ("<=", 5.0),
 }
 HOLDS: dict[str, Callable[[float, float], bool]] = {
     ">=": float.__ge__,

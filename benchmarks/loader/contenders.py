@@ -50,9 +50,7 @@ class Contenders:
         steps: Steps that ours reads.
     """
 
-    def __init__(
-        self, folder: Path, options: argparse.Namespace, *, sources: Mapping[str, int], steps: int
-    ) -> None:
+    def __init__(self, folder: Path, options: argparse.Namespace, *, sources: Mapping[str, int], steps: int) -> None:
         self._folder, self._options, self._sources, self._steps = folder, options, sources, steps
 
     def write(self) -> None:

@@ -29,9 +29,7 @@ def batches(given: Given) -> Iterable[Any]:
     """Read the only source, once."""
     if not given.is_remote:
         table = datasets.load_from_disk(f"{given.only}/arrow")
-        return DataLoader(
-            table, batch_size=BATCH, shuffle=True, num_workers=given.workers, collate_fn=given.make_batch
-        )
+        return DataLoader(table, batch_size=BATCH, shuffle=True, num_workers=given.workers, collate_fn=given.make_batch)
     files = [f"{given.only}/{name}" for name in given.shards]
     stream = datasets.load_dataset(
         "parquet", data_files=files, split="train", streaming=True, cache_dir=str(given.cache)
@@ -47,7 +45,5 @@ def packs(given: Given) -> Iterable[Any]:
         table.to_iterable_dataset(num_shards=max(1, given.workers)).shuffle(buffer_size=SHUFFLED, seed=1)
         for table in tables
     ]
-    mixed = datasets.interleave_datasets(
-        streams, probabilities=given.shares, seed=1, stopping_strategy="all_exhausted"
-    )
+    mixed = datasets.interleave_datasets(streams, probabilities=given.shares, seed=1, stopping_strategy="all_exhausted")
     return packed_loader(mixed, given)

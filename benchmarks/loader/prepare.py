@@ -21,8 +21,17 @@ VOCABULARY = 512
 ONE_SOURCE = {"photos": 1}
 SOURCES = {"photos": 2, "small": 1, "text": 1}
 """Weights of the mixture, by samples."""
-TEXT_WORDS = (60, 260)
-WORDS = tuple("the image shows a small red house near water under clouds with two people and an old tree in light".split())
+TEXT_WORDS = (40, 160)
+WORDS = (
+    "the image",
+    "shows",
+    "a small red",
+    "house near",
+    "water under clouds",
+    "with",
+    "two people",
+    "and an old tree",
+)
 
 
 def prepare(folder: Path, counts: Mapping[str, int], job: Mapping[str, Any]) -> int:

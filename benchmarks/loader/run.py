@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1] / "pipeline")]
+sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "pipeline"))
 
 import contenders
 import growth
@@ -115,9 +116,7 @@ def of_photos(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
 def of_mixture(folder: Path, options: argparse.Namespace) -> Mapping[str, Any]:
     """Measure three sources, packs of 8k tokens, random windows and colors."""
     folder.mkdir()
-    job = prepare.job_of(
-        prepare.SOURCES, sequence_tokens=FULL_TOKENS, packs_per_step=FULL_PACKS_PER_STEP, augment=True
-    )
+    job = prepare.job_of(prepare.SOURCES, sequence_tokens=FULL_TOKENS, packs_per_step=FULL_PACKS_PER_STEP, augment=True)
     prepare.prepare(folder, FULL_SAMPLES, job)
     made = Contenders(folder, options, sources=prepare.SOURCES, steps=FULL_STEPS)
     made.write()

@@ -64,7 +64,9 @@ class Work:
         """
         width, height = self._size(facts)
         if self.resizer == OURS:
-            pixels = change_pixels(Blob(jpeg, digest="").pixels(OpenRules(**facts["open"][0])), unchanged(width, height))
+            pixels = change_pixels(
+                Blob(jpeg, digest="").pixels(OpenRules(**facts["open"][0])), unchanged(width, height)
+            )
         else:
             pixels = pillow_pixels(jpeg, width, height)
         tokens_T, learned_T = self.encode(facts)

@@ -180,7 +180,7 @@ def call(command: Command) -> dict[str, Any]:
         timeout=LIMIT_S,
         check=False,
     )
-    shutil.rmtree(cache)
+    shutil.rmtree(cache, ignore_errors=True)
     if done.returncode:
         raise SystemExit(f"{command.script} {asked} ended with code {done.returncode}: {done.stderr[-3000:]}")
     lines = done.stdout.splitlines()
@@ -193,7 +193,6 @@ def install_peers(folder: Path) -> None:
     stamp = folder / "made-from.txt"
     if stamp.exists() and stamp.read_text() == REQUIREMENTS.read_text():
         return
-    shutil.rmtree(folder, ignore_errors=True)
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade"]
     subprocess.run([*pip, "--target", folder, "-r", REQUIREMENTS], check=True)
     stamp.write_text(REQUIREMENTS.read_text())

@@ -109,25 +109,25 @@ def lay_out(place: Path, sources: int, *, shards: int) -> Path:
     tokenizer = Blob(lakehouse.get_blob(manifest.tokenizer), digest=manifest.tokenizer)
     count = TOTAL // sources
     for at in range(sources):
-        made = _dataset(lakehouse, manifest, tokenizer, at, count, shards)
+        samples = list(_samples(tokenizer, at, count))
+        made = _dataset(lakehouse, manifest, at, samples, shards)
         plan["manifests"][f"s{at}"] = lakehouse.put_blob(made.to_bytes())
     store.put(plan_key("", plan_data(spec_of(sources))), canonical_json(seal_plan(plan)))
     return place
 
 
 def _dataset(
-    lakehouse: Lakehouse, manifest: Manifest, tokenizer: Blob, source: int, count: int, shards: int
+    lakehouse: Lakehouse, manifest: Manifest, source: int, samples: Sequence[write.IndexedSample], shards: int
 ) -> Manifest:
-    samples = list(_samples(tokenizer, source, count))
     bytes_each = len(canonical_json(samples[0].record)) + 1_024
     before = write.SHARD_BYTES_MAX
     # Shards of a release have 64 MiB: many of them would take gigabytes.
-    write.SHARD_BYTES_MAX = before if shards == 1 else max(1, bytes_each * count // shards)
+    write.SHARD_BYTES_MAX = before if shards == 1 else max(1, bytes_each * len(samples) // shards)
     try:
         written, tokens = write.write_shards(lakehouse, samples, patch_px=manifest.patch_px)
     finally:
         write.SHARD_BYTES_MAX = before
-    return dataclasses.replace(manifest, name=f"s{source}", samples=count, tokens=tokens, shards=written)
+    return dataclasses.replace(manifest, name=f"s{source}", samples=len(samples), tokens=tokens, shards=written)
 
 
 def _samples(tokenizer: Blob, source: int, count: int) -> Iterator[write.IndexedSample]:

@@ -1,4 +1,4 @@
-"""Hugging Face datasets: an Arrow table on disk (map style), Parquet files in a bucket (streamed), over torch's loader."""
+"""Hugging Face datasets over torch's loader: an Arrow table on a disk (map style), Parquet in a bucket (streamed)."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path

@@ -52,7 +52,7 @@ def main() -> int:
     options = parsed()
     contenders.install_peers(options.installed)
     figures: dict[str, Any] = {"samples": options.samples, "workers": options.workers, "rounds": options.rounds}
-    figures["peer_resizer"] = options.peer_resizer
+    figures |= {"peer_resizer": options.peer_resizer, "peers_left_out": sorted(set(PEERS) - set(options.peers))}
     with tempfile.TemporaryDirectory(prefix="polyreme-bench-", dir=options.folder) as made:
         if {"warm", "cold", "resume"} & set(options.part):
             figures |= of_photos(Path(made, "photos"), options)

@@ -7,8 +7,8 @@ from typing import Any
 from contenders import SAME
 
 Round = dict[str, dict[str, Any]]
-KINDS = ("samples_per_s", "cpu_ms_per_sample", "first_batch_s", "pss_over_import_mib")
-PACK_KINDS = ("patches_per_s", "cpu_ms_per_1000_patches", "first_batch_s", "fill", "patches_per_token")
+KINDS = ("samples_per_s", "cpu_ms_per_sample", "processors", "first_batch_s", "pss_over_import_mib")
+PACK_KINDS = ("patches_per_s", "cpu_ms_per_1000_patches", "processors", "first_batch_s", "fill", "patches_per_token")
 
 
 def of_warm(rounds: Sequence[Round], peers: Sequence[str]) -> dict[str, Any]:

@@ -180,6 +180,7 @@ class Meter:
             "samples": self._samples,
             "samples_per_s": self._samples / wall_s,
             "cpu_ms_per_sample": cpu_s / self._samples * 1000,
+            "processors": cpu_s / wall_s,
             "first_batch_s": self._first_s,
             "pss_over_import_mib": self._most_mib - self._imported_mib,
             **(self._of_packs(wall_s, cpu_s, pack_tokens) if self._packs else {}),

@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import contenders
 import prepare
@@ -120,13 +121,10 @@ def _dataset(
     lakehouse: Lakehouse, manifest: Manifest, source: int, samples: Sequence[write.IndexedSample], shards: int
 ) -> Manifest:
     bytes_each = len(canonical_json(samples[0].record)) + 1_024
-    before = write.SHARD_BYTES_MAX
     # Shards of a release have 64 MiB: many of them would take gigabytes.
-    write.SHARD_BYTES_MAX = before if shards == 1 else max(1, bytes_each * len(samples) // shards)
-    try:
+    cut = {} if shards == 1 else {"SHARD_BYTES_MAX": max(1, bytes_each * len(samples) // shards)}
+    with mock.patch.multiple(write, **cut):
         written, tokens = write.write_shards(lakehouse, samples, patch_px=manifest.patch_px)
-    finally:
-        write.SHARD_BYTES_MAX = before
     return dataclasses.replace(manifest, name=f"s{source}", samples=len(samples), tokens=tokens, shards=written)
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +126,3 @@ def shards_of(samples: Iterable[tuple[bytes, bytes]]) -> Iterator[list[tuple[byt
     count = max(2, round(sum(len(jpeg) + len(facts) for jpeg, facts in listed) / SHARD_BYTES))
     for at in range(count):
         yield listed[at * len(listed) // count : (at + 1) * len(listed) // count]
-
-
-Write = Callable[[Path, Iterable[tuple[bytes, bytes]]], None]
-"""Writes the shards of a source into a folder that does not exist yet."""

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +113,7 @@ def of_photos(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     return figures
 
 
-def of_mixture(folder: Path, options: argparse.Namespace) -> Mapping[str, Any]:
+def of_mixture(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Measure three sources, packs of 8k tokens, random windows and colors."""
     folder.mkdir()
     job = prepare.job_of(prepare.SOURCES, sequence_tokens=FULL_TOKENS, packs_per_step=FULL_PACKS_PER_STEP, augment=True)

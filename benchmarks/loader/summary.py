@@ -55,7 +55,7 @@ def _ratios(
 
     def median(kind: str, best: Callable[..., float]) -> float:
         ratios = [one["ours_engine"][kind] / best(one[peer][kind] for peer in peers) for one in rounds]
-        return round(statistics.median(ratios), 3)
+        return float(round(statistics.median(ratios), 3))
 
     return {speed[0]: median(speed[1], max), cost[0]: median(cost[1], min)}
 

@@ -21,6 +21,7 @@ from polyreme_datahub import hub
 from polyreme_datahub.digests import canonical_json
 from polyreme_datahub.index import write
 from polyreme_datahub.index.format import Manifest, check_of, parse_plan, plan_key, seal_plan
+from polyreme_datahub.index.tar_shards import SHARD_BYTES_MAX
 from polyreme_datahub.job_data import plan_data
 from polyreme_datahub.lakehouse import Lakehouse
 from polyreme_datahub.objects import open_store
@@ -122,8 +123,8 @@ def _dataset(
 ) -> Manifest:
     bytes_each = len(canonical_json(samples[0].record)) + 1_024
     # Shards of a release have 64 MiB: many of them would take gigabytes.
-    cut = {} if shards == 1 else {"SHARD_BYTES_MAX": max(1, bytes_each * len(samples) // shards)}
-    with mock.patch.multiple(write, **cut):
+    bytes_max = SHARD_BYTES_MAX if shards == 1 else bytes_each * len(samples) // shards
+    with mock.patch.object(write, "SHARD_BYTES_MAX", bytes_max):
         written, tokens = write.write_shards(lakehouse, samples, patch_px=manifest.patch_px)
     return dataclasses.replace(manifest, name=f"s{source}", samples=len(samples), tokens=tokens, shards=written)
 

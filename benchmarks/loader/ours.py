@@ -21,6 +21,7 @@ import work
 
 from polyreme_api import environment as names
 from polyreme_api.batch import BatchSource
+from polyreme_api.history import ResumePoint, attempt_key
 from polyreme_api.job import parse_job
 from polyreme_datahub import hub
 from polyreme_datahub.loader.balance import StepSplit
@@ -110,13 +111,23 @@ def engine(job_file: Path, objects: str, job: dict[str, Any]) -> Iterator[Callab
     """Run a data engine, as a launcher does; gives how a rank of an attempt opens its data."""
     given, path = job_file.with_name("engine-job.json"), job_file.with_name("engine.socket")
     given.write_text(json.dumps(job))
+    checkpoints = job_file.parent.absolute() / "checkpoints"
+    for number in range(1, RESUMES + 2):
+        point = checkpoints / attempt_key(number)
+        point.parent.mkdir(parents=True, exist_ok=True)
+        point.write_text(ResumePoint(attempt=number).model_dump_json(by_alias=True))
     path.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(path))
         listener.listen()
         running = subprocess.Popen(
             [sys.executable, "-m", "polyreme_datahub.loader.engine", str(listener.fileno()), str(os.getpid())],
-            env={**os.environ, names.OBJECTS_URL: objects, names.JOB_UID: ""},
+            env={
+                **os.environ,
+                names.OBJECTS_URL: objects,
+                names.JOB_UID: "",
+                names.CHECKPOINT_URL: checkpoints.as_uri(),
+            },
             pass_fds=[listener.fileno()],
         )
         descriptor = os.open(path, os.O_PATH)

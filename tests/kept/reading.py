@@ -42,7 +42,7 @@ def run_values(home: Path, name: str) -> dict[str, Any]:
     run = Home(path=home).run("default", name)
     records = read_records(run.checkpoints)
     return {
-        "attempts": [point.model_dump(mode="json", by_alias=True) for point in records.points],
+        "attempts": [point.model_dump(mode="json", by_alias=True, exclude_unset=True) for point in records.points],
         "history": {str(record.step): record.loss.hex() for record in records.history},
         "discarded": len(records.discarded),
         "tensors": checkpoint_tensors(run.checkpoints),

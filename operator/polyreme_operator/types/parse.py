@@ -70,14 +70,10 @@ def parse_job_view(
         seen_s: When it was observed; 0 if unknown.
         data_gate: Whether its admission waits for its data.
     """
-    metadata = manifest["metadata"]
-    generation = metadata.get("generation", 0)
+    metadata, generation = manifest["metadata"], manifest["metadata"].get("generation", 0)
     known = known if known is not None and known.uid == metadata["uid"] else None
     status, unreadable = _read_status(manifest, known)
-    read, plan, plans = _read_or_known(manifest, known, generation)
-    if read.schedule_fault and status.attempt is None:
-        # Nothing runs that a refusal could harm.
-        read, plan, plans = _SpecView(None, invalid=f"spec is refused: {read.schedule_fault}"), None, ()
+    read, plan, plans = _read_or_known(manifest, known, generation, has_run=status.attempt is not None)
     if read.spec is None and status.is_true("Admitted"):
         # It was read once, by another version of the operator: it is left as it is.
         unreadable = unreadable or read.invalid
@@ -130,7 +126,7 @@ def parse_job_view(
 
 
 def _read_or_known(
-    manifest: Manifest, known: JobView | None, generation: int
+    manifest: Manifest, known: JobView | None, generation: int, *, has_run: bool
 ) -> tuple[_SpecView, Plan | None, tuple[Plan, ...]]:
     """Return the values of a job's spec and its plans; a generation that is known is not parsed again."""
     if known is not None and known.generation == generation and known.spec is not None:
@@ -145,6 +141,9 @@ def _read_or_known(
         )
         return read, known.plan, known.plans
     read = _read_spec(manifest)
+    if read.schedule_fault and not has_run:
+        # Of a job that has run, only an appended change can be wrong: the job must not fail by it.
+        return _SpecView(None, invalid=f"spec is refused: {read.schedule_fault}"), None, ()
     if read.planning is not None and generation > 1:
         read = dataclasses.replace(read, planning=dataclasses.replace(read.planning, rescaled=True))
     return read, None, ()

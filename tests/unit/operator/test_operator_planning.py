@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from polyreme_api.errors import InvalidConfigError
+from polyreme_launcher import job_watch
 from polyreme_launcher.job_watch import attempt_view
 from polyreme_operator.cache import plan_book
 from polyreme_operator.cache.plan_book import PlanBook, plan_sizes
@@ -186,6 +187,23 @@ def test_a_launcher_refuses_a_plan_that_it_can_not_read(changes: dict[str, str],
     manifest = with_attempt(**changes)
     with pytest.raises(InvalidConfigError, match=words):
         attempt_view(manifest)
+
+
+def test_appended_changes_that_make_a_job_too_long_for_a_message_are_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    manifest: dict[str, Any] = {**with_attempt(number=1), "metadata": {**job_manifest()["metadata"], "generation": 1}}
+    manifest["spec"]["data"]["schedule"] = [
+        {"fromStep": step, "weights": [{"source": "one", "weight": step}]} for step in range(1, 101)
+    ]
+    whole = attempt_view(manifest)
+    size = len(json.dumps([whole.job_json, whole.plan_json]))
+    monkeypatch.setattr(job_watch, "LINE_BYTES_MAX", job_watch.HEADROOM_BYTES + size - 1)
+    with pytest.raises(InvalidConfigError, match="job and plan are too long for a message to the other launchers"):
+        attempt_view(manifest)
+    manifest["metadata"]["generation"] = 2
+    kept = json.loads(attempt_view(manifest).job_json)["spec"]["data"]["schedule"]
+    assert kept == manifest["spec"]["data"]["schedule"][:90]
 
 
 def test_an_elastic_job_is_planned_at_every_size_whose_ranks_share_the_packs_of_a_step() -> None:

@@ -28,23 +28,21 @@ from polyreme_datahub.index.damage import note_damage
 from polyreme_datahub.loader.augment import AugmentSettings, Visit
 from polyreme_datahub.loader.balance import StepSplit, assign_packs
 from polyreme_datahub.loader.decode_pool import DecodePool
+from polyreme_datahub.loader.documents import CHANNELS, Document, assemble, cut
 from polyreme_datahub.loader.growth import Growth
 from polyreme_datahub.loader.identity import Identity
 from polyreme_datahub.loader.order import Order, OrderPlan, Slot
 from polyreme_datahub.loader.read_counts import ReadCounts, Tier
-from polyreme_datahub.loader.sample_reader import ImageNote, StoredSample
+from polyreme_datahub.loader.sample_reader import ImageNote
 from polyreme_datahub.loader.shards import MappedIndex, SampleDamagedError
 from polyreme_planner.flops import uneven_flops
 from polyreme_planner.shapes import ModelShape
 
-CHANNELS = 3
 PATCH_CACHE_BYTES_MAX = 64 * 2**20
 DECODE_BYTES_MIN = 16 * 2**10
 """A sample with fewer encoded bytes is read by the thread that takes it: passing it to another one costs too much."""
 PLACES_PER_PACK_MAX = 2
 """Null packs are fewer than the packs of a step: each data-parallel rank has at least one that is not."""
-NULL_DOCUMENT_TOKENS = 128
-"""A null pack is cut into documents so short that attention to them costs little: it must not be the dearest pack."""
 STEPS_HELD = 3
 """Steps before and after the one that is read whose shards keep their local copies. Threads of a data engine read as
 many steps ahead at once."""
@@ -56,28 +54,6 @@ REPORTS_MAX = 1000
 _log = logging.getLogger(__name__)
 _Key = tuple[int, int, int]
 """Source, sample, visit."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Document:
-    """A sample as the trainer takes it."""
-
-    tokens_T: npt.NDArray[np.int64]
-    targets_T: npt.NDArray[np.int64]
-    patches_PC: npt.NDArray[np.uint8]
-    grids_I2: npt.NDArray[np.int32]
-    sample_id: str
-    unmasked: int
-    """Targets that are not masked."""
-    lost_images: int = 0
-    """Images that the index has and that are not here."""
-    notes: tuple[ImageNote, ...] = ()
-    """One of each image, for people."""
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of its arrays."""
-        return self.patches_PC.nbytes + self.tokens_T.nbytes + self.targets_T.nbytes + self.grids_I2.nbytes
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,10 +157,12 @@ class PackedSource:
                 f"no packs {first}..{first + count}: step {step} has {of_step}, and at most as many null packs"
             )
         self._hold(step)
-        packs = self._places(step, first, count)
+        packs, null = self._places(step, first, count)
         read = self._documents([slot for slots in packs for slot in slots])
         documents = [list(itertools.islice(read, len(slots))) for slots in packs]
-        return assemble(documents, pack_tokens=self.pack_tokens_in(step), pad=self._ids.pad, values=self._patch_values)
+        return assemble(
+            documents, pack_tokens=self.pack_tokens_in(step), pad=self._ids.pad, values=self._patch_values, null=null
+        )
 
     def find(self, sample_id: str) -> dict[str, list[int]]:
         """Return the numbers of a sample, or of its pieces, in each source that has one of that name."""
@@ -214,7 +192,7 @@ class PackedSource:
 
         Ranks look the packs of their neighbours up at every step, so all at once: it costs a microsecond an image.
         """
-        return self._grids(self._places(step, first, count))
+        return self._grids(self._places(step, first, count)[0])
 
     def _grids(self, packs: Sequence[Sequence[Slot]]) -> Sequence[npt.NDArray[np.int32]]:
         slots = [slot for slots in packs for slot in slots]
@@ -340,21 +318,29 @@ class PackedSource:
             ]
         return self._shards[step]
 
-    def _places(self, step: int, first: int, count: int) -> Sequence[Sequence[Slot]]:
-        """Return the samples of some places of a step; a null pack has none."""
-        packs = self._packs(step)[first : first + count]
-        return [*packs, *([()] * (count - len(packs)))]
+    def _places(self, step: int, first: int, count: int) -> tuple[Sequence[Sequence[Slot]], int]:
+        """Return the samples of some places of a step, and how many of them, the last ones, are null packs."""
+        packs, numbers = self._numbered(step)
+        mine = [*numbers[first : first + count]]
+        mine += [len(packs)] * (count - len(mine))
+        null = len(list(itertools.takewhile(lambda number: number >= len(packs), reversed(mine))))
+        return [packs[number] if number < len(packs) else () for number in mine], null
 
     def _packs(self, step: int) -> Sequence[Sequence[Slot]]:
-        """Return the samples of each pack of a step, in the trainer's numbering of the packs.
+        """Return the samples of each pack of a step, in the trainer's numbering of the packs; a null pack has none."""
+        packs, numbers = self._numbered(step)
+        return [packs[number] if number < len(packs) else () for number in numbers]
 
-        Where packs are balanced, null packs are among them.
+    def _numbered(self, step: int) -> tuple[Sequence[Sequence[Slot]], Sequence[int]]:
+        """Return the samples of each pack of a step in the order, and the trainer's numbering of the packs.
+
+        Where packs are balanced, numbers from their count on are among them: null packs.
         """
         with self._order_lock:
             packs = self._ordered(step)
             assigned = self._assigned.get(step)
         if self._balance is None:
-            return packs
+            return packs, range(len(packs))
         if assigned is None:
             costs = self._costs(packs, self.pack_tokens_in(step), self._balance.shape)
             assigned = assign_packs(costs, self._balance.split)
@@ -362,7 +348,7 @@ class PackedSource:
                 self._assigned[step] = assigned
                 while len(self._assigned) > ASSIGNED_STEPS_MAX:
                     self._assigned.popitem(last=False)
-        return [packs[number] if number < len(packs) else () for number in assigned]
+        return packs, assigned
 
     def _costs(self, packs: Sequence[Sequence[Slot]], tokens: int, shape: ModelShape) -> list[int]:
         """Count what differs between packs, as the index has them: a damaged sample costs what it would have."""
@@ -447,74 +433,3 @@ class PackedSource:
         note_damage(self._store, index.digest, error.message, ordinal=sample, sample_id=index.sample_id(sample))
         if self._placeholders:
             _log.warning("%s; a placeholder takes its place (data.onDamage: Placeholder)", error.message)
-
-
-def cut(index: MappedIndex, sample: int, stored: StoredSample) -> Document:
-    """Make a document of a sample: targets are the tokens that follow, where they are learned."""
-    tokens_T = stored.tokens_T.astype(np.int64)
-    targets_T = np.full(tokens_T.size, IGNORED_TARGET, dtype=np.int64)
-    following = stored.learned_T[1:].astype(bool)
-    targets_T[:-1][following] = tokens_T[1:][following]
-    return Document(
-        tokens_T,
-        targets_T,
-        stored.patches_P,
-        stored.grids_I2,
-        index.sample_id(sample),
-        int(np.count_nonzero(following)),
-        notes=stored.notes,
-    )
-
-
-def assemble(packs: Sequence[Sequence[Document]], *, pack_tokens: int, pad: int, values: int) -> PackedBatch:
-    """Lay documents out as packs, one behind the other; what is left of a pack is a document of padding.
-
-    Args:
-        packs: Documents of each pack, which fit it; a null pack has none, and only null packs follow it.
-        pack_tokens: Tokens of a pack.
-        pad: Token of the padding.
-        values: Values of a patch.
-    """
-    total = len(packs) * pack_tokens
-    tokens_T = np.full(total, pad, dtype=np.int64)
-    targets_T = np.full(total, IGNORED_TARGET, dtype=np.int64)
-    offsets = [0]
-    real = next((number for number, documents in enumerate(packs) if not documents), len(packs))
-    for number, documents in enumerate(packs[:real]):
-        at = number * pack_tokens
-        for document in documents:
-            stop = at + document.tokens_T.size
-            tokens_T[at:stop] = document.tokens_T
-            targets_T[at:stop] = document.targets_T
-            offsets.append(stop)
-            at = stop
-        if at < (number + 1) * pack_tokens:
-            offsets.append((number + 1) * pack_tokens)
-    for number in range(real, len(packs)):
-        begin, end = number * pack_tokens, (number + 1) * pack_tokens
-        offsets += [*range(begin + NULL_DOCUMENT_TOKENS, end, NULL_DOCUMENT_TOKENS), end]
-    bounds = np.array(offsets, dtype=np.int32)
-    laid = [document for documents in packs for document in documents]
-    return PackedBatch(
-        tokens_T=tokens_T,
-        targets_T=targets_T,
-        positions_T=np.arange(total) - np.repeat(bounds[:-1], np.diff(bounds)).astype(np.int64),
-        document_offsets=bounds,
-        patches_PC=np.concatenate([np.zeros((0, values), np.uint8), *(d.patches_PC for d in laid)]),
-        grids_I2=np.concatenate([np.zeros((0, 2), np.int32), *(d.grids_I2 for d in laid)]),
-        sample_ids=[document.sample_id for document in laid],
-        unmasked_tokens=sum(document.unmasked for document in laid),
-        lost_images=_lost(laid),
-        null_tokens=(len(packs) - real) * pack_tokens,
-    )
-
-
-def _lost(documents: Sequence[Document]) -> list[int]:
-    """Number the images that are not there among those that the index has."""
-    counts = [len(document.grids_I2) + document.lost_images for document in documents]
-    firsts = itertools.accumulate(counts, initial=0)
-    return [
-        number
-        for document, first in zip(documents, firsts, strict=False)
-        for number in range(first, first + document.lost_images)
-    ]

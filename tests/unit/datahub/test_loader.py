@@ -32,6 +32,7 @@ from polyreme_datahub.loader import source as source_module
 from polyreme_datahub.loader.augment import ImageChange
 from polyreme_datahub.loader.augment_pixels import change_pixels
 from polyreme_datahub.loader.balance import StepSplit
+from polyreme_datahub.loader.documents import Document, assemble
 from polyreme_datahub.loader.evaluation import HeldOutSource
 from polyreme_datahub.loader.open import entries_of_state, open_packs, sleep_really
 from polyreme_datahub.loader.sample_reader import page_image
@@ -147,6 +148,17 @@ def test_null_packs_fill_the_places_that_a_step_has_no_packs_for(home: Home, spl
     assert sorted(found) == sorted(itertools.chain(*alone))
     with pytest.raises(RefusedError, match=r"no packs 8\.\.9: step 2 has 4"):
         source.packs(2, first=8, count=1)
+
+
+def test_an_empty_pack_is_no_null_pack_and_ends_no_batch() -> None:
+    """A window may run short of samples; what its empty packs route counts, as with any number of ranks."""
+    document = Document(
+        np.array([7, 8]), np.array([8, -100]), np.zeros((0, 588), np.uint8), np.zeros((0, 2), np.int32), "one", 1
+    )
+    batch = assemble([[], [document], [], []], pack_tokens=200, pad=0, values=588, null=1)
+    assert np.asarray(batch.tokens_T)[200:202].tolist() == [7, 8]
+    assert batch.null_tokens == 200
+    assert np.asarray(batch.document_offsets).tolist() == [0, 200, 202, 400, 600, 728, 800]
 
 
 def test_a_forked_rank_reads_the_same_packs(home: Home) -> None:

@@ -1,13 +1,14 @@
 """Our loader: packs of a step, as a rank reads them, by itself or from the data engine of its pod.
 
-Usage: ours.py FOLDER THREADS [engine]
+Usage: ours.py JSON, see ``Asked``.
 """
 
 import contextlib
-import itertools
+import dataclasses
 import json
 import os
 import socket
+import statistics
 import subprocess
 import sys
 import time
@@ -24,37 +25,66 @@ from polyreme_api.job import parse_job
 from polyreme_datahub import hub
 from polyreme_datahub.loader.balance import StepSplit
 from polyreme_datahub.loader.engine_client import EngineSource
-from polyreme_datahub.loader.source import PackedSource
 
 OPEN_WAIT_S = 60.0
+RESUMES = 5
 
 
-def main(folder: Path, threads: int, *, by_engine: bool) -> None:
-    """Read packs as long as each sample is new."""
-    os.environ[names.DATA_THREADS] = str(threads)
-    job = json.loads((folder / "job.json").read_text())
-    objects, spec = f"file://{folder}/objects", parse_job(job).spec
-    steps = steps_without_repeats(hub.open_source(objects, spec))
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the benchmark asks of this process."""
+
+    job: str
+    """File of the job."""
+    objects: str
+    """URL of the objects."""
+    steps: int
+    """Steps that are read."""
+    threads: int
+    engine: bool = False
+    packs: bool = False
+    """Whether packs are counted; otherwise samples, each of which comes once."""
+    resume: bool = False
+    """Whether resumes are measured too."""
+
+
+def main(asked: Asked) -> None:
+    """Read the packs of the steps."""
+    os.environ[names.DATA_THREADS] = str(asked.threads)
+    job = json.loads(Path(asked.job).read_text())
     meter = work.Meter()
-    if not by_engine:
-        read(hub.open_source(objects, spec), steps, meter)
-        meter.report()
+    take = take_packs if asked.packs else take_samples
+    if not asked.engine:
+        spec = parse_job(job).spec
+        take(hub.open_source(asked.objects, spec), asked.steps, meter)
+        meter.report(pack_tokens=spec.data.sequence_tokens)
         return
-    job["spec"]["training"]["steps"] = steps
-    with engine(folder, objects, job) as attempt:
+    job["spec"]["training"]["steps"] = asked.steps
+    with engine(Path(asked.job), asked.objects, job) as attempt:
         source = attempt(1)
-        read(source, steps, meter)
-        state = source.state(steps // 2)
+        take(source, asked.steps, meter)
         meter.stop()
+        more = {"resume_first_batch_s": resumed_s(source, attempt, asked.steps)} if asked.resume else {}
+        meter.report(more, pack_tokens=job["spec"]["data"]["sequenceTokens"])
+
+
+def resumed_s(source: EngineSource, attempt: Callable[[int], EngineSource], steps: int) -> float:
+    """Return how long a new attempt takes from its opening to a whole step, the median of some."""
+    found = []
+    for number in range(RESUMES):
+        step = 1 + number * (steps - 1) // RESUMES
+        state = source.state(step)
         began_s = time.monotonic()
-        resumed = attempt(2)
+        resumed = attempt(2 + number)
         resumed.check_state(state)
-        resumed.packs(steps // 2 + 1, first=0, count=resumed.packs_in(1))
-        meter.report({"resume_first_batch_s": time.monotonic() - began_s})
+        resumed.packs(step + 1, first=0, count=resumed.packs_in(1))
+        found.append(time.monotonic() - began_s)
+        source = resumed
+    return statistics.median(found)
 
 
-def read(source: BatchSource, steps: int, meter: work.Meter) -> None:
-    """Read all packs of some steps."""
+def take_samples(source: BatchSource, steps: int, meter: work.Meter) -> None:
+    """Read all packs of some steps, and take each sample."""
     for step in range(1, steps + 1):
         batch = source.packs(step, first=0, count=source.packs_in(step))
         tokens_T, patches_PC = np.asarray(batch.tokens_T), np.asarray(batch.patches_PC)
@@ -66,11 +96,20 @@ def read(source: BatchSource, steps: int, meter: work.Meter) -> None:
         meter.end_batch()
 
 
+def take_packs(source: BatchSource, steps: int, meter: work.Meter) -> None:
+    """Read all packs of some steps, and count what is in them."""
+    for step in range(1, steps + 1):
+        packs = source.packs_in(step)
+        batch = source.packs(step, first=0, count=packs)
+        filled = int(np.count_nonzero(np.asarray(batch.tokens_T) != source.token_ids.pad))
+        meter.take_packs(packs, filled, len(batch.patches_PC), len(batch.sample_ids))
+
+
 @contextlib.contextmanager
-def engine(folder: Path, objects: str, job: dict[str, Any]) -> Iterator[Callable[[int], EngineSource]]:
+def engine(job_file: Path, objects: str, job: dict[str, Any]) -> Iterator[Callable[[int], EngineSource]]:
     """Run a data engine, as a launcher does; gives how a rank of an attempt opens its data."""
-    job_file, path = folder / "engine-job.json", folder / "engine.socket"
-    job_file.write_text(json.dumps(job))
+    given, path = job_file.with_name("engine-job.json"), job_file.with_name("engine.socket")
+    given.write_text(json.dumps(job))
     path.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(path))
@@ -86,7 +125,7 @@ def engine(folder: Path, objects: str, job: dict[str, Any]) -> Iterator[Callable
             yield lambda attempt: EngineSource(
                 descriptor,
                 attempt=attempt,
-                job_file=str(job_file),
+                job_file=str(given),
                 open_wait_s=OPEN_WAIT_S,
                 pixels=True,
                 pod_pixels=True,
@@ -97,16 +136,5 @@ def engine(folder: Path, objects: str, job: dict[str, Any]) -> Iterator[Callable
             running.wait()
 
 
-def steps_without_repeats(source: PackedSource) -> int:
-    """Return how many steps there are before a sample comes again: no document may come from the cache."""
-    seen: set[tuple[int, int]] = set()
-    for step in itertools.count(1):
-        slots = [(slot.source, slot.sample) for pack in source._packs(step) for slot in pack]  # noqa: SLF001
-        if not seen.isdisjoint(slots) or len(set(slots)) < len(slots):
-            return step - 1
-        seen.update(slots)
-    raise AssertionError
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), by_engine="engine" in sys.argv[3:])
+    main(Asked(**json.loads(sys.argv[1])))

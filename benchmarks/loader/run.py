@@ -27,6 +27,7 @@ from tools.services.services import shared
 
 SAMPLES, ROUNDS = 512, 1
 """Fewer samples would come again inside the first window of packs, and then from the loader's cache."""
+STEPS_MIN = 6
 FULL_SAMPLES = {"photos": 256, "small": 128, "text": 128}
 FULL_STEPS, FULL_PACKS_PER_STEP, FULL_TOKENS = 12, 4, 8_192
 PARTS = ("warm", "cold", "full", "growth", "resume")
@@ -94,6 +95,11 @@ def of_photos(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     folder.mkdir()
     job = prepare.job_of(prepare.ONE_SOURCE, sequence_tokens=2048, packs_per_step=8, augment=False)
     steps = prepare.prepare(folder, {"photos": options.samples}, job)
+    if steps < STEPS_MIN:
+        raise SystemExit(
+            f"--samples {options.samples} is too few: a sample comes again after {steps} steps, expected at least "
+            f"{STEPS_MIN}; {SAMPLES} are enough"
+        )
     made = Contenders(folder, options, sources=prepare.ONE_SOURCE, steps=steps)
     figures: dict[str, Any] = {}
     if {"warm", "cold"} & set(options.part):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import subprocess
 import sys
@@ -32,7 +31,6 @@ from polyreme_datahub.loader import source as source_module
 from polyreme_datahub.loader.augment import ImageChange
 from polyreme_datahub.loader.augment_pixels import change_pixels
 from polyreme_datahub.loader.balance import StepSplit
-from polyreme_datahub.loader.documents import Document, assemble
 from polyreme_datahub.loader.evaluation import HeldOutSource
 from polyreme_datahub.loader.open import entries_of_state, open_packs, sleep_really
 from polyreme_datahub.loader.sample_reader import page_image
@@ -124,41 +122,6 @@ def test_any_split_over_ranks_gives_the_same_packs(home: Home) -> None:
     ordered = [pieces[1], pieces[3], pieces[2], pieces[0]]
     assert np.array_equal(np.concatenate([np.asarray(p.tokens_T) for p in ordered]), np.asarray(whole.tokens_T))
     assert np.array_equal(np.concatenate([np.asarray(p.patches_PC) for p in ordered]), np.asarray(whole.patches_PC))
-
-
-@pytest.mark.parametrize("split", [None, StepSplit(3), StepSplit(3, 2)], ids=str)
-def test_null_packs_fill_the_places_that_a_step_has_no_packs_for(home: Home, split: StepSplit | None) -> None:
-    """They are the last ones of a rank's, teach nothing and hold no sample; each pack of the step comes once."""
-    given = make_spec(["one", "three"], weights=[1, 1], packs_per_step=4, packs_by="Cost" if split else "Order")
-    home.process(given)
-    source = open_packs(home.objects, given, job="", wait_s=0.0, sleep=sleep_really, split=split)
-    tokens = given.data.sequence_tokens
-    alone = [list(hub.open_source(home.objects, given).packs(2, first=at, count=1).sample_ids) for at in range(4)]
-    found = []
-    for rank in range(3):
-        mine = source.packs(2, first=2 * rank, count=2)
-        real = 2 * tokens - mine.null_tokens
-        grids = source.grids(2, first=2 * rank, count=2)
-        assert sum(map(len, grids)) == sum(map(len, grids[: real // tokens])) == len(np.asarray(mine.grids_I2))
-        assert (np.asarray(mine.targets_T)[real:] == IGNORED_TARGET).all()
-        bounds = np.asarray(mine.document_offsets)
-        assert real in bounds
-        assert np.diff(bounds[bounds >= real]).max(initial=0) <= 128
-        found += list(mine.sample_ids)
-    assert sorted(found) == sorted(itertools.chain(*alone))
-    with pytest.raises(RefusedError, match=r"no packs 8\.\.9: step 2 has 4"):
-        source.packs(2, first=8, count=1)
-
-
-def test_an_empty_pack_is_no_null_pack_and_ends_no_batch() -> None:
-    """A window may run short of samples; what its empty packs route counts, as with any number of ranks."""
-    document = Document(
-        np.array([7, 8]), np.array([8, -100]), np.zeros((0, 588), np.uint8), np.zeros((0, 2), np.int32), "one", 1
-    )
-    batch = assemble([[], [document], [], []], pack_tokens=200, pad=0, values=588, null=1)
-    assert np.asarray(batch.tokens_T)[200:202].tolist() == [7, 8]
-    assert batch.null_tokens == 200
-    assert np.asarray(batch.document_offsets).tolist() == [0, 200, 202, 400, 600, 728, 800]
 
 
 def test_a_forked_rank_reads_the_same_packs(home: Home) -> None:

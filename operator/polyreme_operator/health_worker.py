@@ -28,7 +28,7 @@ from polyreme_operator.health.record import NodeState, Record, parse
 from polyreme_operator.health.repair_rules import repair_result
 from polyreme_operator.health.signs import Reading, read_conditions
 from polyreme_operator.health.states import decide
-from polyreme_operator.health.status import NodeSummary, breaker_of, difference, status_of
+from polyreme_operator.health.status import NodeSummary, StatusFacts, StatusPatches, breaker_of
 from polyreme_operator.incident_worker import IncidentWorker
 from polyreme_operator.port import (
     STATUS_SUBRESOURCE,
@@ -111,6 +111,7 @@ class HealthWorker:
         self._told: dict[str, str] = {}
         """By node, what could not be read and was reported."""
         self._status_at_s: dict[str, float] = {}
+        self._patches = StatusPatches()
         self._breakers: dict[str, tuple[Mapping[str, object], BreakerState]] = {}
         """By policy, the status that was read last, and its breaker: reading 2,000 charges takes milliseconds."""
 
@@ -217,6 +218,7 @@ class HealthWorker:
         if known is None or known[0] is not policy.status:
             present = self._cache.health.policies
             self._breakers = {name: each for name, each in self._breakers.items() if name in present}
+            self._patches.keep_only(present)
             known = self._breakers[policy.name] = (policy.status, breaker_of(policy.status))
         return known[1]
 
@@ -387,17 +389,16 @@ class HealthWorker:
             return set(granted.nodes)
         overlapping = {node for node in selected if len(self._policies_of[node]) > 1}
         others = {name for node in overlapping for name in self._policies_of[node]}
-        status = status_of(
-            policy,
-            [self._summaries[node] for node in sorted(selected) if node in self._summaries],
-            granted.state,
+        facts = StatusFacts(
+            policy=policy,
+            nodes=tuple(self._summaries[node] for node in sorted(selected) if node in self._summaries),
+            breaker=granted.state,
             limit=limit,
             overlap=overlap_message(policy.name, sorted(others), sorted(overlapping)) if overlapping else "",
             idle_rules=idle_rules(policy, [name for name, _ in self._levels()]),
             repairs=self._settings.repairs,
-            now_s=now_s,
         )
-        patch = difference(policy.status, status)
+        patch = self._patches.patch_of(facts, now_s)
         if patch and not await self._write_policy(policy, patch):
             index.touch(*asked)
             return set()

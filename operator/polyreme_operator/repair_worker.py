@@ -147,8 +147,9 @@ class RepairWorker:
             if sight.uid:
                 await self._delete(under_way, sight)
         elif not sight.uid and not under_way.uid:
-            why = await self._create(case, under_way)
-            sight = dataclasses.replace(sight, message=why)
+            left = await self._left_over(case.node.name, under_way)
+            why = "" if left else await self._create(case, under_way)
+            sight = dataclasses.replace(sight, message=why, left=left)
         case.sight = sight
 
     # ---------------------------------------------------------------------------------------------------------- jobs
@@ -167,6 +168,18 @@ class RepairWorker:
             await self._port.delete(self._ref(under_way), uid=sight.uid)
         except (NotFoundError, ConflictError):
             return
+
+    async def _left_over(self, node: str, under_way: Repair) -> str:
+        """Return the name of another Job that still repairs the node; empty if there is none."""
+        token: str | None = None
+        while True:
+            page = await self._port.list("Job", namespace=self._settings.repairs_namespace, continue_=token)
+            for job in page.items:
+                if job["metadata"]["name"] != under_way.job and repair.runs_on(job, node):
+                    return str(job["metadata"]["name"])
+            token = page.continue_
+            if token is None:
+                return ""
 
     async def _create(self, case: _Case, under_way: Repair) -> str:
         """Create the Job of a repair; return why it was not, empty if it was."""

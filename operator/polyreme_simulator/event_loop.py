@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVarTuple, cast
 
 from polyreme_api.errors import PolyremeError
@@ -139,13 +139,13 @@ class _Timers:
         """Return when the first is due; None if none is set."""
         return self._heap[0][0] if self._heap else None
 
-    def pop(self, end_s: float) -> Iterator[_Timer]:
-        """Yield those that are due before a time."""
+    def move_due(self, end_s: float, ready: deque[_Handle]) -> None:
+        """Append those that are due before a time to what is ready."""
         heap = self._heap
         while heap and heap[0][0] < end_s:
             timer = heapq.heappop(heap)[1]
             timer.waits = False
-            yield timer
+            ready.append(timer)
 
 
 class SimStalledError(PolyremeError):
@@ -224,7 +224,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         if self._turns > TURNS_MAX:
             raise SimStalledError(f"a task never yields at {self._now_s:.3f} s: {TURNS_MAX} turns, and no time passes")
         ready = self._ready
-        ready.extend(self.timers.pop(self._now_s + _RESOLUTION_S))
+        self.timers.move_due(self._now_s + _RESOLUTION_S, ready)
         for _ in range(len(ready)):
             ready.popleft().run()
         if self._failure is not None:
@@ -244,7 +244,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         when_s, before_s = self.timers.next_s(), self._now_s
         if when_s is None:
             raise SimStalledError("nothing is ready and no timer is set")
-        self._now_s = max(before_s, min(before_s + max(0.0, when_s - before_s), when_s))
+        if when_s > before_s:
+            self._now_s = min(before_s + (when_s - before_s), when_s)
         self._turns = self._turns + 1 if self._now_s == before_s else 0
 
     def _write_to_self(self) -> None:

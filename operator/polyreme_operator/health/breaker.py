@@ -81,7 +81,7 @@ def settled(
         released_s = charge.released_s or now_s
         if charge.node in present and now_s - charge.at_s < max(window_s, LATE_S):
             charges.append(dataclasses.replace(charge, released_s=released_s))
-    after = dataclasses.replace(state, charges=tuple(charges))
+    after = state if tuple(charges) == state.charges else dataclasses.replace(state, charges=tuple(charges))
     if reset != state.reset:
         after = dataclasses.replace(after, latched=False, since_s=0.0, message="", reset=reset)
     return after
@@ -114,4 +114,5 @@ def grant(
         )
         return Granted(state=dataclasses.replace(state, latched=True, since_s=now_s, message=message))
     charges = (*state.charges, *(Charge(node=node, at_s=now_s) for node in new))
-    return Granted(state=dataclasses.replace(state, charges=charges), nodes=known | frozenset(new))
+    after = dataclasses.replace(state, charges=charges) if new else state
+    return Granted(state=after, nodes=known | frozenset(new))

@@ -56,6 +56,8 @@ class JobSight:
     uid: str = ""
     state: JobState = JobState.MISSING
     message: str = ""
+    left: str = ""
+    """Name of another Job of the node that still runs: its record was damaged or removed, so nothing else names it."""
 
 
 def hook_of(policy: PolicyView | None, action: str) -> Hook | None:
@@ -109,6 +111,9 @@ def advanced(record: Record, policy: PolicyView | None, sight: JobSight | None, 
     if known.phase not in {RepairPhase.REPAIR, RepairPhase.CHECK}:
         return record
     if not known.uid:
+        if sight.left:
+            why = f"Job {sight.left} of a lost record still ran"
+            return _stopping(record, known.model_copy(update={"job": sight.left}), StopThen.SAME, why, now_s)
         if not sight.uid:
             late = now_s >= known.at_s + CREATE_S
             return _stopping(record, known, StopThen.SAME, sight.message, now_s) if late else record
@@ -224,6 +229,13 @@ def job_sight(job: Mapping[str, Any]) -> JobSight:
         state = JobState.FAILED
         message = f"{true['Failed'].get('reason') or ''}: {true['Failed'].get('message') or ''}"[:256]
     return JobSight(name=metadata["name"], uid=metadata["uid"], state=state, message=message)
+
+
+def runs_on(job: Mapping[str, Any], node: str) -> bool:
+    """Tell whether a Job is a repair of a node that has not ended."""
+    metadata = job["metadata"]
+    ours = LABEL in (metadata.get("labels") or {}) and (metadata.get("annotations") or {}).get(NODE) == node
+    return ours and job_sight(job).state is JobState.RUNNING
 
 
 # ---------------------------------------------------------------------------------------------------------------- parts

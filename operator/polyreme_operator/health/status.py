@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -72,41 +72,64 @@ def breaker_of(status: Mapping[str, Any]) -> BreakerState:
     )
 
 
-def status_of(
-    policy: PolicyView,
-    nodes: Sequence[NodeSummary],
-    breaker: BreakerState,
-    *,
-    limit: int,
-    overlap: str,
-    idle_rules: str = "",
-    repairs: bool = True,
-    now_s: float,
-) -> dict[str, Any]:
-    """Return the status of a policy as it is written.
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StatusFacts:
+    """What the status of a policy is computed from."""
 
-    Args:
-        policy: The policy.
-        nodes: What each of its nodes shows.
-        breaker: State of its breaker.
-        limit: How many nodes may be out.
-        overlap: What is said of nodes that other policies select too.
-        idle_rules: What is said of rules that can do nothing.
-        repairs: Whether the operator runs its hooks.
-        now_s: The time.
+    policy: PolicyView
+    nodes: tuple[NodeSummary, ...]
+    """What each of its nodes shows."""
+    breaker: BreakerState
+    limit: int
+    """How many nodes may be out."""
+    overlap: str = ""
+    """What is said of nodes that other policies select too."""
+    idle_rules: str = ""
+    """What is said of rules that can do nothing."""
+    repairs: bool = True
+    """Whether the operator runs its hooks."""
+
+
+class StatusPatches:
+    """Patches of the policies' statuses. A policy whose status needed no patch is compared only when its facts change.
+
+    A status is looked at every second, and computing one reads every node and every charge.
     """
-    no_repairs = NO_REPAIRS if policy.hooks and not repairs else ""
+
+    def __init__(self) -> None:
+        self._current: dict[str, StatusFacts] = {}
+        """By policy, the facts with which its stored status agrees."""
+
+    def patch_of(self, facts: StatusFacts, now_s: float) -> dict[str, Any]:
+        """Return the merge patch of a policy's status; empty while it is current."""
+        known = self._current.get(facts.policy.name)
+        if known is not None and known.policy is facts.policy and known == facts:
+            return {}
+        patch = difference(facts.policy.status, status_of(facts, now_s))
+        if not patch:
+            self._current[facts.policy.name] = facts
+        return patch
+
+    def keep_only(self, present: Container[str]) -> None:
+        """Forget policies that are gone."""
+        self._current = {name: facts for name, facts in self._current.items() if name in present}
+
+
+def status_of(facts: StatusFacts, now_s: float) -> dict[str, Any]:
+    """Return the status of a policy as it is written. The time is only that of a condition that changes."""
+    policy, breaker = facts.policy, facts.breaker
+    no_repairs = NO_REPAIRS if policy.hooks and not facts.repairs else ""
     shown, grave = Counter[str](), Counter[str]()
-    for node in nodes:
+    for node in facts.nodes:
         shown.update(node.classes)
         grave.update(node.grave)
     status = NodeFaultPolicyStatus(
         observed_generation=policy.generation,
-        conditions=[_ready(policy, len(nodes), breaker, overlap, remarks=(idle_rules, no_repairs), now_s=now_s)],
-        nodes=len(nodes),
-        out_of_service=sum(node.out for node in nodes),
-        would_take_out=sum(bool(node.grave) and not node.out for node in nodes),
-        unknown=sum(node.unknown for node in nodes),
+        conditions=[_ready(facts, remarks=(facts.idle_rules, no_repairs), now_s=now_s)],
+        nodes=len(facts.nodes),
+        out_of_service=sum(node.out for node in facts.nodes),
+        would_take_out=sum(bool(node.grave) and not node.out for node in facts.nodes),
+        unknown=sum(node.unknown for node in facts.nodes),
         faults=[
             FaultCount(fault_class=name, nodes=count, would_take_out=grave[name])
             for name, count in sorted(shown.items())[:32]
@@ -115,7 +138,7 @@ def status_of(
             latched=breaker.latched,
             since=rfc3339(breaker.since_s) if breaker.since_s else "",
             message=breaker.message,
-            limit=limit,
+            limit=facts.limit,
             reset=breaker.reset,
             charges=[
                 BreakerCharge(
@@ -130,15 +153,14 @@ def status_of(
     return status.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
-def _ready(
-    policy: PolicyView, selected: int, breaker: BreakerState, overlap: str, *, remarks: Sequence[str], now_s: float
-) -> Condition:
+def _ready(facts: StatusFacts, *, remarks: Sequence[str], now_s: float) -> Condition:
+    policy, breaker = facts.policy, facts.breaker
     reason, message = PolicyReason.ENFORCING, f"acts on {', '.join(sorted(policy.classes))}"
     if breaker.latched:
         reason, message = PolicyReason.BREAKER_LATCHED, breaker.message
-    elif overlap:
-        reason, message = PolicyReason.OVERLAP, overlap
-    elif not selected:
+    elif facts.overlap:
+        reason, message = PolicyReason.OVERLAP, facts.overlap
+    elif not facts.nodes:
         selector = ", ".join(f"{name}={value}" for name, value in policy.selector) or "(all nodes)"
         reason, message = PolicyReason.SELECTS_NOTHING, SELECTS_NOTHING.format(selector=selector)
     elif not policy.enforce:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from polyreme_api.fields import Condition
+from polyreme_api.fields import Condition, bounded_message
 from polyreme_api.job import TrainingJobStatus
 from polyreme_api.job.status import EarlierRestarts, RestartRecord
 from polyreme_api.progress import ProgressRecord
@@ -63,6 +63,8 @@ class StatusBuilder:
         before = self._status.condition(kind)
         truth: Literal["True", "False"] = "True" if holds else "False"
         kept = before is not None and before.status == truth
+        if before is not None and kept and _is_current(before, str(reason), message, self.job.generation):
+            return self
         condition = Condition(
             type=kind.value,
             status=truth,
@@ -71,8 +73,6 @@ class StatusBuilder:
             last_transition_time=before.last_transition_time if before is not None and kept else rfc3339(self.now_s),
             observed_generation=self.job.generation,
         )
-        if condition == before:
-            return self
         others = [entry for entry in self._status.conditions if entry.type != kind]
         return self.update(
             conditions=sorted([*others, condition], key=lambda entry: _ORDER.get(entry.type, len(_ORDER)))
@@ -163,6 +163,13 @@ class StatusBuilder:
             completed_at=rfc3339(self.now_s),
             observed_generation=self.job.generation,
         )
+
+
+def _is_current(known: Condition, reason: str, message: str, generation: int) -> bool:
+    """Tell whether a condition says this already. Most do, and building one to compare costs more."""
+    return (
+        known.reason == reason and known.message == bounded_message(message) and known.observed_generation == generation
+    )
 
 
 def reopen(status: TrainingJobStatus) -> TrainingJobStatus:

@@ -11,7 +11,7 @@ import pytest
 from polyreme_operator.health.facts import Step
 from polyreme_operator.health.owners import OURS, REPAIR_OWNER
 from polyreme_operator.health.policy import Hook
-from polyreme_operator.health.record import NodeState, Record, RepairPhase, parse, render
+from polyreme_operator.health.record import HEALTH, NodeState, Record, RepairPhase, parse, render
 from polyreme_operator.health.repair import LATE_S, JobSight, JobState
 from polyreme_operator.health.repair_rules import repair_result
 from polyreme_operator.port import STATUS_SUBRESOURCE, Manifest, ObjectRef
@@ -239,6 +239,26 @@ def test_the_hook_runs_on_the_node_with_the_annotation_taken_and_both_end() -> N
     stage.run(story)
     counted = [stage.metric("polyreme_node_repairs_total", result=each) for each in ("Started", "Succeeded", "Failed")]
     assert counted == [1.0, 1.0, 0.0]
+
+
+def test_a_job_whose_record_was_damaged_is_gone_before_the_next_begins() -> None:
+    stage = RepairStage()
+
+    async def story() -> None:
+        await asyncio.sleep(5.0)
+        stage.show("n1")
+        await asyncio.sleep(10.0)
+        (lost,) = stage.jobs()
+        ref = ObjectRef(kind="Node", name="n1")
+        stage.store.change(ref, {"metadata": {"annotations": {HEALTH: "{"}}, "spec": {"taints": []}})
+        for _ in range(60):
+            await asyncio.sleep(10.0)
+            assert len(stage.jobs()) <= 1
+            if [job["metadata"]["uid"] for job in stage.jobs()] not in ([], [lost["metadata"]["uid"]]):
+                return
+        pytest.fail("the repair never begins again")
+
+    stage.run(story)
 
 
 def test_a_policy_with_hooks_says_that_the_operator_runs_none() -> None:

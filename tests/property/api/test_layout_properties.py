@@ -36,6 +36,12 @@ shapes = st.builds(
 degrees = st.integers(1, 16)
 
 
+def each_has_a_pack(packs: int, dp: int) -> bool:
+    """Whether no rank has null packs alone, when each has equally many places and packs fill the first ones."""
+    share = math.ceil(packs / dp)
+    return all(any(place < packs for place in range(rank * share, (rank + 1) * share)) for rank in range(dp))
+
+
 @st.composite
 def plans(draw: st.DrawFn) -> Plan:
     shape = draw(shapes)
@@ -60,7 +66,7 @@ def test_every_fitting_layout_obeys_the_rules(world: int, shape: ModelShape, pac
     tokens = 192
     for layout in fitting_layouts(world=world, shape=shape, packs_per_step=packs, pack_tokens=tokens):
         assert layout.world == world
-        assert packs % layout.dp == 0
+        assert each_has_a_pack(packs, layout.dp)
         assert shape.decoder.experts % layout.ep == 0
         assert layout.edp * layout.ep == layout.dp * layout.cp * layout.tp
         assert layout.ring * layout.ulysses == layout.cp
@@ -77,7 +83,7 @@ def test_no_fitting_layout_is_left_out(world: int, shape: ModelShape, packs: int
         (dp, cp, tp, ep)
         for dp, cp, tp, ep in itertools.product(range(1, world + 1), range(1, world + 1), (1, 2, 4), range(1, 65))
         if dp * cp * tp == world
-        and packs % dp == 0
+        and each_has_a_pack(packs, dp)
         and world % ep == 0
         and shape.decoder.experts % ep == 0
         and 192 % math.lcm(cp * tp, 2 * cp // math.gcd(cp, 4 // tp) if cp > math.gcd(cp, 4 // tp) else 1) == 0
@@ -137,7 +143,7 @@ def test_a_plan_goes_round_through_json_with_its_hash(plan: Plan) -> None:
     again = Plan.from_json(plan.to_json())
     assert again == plan
     assert again.hash == plan.hash
-    assert plan.packs_per_rank * plan.layout.dp == plan.packs_per_step
+    assert 0 <= plan.packs_per_rank * plan.layout.dp - plan.packs_per_step < plan.layout.dp
 
 
 def leaves(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:

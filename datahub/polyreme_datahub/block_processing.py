@@ -43,7 +43,7 @@ class BlockProcessing(Processing):
         started_s = self._now_s()
         check_spec(self._database, spec)
         key = plan_key(job, plan_data(spec))
-        # Without a job nothing is pinned, and nobody trains meanwhile.
+        # Without a job nothing is pinned, and no rank trains meanwhile.
         journal = Journal(self._store, key) if job else None
         opening = journal.opening() if journal is not None else None
         pinned = opening.references if opening is not None else self._pinned(key) if job else {}

@@ -34,7 +34,7 @@ DEFAULT_WORKERS = 2
 
 
 def do_nothing() -> None:
-    """Do nothing when somebody looks."""
+    """Do nothing at a look."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -91,7 +91,7 @@ def process_killed_after(home: Home, spec: TrainingJobSpec, blocks: int, patch: 
 def test_batches_and_states_are_the_same_however_many_blocks_are_sealed(
     home: Home, spec: TrainingJobSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Processing is killed again and again; one source reads on, another one is opened anew each time."""
+    """Processing is killed again and again; one source reads on, another one is opened again each time."""
     with pytest.raises(EnvironmentFailedError, match="data is not processed"):
         opened(home, spec)
     read: dict[int, tuple[PackedBatch, Any]] = {}

@@ -93,7 +93,7 @@ class Pages:
             sample_ids=[str(number) for number in range(len(grids))],
             unmasked_tokens=sum(target != -100 for target in targets),
             lost_images=lost,
-            null_tokens=max(0, first + count - self.packs_in(step)) * self.pack_tokens_in(step),
+            null_tokens=min(count, max(0, first + count - self.packs_in(step))) * self.pack_tokens_in(step),
         )
 
     def grids(self, step: int, *, first: int, count: int) -> list[Any]:
@@ -197,7 +197,8 @@ class Questions:
     def pack(self, number: int) -> PackedBatch:
         """A pack of the step that is trained as ``HELD_OUT_STEP``; behind the last pack nothing."""
         empty = number >= self._count
-        return Pages(packs=1, text=empty, empty=empty).packs(HELD_OUT_STEP, first=0 if empty else number, count=1)
+        pages = Pages(packs=max(1, self._count), text=empty, empty=empty)
+        return pages.packs(HELD_OUT_STEP, first=0 if empty else number, count=1)
 
     def text(self, tokens: Any) -> str:
         return " ".join(str(token) for token in tokens)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from polyreme_local.api_server.record import Change
 from polyreme_operator.election import LEASE_NAME
 from polyreme_operator.health.incidents import Incident, concerns, name_of, parse_incident
@@ -22,6 +24,16 @@ RACING = 2
 """By how many two leaders may exceed the limits while faults last."""
 
 
+@dataclasses.dataclass(slots=True)
+class _Reign:
+    """When a replica led."""
+
+    leader: str
+    began_s: float
+    renewed_s: float
+    """When it renewed its Lease last."""
+
+
 class IncidentFacts:
     """Times that nodes were out, and their incidents.
 
@@ -36,8 +48,8 @@ class IncidentFacts:
         """Since when each outage was on record, by the name of its incident; not those that nothing can tell of."""
         self._ended_s: dict[str, float] = {}
         """Until when it was."""
-        self._leaders: list[tuple[float, str]] = []
-        """Since when each replica led, and its identity."""
+        self._reigns: list[_Reign] = []
+        """When each replica led."""
         self._now: dict[str, str] = {}
         """The outage that each node's record shows."""
         self._concerned: set[str] = set()
@@ -56,8 +68,9 @@ class IncidentFacts:
                 self._incident_changed(change.record.name, change.record.manifest, deleted=deleted, world=world)
             case "Lease" if change.record.name == LEASE_NAME:
                 holder = (change.record.manifest.get("spec") or {}).get("holderIdentity") or ""
-                if not self._leaders or self._leaders[-1][1] != holder:
-                    self._leaders.append((world.time_s(), holder))
+                if not self._reigns or self._reigns[-1].leader != holder:
+                    self._reigns.append(_Reign(holder, began_s=world.time_s(), renewed_s=world.time_s()))
+                self._reigns[-1].renewed_s = world.time_s()
             case _:
                 pass
 
@@ -96,7 +109,9 @@ class IncidentFacts:
         began_s, ended_s = self._outages[outage], self._ended_s.get(outage, float("inf"))
         if ended_s - began_s >= SHORT_S:
             return False
-        return any(began_s <= at_s <= ended_s + HANDOVER_S for at_s, _ in self._leaders)
+        # The next one may come long after the last renewal of the one that knew, while writes fail.
+        ends_s = [reign.began_s for reign in self._reigns] + [reign.renewed_s for reign in self._reigns[:-1]]
+        return any(began_s <= at_s <= ended_s + HANDOVER_S for at_s in ends_s)
 
     def _incident_changed(self, name: str, manifest: Manifest, *, deleted: bool, world: ClusterView) -> None:
         incident = parse_incident(manifest)

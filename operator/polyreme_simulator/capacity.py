@@ -188,7 +188,7 @@ class CapacityFacts:
             self._usable_past = [entry for entry in self._usable_past if now_s - entry[0] < BLIND_S]
             if now_s > 0.0:
                 self._usable_past.append((now_s, self._usable))
-            self._usable = names
+            self._usable, self.changed_s = names, now_s
 
     def _pod_changed(self, pod: Manifest, world: ClusterView) -> None:
         if pod["spec"].get("nodeName") and (pod.get("status") or {}).get("phase") == "Running":

@@ -158,6 +158,8 @@ class SampleReader:
             if pixels:
                 changed = change_pixels(image, change, pixel_version=self._pixel_version)
                 cut.append(colored(cut_patches(changed, patch_px=side), patch_px=side))
+        if len(cut) == 1:
+            return cut[0]
         return np.concatenate(cut) if cut else np.zeros((0, CHANNELS * side**2), np.uint8)
 
 

@@ -28,8 +28,8 @@ from polyreme_launcher.rank_processes import ALLOCATOR
 
 SPEEDUP_MIN = 1.5
 BLOCKS, ROUNDS = 8, 1
-DIGITS, SEQUENCE_TOKENS, PACKS_PER_STEP = 4, 256, 16
-"""With pages of four digits an epoch of training takes about as long as processing."""
+DIGITS, SEQUENCE_TOKENS, PACKS_PER_STEP = 6, 256, 16
+"""With pages of six digits an epoch of training takes about as long as processing."""
 TRIAL_STEPS = 8
 """Steps by which the time of a step is measured, so that training is made as long as processing."""
 LIMIT_S = 900.0

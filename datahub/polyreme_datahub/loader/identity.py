@@ -1,8 +1,8 @@
 """Identity of a run's data and their order: which checkpoints of a loader belong to it.
 
-By prefix: the first link of a chain of digests stands for the data and for the changes of the mixture that were known
-from the beginning. Each appended change adds a link with its first step. What holds at a step are the links up to
-there, so a later change alters the identity of no earlier step.
+It is a chain of digests. The first link covers the data and the changes of the mixture that were known from the
+beginning; each appended change adds a link with its first step. The identity at a step is that of the links up to it,
+so a later change alters the identity of no earlier step.
 """
 
 from __future__ import annotations

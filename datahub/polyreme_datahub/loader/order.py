@@ -79,6 +79,11 @@ class OrderPlan:
         """Return the blocks of a source; None if it has none."""
         return self.blocks[source] if self.blocks else None
 
+    def is_growing(self, source: int) -> bool:
+        """Whether blocks of a source are still to be sealed."""
+        blocks = self.blocks_of(source)
+        return blocks is not None and not blocks.complete
+
     def segment_of(self, step: int) -> Segment:
         """Return the segment of a step."""
         return self.segments[bisect.bisect_right(self.segments, step, key=lambda of: of.first_step) - 1]
@@ -336,10 +341,7 @@ class Order:
         for number in unfilled_segments(self._plan)[:1]:
             segment = self._plan.segments[number]
             for source, (name, weight) in enumerate(zip(self._plan.names, segment.weights, strict=True)):
-                blocks = self._plan.blocks_of(source)
-                if blocks is not None and not blocks.complete:
-                    continue
-                if weight and not self._size(number, source):
+                if weight and not self._plan.is_growing(source) and not self._size(number, source):
                     samples, tokens = self._plan.lengths[source].size, self._plan.tokens_in(segment)
                     short = f" of at most {tokens} tokens, of {samples}" if samples else ""
                     raise SourceInvalidError(
@@ -355,11 +357,8 @@ def unfilled_segments(plan: OrderPlan) -> list[int]:
     least = [int(lengths.min()) if lengths.size else None for lengths in plan.lengths]
 
     def fits(source: int, tokens: int) -> bool:
-        blocks = plan.blocks_of(source)
-        if blocks is not None and not blocks.complete:
-            return True
         shortest = least[source]
-        return shortest is not None and shortest <= tokens
+        return plan.is_growing(source) or (shortest is not None and shortest <= tokens)
 
     return [
         number

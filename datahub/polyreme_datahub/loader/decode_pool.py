@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 from polyreme_api.environment import DATA_THREADS
-from polyreme_api.errors import InvalidConfigError
+from polyreme_api.errors import InvalidConfigError, RefusedError
 
 THREADS_MAX = 8
 """Threads of a process unless the environment asks for more."""
@@ -108,6 +108,7 @@ class DecodePool:
         self._count = threads
         self._lock = threading.Lock()
         self._threads: tuple[int, ThreadPoolExecutor] | None = None
+        self._closed = False
 
     @contextmanager
     def reading(self, reads: Mapping[Key, Callable[[], Result]]) -> Iterator[ReadsAhead[Key, Result]]:
@@ -120,8 +121,25 @@ class DecodePool:
         finally:
             begun.cancel()
 
+    def close(self) -> None:
+        """Begin no more reads: those that wait for a thread are cancelled, later ones are refused."""
+        with self._lock:
+            self._closed = True
+            if self._threads is not None and self._threads[0] == os.getpid():
+                self._threads[1].shutdown(wait=False, cancel_futures=True)
+
+    def check_open(self) -> None:
+        """Refuse to go on once the threads are closed.
+
+        Raises:
+            RefusedError: If they are.
+        """
+        if self._closed:
+            raise RefusedError("nothing is read any more: the source was closed")
+
     def _start(self, read: Callable[[], Result]) -> Future[Result]:
         with self._lock:
+            self.check_open()
             # A forked process has none of its parent's threads.
             if self._threads is None or self._threads[0] != os.getpid():
                 self._threads = (os.getpid(), ThreadPoolExecutor(self._count, thread_name_prefix="decode"))

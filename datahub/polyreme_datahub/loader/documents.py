@@ -43,6 +43,20 @@ class Document:
         return self.patches_PC.nbytes + self.tokens_T.nbytes + self.targets_T.nbytes + self.grids_I2.nbytes
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class LaidPacks:
+    """Packs whose patches still lie in their documents: whoever moves them to their place copies them once."""
+
+    batch: PackedBatch
+    """All but the patches, of which it has none."""
+    patches: Sequence[npt.NDArray[np.uint8]]
+    """Of each document, in order; at least one array."""
+
+    def joined(self) -> PackedBatch:
+        """Return the packs with their patches."""
+        return dataclasses.replace(self.batch, patches_PC=np.concatenate(self.patches))
+
+
 def cut(index: MappedIndex, sample: int, stored: StoredSample) -> Document:
     """Make a document of a sample: targets are the tokens that follow, where they are learned."""
     tokens_T = stored.tokens_T.astype(np.int64)
@@ -62,7 +76,7 @@ def cut(index: MappedIndex, sample: int, stored: StoredSample) -> Document:
 
 def assemble(
     packs: Sequence[Sequence[Document]], *, pack_tokens: int, pad: int, values: int, null: int = 0
-) -> PackedBatch:
+) -> LaidPacks:
     """Lay documents out as packs, one behind the other; what is left of a pack is a document of padding.
 
     Args:
@@ -92,18 +106,20 @@ def assemble(
         offsets += [*range(begin + NULL_DOCUMENT_TOKENS, end, NULL_DOCUMENT_TOKENS), end]
     bounds = np.array(offsets, dtype=np.int32)
     laid = [document for documents in packs for document in documents]
-    return PackedBatch(
+    none_PC = np.zeros((0, values), np.uint8)
+    batch = PackedBatch(
         tokens_T=tokens_T,
         targets_T=targets_T,
         positions_T=np.arange(total) - np.repeat(bounds[:-1], np.diff(bounds)).astype(np.int64),
         document_offsets=bounds,
-        patches_PC=np.concatenate([np.zeros((0, values), np.uint8), *(d.patches_PC for d in laid)]),
+        patches_PC=none_PC,
         grids_I2=np.concatenate([np.zeros((0, 2), np.int32), *(d.grids_I2 for d in laid)]),
         sample_ids=[document.sample_id for document in laid],
         unmasked_tokens=sum(document.unmasked for document in laid),
         lost_images=_lost(laid),
         null_tokens=null * pack_tokens,
     )
+    return LaidPacks(batch, [none_PC, *(document.patches_PC for document in laid)])
 
 
 def _lost(documents: Sequence[Document]) -> list[int]:

@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 
 from polyreme_api import environment as names
-from polyreme_api.batch import BatchSource
 from polyreme_api.checkpoint_inventory import read_mixture
 from polyreme_api.errors import InvalidConfigError, PolyremeError, RefusedError
 from polyreme_api.exit_codes import ExitCode
@@ -33,7 +32,7 @@ from polyreme_datahub.loader.balance import StepSplit
 from polyreme_datahub.loader.engine_wire import SharedArrays, describe_error, receive, send
 from polyreme_datahub.loader.open import open_packs, sleep_really
 from polyreme_datahub.loader.origin_budget import OriginBudget, Reader, origin_budget
-from polyreme_datahub.loader.read_ahead import BYTES_MAX, READ_THREADS_MAX, ReadAhead
+from polyreme_datahub.loader.read_ahead import BYTES_MAX, READ_THREADS_MAX, LaidSource, ReadAhead
 from polyreme_datahub.loader.read_counts import Counting, ReadTeller
 from polyreme_datahub.objects import open_store
 from polyreme_system.parent_death import end_with_parent
@@ -50,7 +49,7 @@ Answer = tuple[Mapping[str, Any], SharedArrays | None]
 class OpenedData:
     """The training data of a job."""
 
-    source: BatchSource
+    source: LaidSource
     last_step: int
     budget: OriginBudget | None = None
 
@@ -65,7 +64,7 @@ class _Session:
     """The data as one attempt opened them."""
 
     attempt: int
-    source: BatchSource
+    source: LaidSource
     budget: OriginBudget | None
     ahead: ReadAhead
     teller: ReadTeller | None
@@ -189,12 +188,10 @@ class Engine:
                 return packs.message, packs
             case {"call": "grids", "step": step, "first": first, "count": count}:
                 grids = [np.asarray(of) for of in source.grids(step, first=first, count=count)]
-                arrays = SharedArrays(
-                    [np.concatenate([np.zeros((0, 2), np.int32), *grids]), np.array([len(of) for of in grids])], {}
-                )
+                arrays = SharedArrays([[np.zeros((0, 2), np.int32), *grids], [np.array([len(of) for of in grids])]], {})
                 return arrays.message, arrays
             case {"call": "patches", "step": step, "pack": pack, "images": images}:
-                arrays = SharedArrays([np.asarray(source.patches(step, pack=pack, images=images))], {})
+                arrays = SharedArrays([[np.asarray(source.patches(step, pack=pack, images=images))]], {})
                 return arrays.message, arrays
             case {"call": "state", "step": step}:
                 return {"state": source.state(step)}, None

@@ -24,6 +24,7 @@ from polyreme_api import errors as api_errors
 from polyreme_api.batch import PackedBatch
 from polyreme_api.errors import PolyremeError
 from polyreme_datahub import errors as datahub_errors
+from polyreme_datahub.loader.documents import LaidPacks
 from polyreme_datahub.loader.shards import SampleDamagedError
 
 MESSAGE_BYTES_MAX = 1 << 17
@@ -38,16 +39,23 @@ Layout = Sequence[tuple[str, Sequence[int], int]]
 
 
 class SharedArrays:
-    """Arrays in a sealed memory file, which is closed with the last reference."""
+    """Arrays in a sealed memory file, which is closed with the last reference.
 
-    def __init__(self, arrays: Sequence[Values], facts: Mapping[str, Any]) -> None:
+    Args:
+        arrays: Each as its parts along the first axis, at least one.
+        facts: Go with the arrays.
+    """
+
+    def __init__(self, arrays: Sequence[Sequence[Values]], facts: Mapping[str, Any]) -> None:
         self.facts = dict(facts)
         self.layout, self.size = layout_of(arrays)
         self.descriptor = os.memfd_create("polyreme-packs", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self.descriptor, self.size)
-            for array, (_, _, start) in zip(arrays, self.layout, strict=True):
-                _write(self.descriptor, np.ascontiguousarray(array), start)
+            for parts, (_, _, start) in zip(arrays, self.layout, strict=True):
+                end = start
+                for part in parts:
+                    end = _write(self.descriptor, np.ascontiguousarray(part), end)
             seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
             fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, seals)
         except BaseException:
@@ -65,12 +73,12 @@ class SharedArrays:
         return {**self.facts, "layout": self.layout}
 
 
-def layout_of(arrays: Sequence[Values]) -> tuple[list[tuple[str, list[int], int]], int]:
-    """Return the place of each array in a memory file, and the bytes of the file."""
+def layout_of(arrays: Sequence[Sequence[Values]]) -> tuple[list[tuple[str, list[int], int]], int]:
+    """Return the place of each array, given as its parts, in a memory file, and the bytes of the file."""
     layout, end = [], 0
-    for array in arrays:
-        layout.append((array.dtype.str, list(array.shape), end))
-        end += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
+    for parts in arrays:
+        layout.append((parts[0].dtype.str, [sum(map(len, parts)), *parts[0].shape[1:]], end))
+        end += -(-sum(part.nbytes for part in parts) // ALIGNMENT) * ALIGNMENT
     return layout, max(end, ALIGNMENT)
 
 
@@ -87,12 +95,13 @@ def mapped(descriptor: int, layout: Layout, *, count: int) -> list[Values]:
     ]
 
 
-def share_batch(batch: PackedBatch) -> SharedArrays:
-    """Put a batch into a memory file."""
-    arrays = [np.asarray(getattr(batch, name)) for name in BATCH_ARRAYS]
+def share_packs(laid: LaidPacks) -> SharedArrays:
+    """Put packs into a memory file, each document's patches by one copy."""
+    batch = laid.batch
+    arrays = [[np.asarray(getattr(batch, name))] for name in BATCH_ARRAYS[:-1]]
     names = np.frombuffer(json.dumps(list(batch.sample_ids)).encode(), np.uint8)
     return SharedArrays(
-        [names, *arrays],
+        [[names], *arrays, laid.patches],
         {
             "unmasked": int(batch.unmasked_tokens),
             "lost": [int(at) for at in batch.lost_images],
@@ -172,8 +181,10 @@ def error_of(message: Mapping[str, Any]) -> Exception:
     return _CLASSES[message["error"]](message["message"], field=message.get("field"))
 
 
-def _write(descriptor: int, array: Values, start: int) -> None:
+def _write(descriptor: int, array: Values, start: int) -> int:
+    """Write an array; return where it ends."""
     data = memoryview(array.reshape(-1).view(np.uint8).data)
     done = 0
     while done < len(data):
         done += os.pwrite(descriptor, data[done:], start + done)
+    return start + done

@@ -102,7 +102,7 @@ class HeldOutSource:
             pack_tokens=self._pack_tokens,
             pad=manifest.token_ids["pad"],
             values=CHANNELS * manifest.patch_px**2,
-        )
+        ).joined()
 
     def _is_whole(self, index: MappedIndex, sample: int, *, placeholders: bool) -> bool:
         try:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from typing import Self
+from typing import Protocol, Self
 
 from polyreme_api.batch import BatchSource
-from polyreme_datahub.loader.engine_wire import SharedArrays, share_batch
+from polyreme_datahub.loader.documents import LaidPacks
+from polyreme_datahub.loader.engine_wire import SharedArrays, share_packs
 
 STEPS_AHEAD = 3
 """Steps that are prepared after the newest one that was asked for."""
@@ -26,6 +27,18 @@ READ_THREADS_MAX = 4
 
 Key = tuple[int, int, int]
 """Step, first pack, count of packs."""
+
+
+class LaidSource(BatchSource, Protocol):
+    """Training data that can be had before their patches are joined."""
+
+    def laid(self, step: int, *, first: int, count: int) -> LaidPacks:
+        """Return packs as ``packs`` does, their patches still in their documents."""
+        ...
+
+    def close(self) -> None:
+        """Begin no more reads; requests that wait for them fail."""
+        ...
 
 
 @dataclasses.dataclass(slots=True)
@@ -54,7 +67,7 @@ class ReadAhead:
 
     def __init__(
         self,
-        source: BatchSource,
+        source: LaidSource,
         *,
         last_step: int,
         threads: int,
@@ -79,12 +92,14 @@ class ReadAhead:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the threads after what they read now; prepared packs are dropped."""
+        """Close the source and end the threads; prepared packs are dropped."""
         with self._changed:
             self._closed = True
             self._entries.clear()
             self._held_bytes = 0
             self._changed.notify_all()
+        # What is read for nobody would delay the first packs of the next source.
+        self._source.close()
 
     @property
     def held_bytes(self) -> int:
@@ -161,7 +176,7 @@ class ReadAhead:
         step, first, count = key
         packs, error = None, None
         try:
-            packs = share_batch(self._source.packs(step, first=first, count=count))
+            packs = share_packs(self._source.laid(step, first=first, count=count))
         except Exception as raised:  # noqa: BLE001 - every error belongs to the rank that asks, and none may end the thread
             error = raised
         with self._changed:

@@ -28,7 +28,7 @@ from polyreme_datahub.index.damage import note_damage
 from polyreme_datahub.loader.augment import AugmentSettings, Visit
 from polyreme_datahub.loader.balance import StepSplit, assign_packs
 from polyreme_datahub.loader.decode_pool import DecodePool
-from polyreme_datahub.loader.documents import CHANNELS, Document, assemble, cut
+from polyreme_datahub.loader.documents import CHANNELS, Document, LaidPacks, assemble, cut
 from polyreme_datahub.loader.growth import Growth
 from polyreme_datahub.loader.identity import Identity
 from polyreme_datahub.loader.order import Order, OrderPlan, Slot
@@ -38,7 +38,7 @@ from polyreme_datahub.loader.shards import MappedIndex, SampleDamagedError
 from polyreme_planner.flops import uneven_flops
 from polyreme_planner.shapes import ModelShape
 
-PATCH_CACHE_BYTES_MAX = 64 * 2**20
+PATCH_CACHE_BYTES_MAX = 32 * 2**20
 DECODE_BYTES_MIN = 16 * 2**10
 """A sample with fewer encoded bytes is read by the thread that takes it: passing it to another one costs too much."""
 PLACES_PER_PACK_MAX = 2
@@ -151,6 +151,10 @@ class PackedSource:
             NotSealedError: If samples of the step are still processed.
             SampleDamagedError: If stored bytes do not fit their digest, unless placeholders are wanted.
         """
+        return self.laid(step, first=first, count=count).joined()
+
+    def laid(self, step: int, *, first: int, count: int) -> LaidPacks:
+        """Return packs as ``packs`` does, their patches still in their documents."""
         of_step = self.packs_in(step)
         if count < 1 or first < 0 or first + count > of_step * PLACES_PER_PACK_MAX:
             raise RefusedError(
@@ -264,6 +268,10 @@ class PackedSource:
                 self._growth.check(state["blocks"], self._plan.names)
             self._order.jump(state.get("window", {}))
 
+    def close(self) -> None:
+        """Begin no more reads; requests that wait for them fail."""
+        self._pool.close()
+
     def _grow(self) -> bool:
         """Take over blocks that were sealed since; return whether there were any. Called under the order's lock."""
         if self._growth is None or not self._growth.look():
@@ -369,6 +377,7 @@ class PackedSource:
         reads = {self._key(slot): functools.partial(self._read, slot) for slot in large}
         with self._pool.reading(reads) as reading:
             for slot in slots:
+                self._pool.check_open()
                 yield self._document(slot, reading.take(self._key(slot)))
 
     def _key(self, slot: Slot) -> _Key:

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from polyreme_api.environment import DATA_THREADS
-from polyreme_api.errors import InvalidConfigError
+from polyreme_api.errors import InvalidConfigError, RefusedError
 from polyreme_datahub import hub
 from polyreme_datahub.digests import blob_key
 from polyreme_datahub.loader.decode_pool import THREADS_MAX, DecodePool, DecodeRoom, ReadsAhead, decode_threads
@@ -181,3 +181,30 @@ def test_the_number_of_threads_is_a_share_of_the_processors_or_what_the_environm
     for value in ("0", "65", "two", "-1"):
         with pytest.raises(InvalidConfigError, match=f"no number from 1 to 64: {DATA_THREADS}='{value}'"):
             decode_threads({DATA_THREADS: value}, processes=1)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_closed_source_begins_no_more_reads(home: Home, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that is under way ends with the samples that are being read; it does not take the rest."""
+    source, begun, go_on = opened(home, threads, monkeypatch), threading.Semaphore(0), threading.Event()
+    reads: list[object] = []
+    read = source._read
+
+    def slow(slot: object) -> object:
+        reads.append(slot)
+        begun.release()
+        assert go_on.wait(60)
+        return read(slot)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(source, "_read", slow)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(source.packs, 1, first=0, count=4)
+        for _ in range(threads):
+            assert begun.acquire(timeout=60)
+        source.close()
+        go_on.set()
+        with pytest.raises((RefusedError, CancelledError)):
+            asked.result(60)
+    assert len(reads) == threads
+    with pytest.raises(RefusedError, match="the source was closed"):
+        source.packs(2, first=0, count=1)

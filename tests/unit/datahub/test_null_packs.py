@@ -54,7 +54,7 @@ def test_an_empty_pack_is_no_null_pack_and_ends_no_batch() -> None:
     document = Document(
         np.array([7, 8]), np.array([8, -100]), np.zeros((0, 588), np.uint8), np.zeros((0, 2), np.int32), "one", 1
     )
-    batch = assemble([[], [document], [], []], pack_tokens=200, pad=0, values=588, null=1)
+    batch = assemble([[], [document], [], []], pack_tokens=200, pad=0, values=588, null=1).joined()
     assert np.asarray(batch.tokens_T)[200:202].tolist() == [7, 8]
     assert batch.null_tokens == 200
     assert np.asarray(batch.document_offsets).tolist() == [0, 200, 202, 400, 600, 728, 800]

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from polyreme_api.batch import PackedBatch, TokenIds
 from polyreme_api.errors import RefusedError
 from polyreme_api.exit_codes import ExitCode
+from polyreme_datahub.loader.documents import LaidPacks
 from polyreme_datahub.loader.engine import Engine, OpenedData, bytes_limit
 from polyreme_datahub.loader.shards import SampleDamagedError
 from polyreme_system.parent_death import end_with_parent
@@ -31,6 +32,7 @@ class NumberedPacks:
 
     def __init__(self, patches: int = 5, delay_s: float = 0.0) -> None:
         self.reads: dict[tuple[int, int, int], int] = {}
+        self.closed = False
         self.jumped: list[Mapping[str, Any]] = []
         self._patches, self._delay_s = patches, delay_s
         self._lock = threading.Lock()
@@ -46,6 +48,9 @@ class NumberedPacks:
         return TokenIds(media=1, end=2, pad=0)
 
     def packs(self, step: int, *, first: int, count: int) -> PackedBatch:
+        return self.laid(step, first=first, count=count).joined()
+
+    def laid(self, step: int, *, first: int, count: int) -> LaidPacks:
         if first + count > PACKS:
             raise RefusedError(f"no packs {first}..{first + count}: step {step} has {PACKS}", field="spec.packs")
         if step == DAMAGED_STEP:
@@ -57,17 +62,22 @@ class NumberedPacks:
             self.reads[step, first, count] = self.reads.get((step, first, count), 0) + 1
         total = count * TOKENS
         seed = step * 1000 + first
-        return PackedBatch(
+        patches_PC = (np.arange(self._patches * PATCH_VALUES) + seed).astype(np.uint8).reshape(-1, PATCH_VALUES)
+        batch = PackedBatch(
             tokens_T=np.arange(total) + seed,
             targets_T=np.arange(total) * 3 + seed,
             positions_T=np.arange(total) % 7,
             document_offsets=np.array([0, 10, total], np.int32),
-            patches_PC=(np.arange(self._patches * PATCH_VALUES) + seed).astype(np.uint8).reshape(-1, PATCH_VALUES),
+            patches_PC=patches_PC[:0],
             grids_I2=np.array([[1, self._patches]], np.int32),
             sample_ids=[f"sample-{seed}", "hole:ü"],
             unmasked_tokens=seed,
             lost_images=[1],
         )
+        return LaidPacks(batch, np.array_split(patches_PC, 3))
+
+    def close(self) -> None:
+        self.closed = True
 
     def grids(self, step: int, *, first: int, count: int) -> Sequence[npt.NDArray[np.int32]]:
         return [np.array([[pack, step]] * (pack % 3), np.int32).reshape(-1, 2) for pack in range(first, first + count)]

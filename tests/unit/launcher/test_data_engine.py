@@ -202,6 +202,7 @@ def test_ranks_that_train_on_the_same_packs_share_one_read() -> None:
             shared = set(pool.map(lambda _, step=step: id(ahead.get(step, first=0, count=2)), range(4)))
             assert len(shared) == 1
     assert set(packs.reads.values()) == {1}
+    assert packs.closed
 
 
 def test_prepared_packs_stay_within_their_bytes() -> None:

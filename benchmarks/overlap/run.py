@@ -1,6 +1,6 @@
 """Training beside processing against training after it: one core each, the same data, order and losses.
 
-Usage: run.py [--blocks 8] [--rounds 1] [--cores 0 1] [--steps N] [--folder DIRECTORY]
+Usage: run.py [--blocks 12] [--rounds 1] [--cores 0 1] [--steps N] [--folder DIRECTORY]
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from polyreme_datahub.tokens import train_tokenizer
 from polyreme_launcher.rank_processes import ALLOCATOR
 
 SPEEDUP_MIN = 1.5
-BLOCKS, ROUNDS = 8, 1
+BLOCKS, ROUNDS = 12, 1
 DIGITS, SEQUENCE_TOKENS, PACKS_PER_STEP = 6, 256, 16
 """With pages of six digits an epoch of training takes about as long as processing."""
 TRIAL_STEPS = 8

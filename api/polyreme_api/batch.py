@@ -117,6 +117,13 @@ class BatchSource(Protocol):
         """Describe where a loader stands after ``step``: some bytes of JSON-able data."""
         ...
 
+    def refresh(self) -> None:
+        """Take over changes of the mixture that were fixed since the data were opened.
+
+        They take effect at steps that nobody has looked at; a call too many changes nothing.
+        """
+        ...
+
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Refuse to go on from a state that another dataset or order made.
 

@@ -10,7 +10,7 @@ import dataclasses
 import enum
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from polyreme_api.commit_marker import CommitMarker, ForeignFormatError, parse_marker
 from polyreme_api.errors import EnvironmentFailedError, FencedError, InvalidConfigError, RefusedError
@@ -21,6 +21,7 @@ from polyreme_api.history import (
     attempt_key,
     checkpoint_name,
     claim_key,
+    mixture_prefix,
     parse_checkpoint_name,
     steps_key,
 )
@@ -100,11 +101,12 @@ def survey(store: ObjectStore) -> Survey:
         if (fixed := _attempt_of(key, ".json")) is not None:
             lost.add(fixed)
             with contextlib.suppress(RefusedError):
-                points[fixed] = _point(store, key)
+                points[fixed] = _amended(store, _point(store, key), sizes)
     lost -= points.keys()
     for attempt in sorted(lost):
         if (point := _rebuilt(store, attempt, known=points)) is not None:
-            points[attempt] = point
+            with contextlib.suppress(RefusedError):
+                points[attempt] = _amended(store, point, sizes)
     return Survey(
         points=sorted(points.values(), key=lambda point: point.attempt),
         checkpoints=_checkpoints(store, sizes),
@@ -113,13 +115,14 @@ def survey(store: ObjectStore) -> Survey:
 
 
 def read_point(store: ObjectStore, attempt: int) -> ResumePoint:
-    """Read where an attempt begins.
+    """Read where an attempt begins, and the newest mixture that was fixed for it.
 
     Raises:
         ObjectNotFoundError: If that is not fixed.
         RefusedError: If the point is damaged.
     """
-    return _point(store, attempt_key(attempt))
+    point = _point(store, attempt_key(attempt))
+    return _amended(store, point, [info.key for info in store.list(mixture_prefix(attempt))])
 
 
 def read_mixture(store: ObjectStore, attempt: int) -> MixtureRecord | None:
@@ -164,6 +167,19 @@ def _point(store: ObjectStore, key: str) -> ResumePoint:
         return ResumePoint.model_validate_json(store.get(key))
     except ValueError as error:
         raise RefusedError(f"resume point is damaged: {key} can't be read, or was not written by polyreme") from error
+
+
+def _amended(store: ObjectStore, point: ResumePoint, keys: Iterable[str]) -> ResumePoint:
+    """Put the mixture into a point that was fixed last, among some keys of the root."""
+    prefix = mixture_prefix(point.attempt)
+    newest = max((key for key in keys if key.startswith(prefix)), default=None)
+    if newest is None:
+        return point
+    try:
+        mixture = MixtureRecord.model_validate_json(store.get(newest))
+    except ValueError as error:
+        raise RefusedError(f"mixture is damaged: {newest} can't be read, or was not written by polyreme") from error
+    return point.model_copy(update={"mixture": mixture})
 
 
 def _rebuilt(store: ObjectStore, attempt: int, *, known: Mapping[int, ResumePoint]) -> ResumePoint | None:

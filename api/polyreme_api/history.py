@@ -40,7 +40,9 @@ class ResumePoint(BaseModel):
     fixed_by: Annotated[str, Field(max_length=64)] = ""
     """Which leader's process fixed it; no other one ever releases the attempt."""
     mixture: MixtureRecord | None = None
-    """Changes of the mixture that the attempt trains by; None: all of ``spec.data.schedule``, each at its step."""
+    """Changes of the mixture that the attempt trains by; None: all of ``spec.data.schedule``, each at its step.
+
+    As it is stored, those that the attempt began with. What reads a point puts those in that were fixed since."""
 
     @property
     def checkpoint(self) -> CheckpointRef | None:
@@ -75,6 +77,16 @@ def parse_checkpoint_name(name: str) -> CheckpointRef:
 def attempt_key(attempt: int) -> str:
     """Key of an attempt's resume point."""
     return f"attempts/{attempt:06d}.json"
+
+
+def mixture_key(attempt: int, number: int) -> str:
+    """Key of a change of the mixture that was fixed while an attempt ran; they count from 1."""
+    return f"{mixture_prefix(attempt)}{number:04d}.json"
+
+
+def mixture_prefix(attempt: int) -> str:
+    """Return with what the keys of an attempt's changes of the mixture begin."""
+    return f"mixture/a{attempt:06d}-"
 
 
 def claim_key(attempt: int) -> str:

@@ -22,6 +22,11 @@ WINDOW_PACKS = 256
 """Packs that are filled together; more fill better (99.9 % at 4,096 samples a window) and cost more at once."""
 
 
+STEPS_AHEAD_MAX = 8
+"""Steps after the one that is trained that any rank or data engine may have looked at already; what reads ahead keeps
+below it. A change that is fixed while ranks train takes effect later."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
     """Steps with the same weights, and the same packs."""
@@ -113,20 +118,20 @@ def first_mixture(spec: TrainingJobSpec, *, entries: int | None = None, resume_s
     faults = schedule_faults(spec.data, spec.training)
     schedule = spec.data.schedule[:entries]
     count = next((at for at, change in enumerate(schedule) if change.from_step in faults), len(schedule))
-    return next_mixture(spec, MixtureRecord(base=tuple(schedule[:count]), read=count), resume_step=resume_step)
+    return next_mixture(spec, MixtureRecord(base=tuple(schedule[:count]), read=count), after_step=resume_step)
 
 
-def next_mixture(spec: TrainingJobSpec, known: MixtureRecord, *, resume_step: int) -> MixtureRecord:
-    """Return the mixture of an attempt: that of the attempt before it, and the entries appended since.
+def next_mixture(spec: TrainingJobSpec, known: MixtureRecord, *, after_step: int) -> MixtureRecord:
+    """Return the mixture that follows a known one: with the entries appended since.
 
-    Each of these takes effect with the first window that begins neither before its step nor before the attempt's first
-    one, nor before the entry ahead of it takes effect. It is ignored if it can't be applied, or if a curriculum stage
+    Each of these takes effect with the first window that begins neither before its step nor before ``after_step + 1``,
+    nor before the entry ahead of it takes effect. It is ignored if it can't be applied, or if a curriculum stage
     has set other weights by then.
 
     Args:
         spec: The job's specification.
-        known: Mixture of the attempt before.
-        resume_step: Last step before the attempt's first.
+        known: Mixture of the attempt before, or that the attempt trains by so far.
+        after_step: Newest step that may have been read already: for a new attempt, the one that it resumes from.
     """
     faults = schedule_faults(spec.data, spec.training)
     # A border between two windows stays one when a change begins there, so all borders follow from what is known.
@@ -136,7 +141,7 @@ def next_mixture(spec: TrainingJobSpec, known: MixtureRecord, *, resume_step: in
         if entry.from_step in faults:
             continue
         # Not before the entry ahead of it: that may wait for a step of history that was lost since.
-        least = max([entry.from_step, resume_step + 1, *(change.step for change in changes[-1:])])
+        least = max([entry.from_step, after_step + 1, *(change.step for change in changes[-1:])])
         step = window_border(spec, segments, least)
         if not any(entry.from_step < stage <= step for stage in stages):
             changes.append(AppendedChange(from_step=entry.from_step, step=step, weights=tuple(entry.weights)))

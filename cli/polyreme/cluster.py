@@ -137,6 +137,10 @@ class LocalCluster:
         }
         await self._patch({"spec": changeable})
 
+    async def append_schedule(self, job: TrainingJob) -> None:
+        """Give the job the changes of the mixture that were appended to its file."""
+        await self._patch({"spec": {"data": {"schedule": job.to_object()["spec"]["data"]["schedule"]}}})
+
     async def suspend(self) -> None:
         """Ask for a checkpoint and a stop, as a person does with ``spec.suspend``."""
         await self._patch({"spec": {"suspend": True}})

@@ -241,8 +241,13 @@ def check_unused(seen: Survey, url: str) -> None:
         )
 
 
-def check_appended(seen: Survey, job: TrainingJob) -> list[str]:
+def check_appended(seen: Survey, job: TrainingJob, *, trained: int | None = None) -> list[str]:
     """Refuse a change of the weights that was appended for a step that is past.
+
+    Args:
+        seen: The checkpoint root.
+        job: The job.
+        trained: Newest step; None: that of the checkpoint from which the run continues.
 
     Returns:
         A sentence for each change that takes effect later than at its step, at the next window of the order.
@@ -254,7 +259,7 @@ def check_appended(seen: Survey, job: TrainingJob) -> list[str]:
     if known is None:
         return []
     chosen = choose_resume(seen.committed, seen.points)
-    step = 0 if chosen is None else chosen.step
+    step = trained if trained is not None else 0 if chosen is None else chosen.step
     for entry in job.spec.data.schedule[known.read :]:
         if entry.from_step <= step:
             raise InvalidConfigError(
@@ -262,7 +267,7 @@ def check_appended(seen: Survey, job: TrainingJob) -> list[str]:
                 "name a later step",
                 field="spec.data.schedule[].fromStep",
             )
-    appended = next_mixture(job.spec, known, resume_step=step).changes[len(known.changes) :]
+    appended = next_mixture(job.spec, known, after_step=step).changes[len(known.changes) :]
     return [
         f"weights from step {change.from_step} on take effect at step {change.step}, where the next window of the "
         "order begins"

@@ -93,6 +93,15 @@ def serving(run: RunDirectory) -> Iterator[None]:
         os.close(descriptor)
 
 
+def is_served(run: RunDirectory) -> bool:
+    """Tell whether another process serves a run."""
+    try:
+        with serving(run):
+            return False
+    except RefusedError:
+        return True
+
+
 def read_identity(run: RunDirectory) -> dict[str, Any] | None:
     """Read who serves a run; None when there is no run."""
     return read_json(run.identity_file)

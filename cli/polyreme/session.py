@@ -43,6 +43,7 @@ from polyreme_api.errors import (
     EnvironmentFailedError,
     InvalidConfigError,
     NotFoundError,
+    PolyremeError,
     RetryableError,
 )
 from polyreme_api.exit_codes import ExitCode
@@ -54,6 +55,8 @@ from polyreme_system.files import read_json
 
 STOP_TIMEOUT_EXTRA_S = 30
 """Longest wait for a clean stop, beyond the job's own grace."""
+FILE_POLL_S = 1.0
+"""Time between two looks at the job's file."""
 INTERRUPTS_MAX = 2
 """Signals after which the process no longer waits for anything."""
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
@@ -239,7 +242,9 @@ class _Session:
         if not mended:
             return
         async with _background(
-            cluster.serve(), *(self._fault(injection, cluster, watcher) for injection in self._settings.step_injections)
+            cluster.serve(),
+            self._follow_file(cluster),
+            *(self._fault(injection, cluster, watcher) for injection in self._settings.step_injections),
         ) as failed:
             tasks = {
                 asyncio.create_task(watcher.until_finished(), name="watch"),
@@ -314,6 +319,19 @@ class _Session:
             attempt=lambda: watcher.attempt,
             find=cluster.find,
         )
+
+    async def _follow_file(self, cluster: LocalCluster) -> None:
+        """Take changes of the mixture that another command appended to the job's file."""
+        schedule = self._job.spec.data.schedule
+        while True:
+            await self._clock.sleep(FILE_POLL_S)
+            try:
+                job = read_job(self._run.job_file)
+                if job.spec.data.schedule != schedule:
+                    await cluster.append_schedule(job)
+                    schedule = job.spec.data.schedule
+            except (PolyremeError, OSError) as error:
+                _log.warning("changes of the job's file are not taken: %s", error)
 
     def _recover(self, content: JournalContent) -> list[dict[str, Any]]:
         """Rebuild the job where the journal lost it."""

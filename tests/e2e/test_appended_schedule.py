@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +14,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.parallel]
 REFUSED, USAGE = 4, 2
 STEPS, BORDER = 12, 9
 """32 packs a step: windows of 8 steps."""
+LONG_STEPS, LATER_BORDER = 24, 17
+"""Of a run that gets its change while it trains step 3 or 4: the first window after the eight steps that may be known."""
 
 
-def spec(*schedule: tuple[int, str]) -> dict[str, Any]:
+def spec(*schedule: tuple[int, str], steps: int = STEPS) -> dict[str, Any]:
     return {
         "data": {
             "sequenceTokens": 64,
@@ -26,16 +29,16 @@ def spec(*schedule: tuple[int, str]) -> dict[str, Any]:
             ],
             "schedule": [{"fromStep": step, "weights": [{"source": source, "weight": 1}]} for step, source in schedule],
         },
-        "training": {"steps": STEPS, "packsPerStep": 32, "seed": 1},
+        "training": {"steps": steps, "packsPerStep": 32, "seed": 1},
         "parallelism": {"mode": "Auto"},
         "workers": {"replicas": 1, "devices": 1},
         "checkpoint": {"everySteps": 2, "keep": 3},
     }
 
 
-def samples(home: PolyremeHome, step: int) -> set[str]:
+def samples(home: PolyremeHome, step: int, job: str = "appended") -> set[str]:
     """Samples that a step trains on, as the run has it now."""
-    shown = home.call("data", "preview", "--job", "appended", "--step", str(step), "--packs", "32", "-o", "json")
+    shown = home.call("data", "preview", "--job", job, "--step", str(step), "--packs", "32", "-o", "json")
     assert shown.code == 0, shown.said
     packs = shown.item["packs"]
     return {document["sample"] for pack in packs for document in pack["documents"] if document["sample"]}
@@ -71,3 +74,39 @@ def test_an_appended_change_takes_effect_at_the_next_window_of_the_next_attempt(
     edited = home.call("run", str(home.write_job("appended", **spec((6, "two")))))
     assert edited.code == REFUSED
     assert "spec.data.schedule[0].fromStep: 5 -> 6" in edited.said
+
+
+@pytest.mark.parametrize("engine", ["off", "on"])
+def test_a_change_that_is_appended_while_ranks_train_takes_effect_in_that_attempt(
+    home: PolyremeHome, engine: str
+) -> None:
+    """Two ranks agree on it; what a later attempt trains again is the same, and the steps before are those of before."""
+    name = f"live-{engine}"
+
+    def written(*schedule: tuple[int, str]) -> Path:
+        workers = {"workers": {"replicas": 2, "devices": 1}}
+        return home.write_job(name, **spec(*schedule, steps=LONG_STEPS) | workers)
+
+    running = home.start(written(), POLYREME_DATA_ENGINE=engine)
+    with running.held(attempt=1, steps=3):
+        before = {step: samples(home, step, name) for step in (LATER_BORDER - 1, LATER_BORDER)}
+        past = home.call("run", str(written((2, "two"))))
+        assert past.code == USAGE, past.said
+        assert "fromStep 2 was appended, and the run has trained step" in past.said
+        done = home.call("run", str(written((5, "two"))), "-o", "json")
+        assert done.code == 0, done.said
+        assert done.item == [{"fromStep": 5, "weights": "two 1"}]
+        running.until(lambda: (running.pod_directory(0) / "schedule.json").read_text() != "[]", "the leader has it")
+    with running.held(attempt=1, steps=LATER_BORDER + 2):
+        running.kill_all()
+    first = {record.step: record.loss for record in home.records(name).steps[1]}
+    ended = home.start(written((5, "two")), POLYREME_DATA_ENGINE=engine).end()
+    assert ended.code == 0, ended.said
+    records = home.records(name)
+    assert records.mixture is not None
+    assert [(change.from_step, change.step) for change in records.mixture.changes] == [(5, LATER_BORDER)]
+    again = {record.step: record.loss for record in records.steps[2] if record.step in first}
+    assert max(again) > LATER_BORDER
+    assert again == {step: first[step] for step in again}, "steps that both attempts trained"
+    assert samples(home, LATER_BORDER - 1, name) == before[LATER_BORDER - 1]
+    assert samples(home, LATER_BORDER, name).isdisjoint(before[LATER_BORDER])

@@ -153,6 +153,9 @@ class Pages:
     def state(self, step: int) -> dict[str, Any]:
         return {"seed": self._seed, "step": step}
 
+    def refresh(self) -> None:
+        """Nothing is appended."""
+
     def check_state(self, state: Mapping[str, Any]) -> None:
         if state["seed"] != self._seed:
             raise RefusedError(f"data order differs: seed {state['seed']}, this run has {self._seed}")

@@ -22,6 +22,7 @@ from polyreme_launcher.check_children import CheckProcesses
 from polyreme_launcher.data_engine import DataEngine, is_wanted
 from polyreme_launcher.exit_message import short_sentence
 from polyreme_launcher.leader_agent import LeaderAgent
+from polyreme_launcher.mixture_leader import SCHEDULE_FILE
 from polyreme_launcher.peers import FollowerLink
 from polyreme_launcher.proc_stats import SAMPLE_INTERVAL_S, ProcessSampler
 from polyreme_launcher.progress_pipe import ProgressPipe
@@ -120,6 +121,7 @@ class Launcher:
                 clock=self._clock,
                 to_own_follower=self._on_message,
                 on_fail=self._fail,
+                on_schedule=self._write_schedule,
                 serve_checks=self._serve_checks,
             )
             await self._leader_agent.start()
@@ -160,6 +162,13 @@ class Launcher:
         self._checks.serve(
             listener, attempt=request.attempt, serial=request.serial, seconds=request.seconds, address=address
         )
+
+    def _write_schedule(self, schedule_json: str) -> None:
+        """Write the schedule down for rank 0; what can't be written takes effect with the next attempt."""
+        try:
+            write_atomically(self._directory / SCHEDULE_FILE, schedule_json, durable=False)
+        except OSError as error:
+            print(f"changes of data.schedule can't be passed to the ranks: {error}", file=sys.stderr)
 
     def _on_rank_exit(self, attempt: int, rank: int, code: int | None, number: int | None, error: str) -> None:
         if rank < 0:

@@ -33,6 +33,7 @@ async def watch_attempts(
     clock: Clock,
     on_attempt: Callable[[AttemptView], None],
     on_refused: Callable[[int, str], None],
+    on_schedule: Callable[[str], None],
 ) -> None:
     """Follow ``status.attempt``; returns when the job is gone.
 
@@ -43,12 +44,18 @@ async def watch_attempts(
         clock: Clock.
         on_attempt: Called for every new state.
         on_refused: Called with number and reason of an attempt that this launcher can't run.
+        on_schedule: Called with ``spec.data.schedule`` as JSON, at first and when it has changed.
     """
     delay_s = RETRY_FIRST_S
     seen: dict[str, Any] | None = None
+    schedule: str | None = None
 
     def take(manifest: dict[str, Any]) -> None:
-        nonlocal seen
+        nonlocal seen, schedule
+        newest = json.dumps((manifest["spec"].get("data") or {}).get("schedule") or [])
+        if newest != schedule:
+            schedule = newest
+            on_schedule(newest)
         attempt = (manifest.get("status") or {}).get("attempt")
         if attempt and attempt != seen:
             seen = attempt

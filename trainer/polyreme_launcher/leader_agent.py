@@ -52,6 +52,7 @@ class LeaderAgent:
         clock: Clock.
         to_own_follower: Takes the leader's messages to index 0.
         on_fail: Called with an error that the launcher cannot survive.
+        on_schedule: Takes ``spec.data.schedule`` as JSON, whenever it has changed.
         serve_checks: Called with a listening socket, its address and the request, to let pairs of a check meet there.
     """
 
@@ -65,6 +66,7 @@ class LeaderAgent:
         clock: Clock,
         to_own_follower: Callable[[Message], None],
         on_fail: Callable[[PolyremeError], None],
+        on_schedule: Callable[[str], None],
         serve_checks: Callable[[socket.socket, str, machine.MeetForChecks], None],
     ) -> None:
         self._serve_checks = serve_checks
@@ -72,6 +74,7 @@ class LeaderAgent:
         self._clock = clock
         self._to_own_follower = to_own_follower
         self._on_fail = on_fail
+        self._on_schedule = on_schedule
         self._inherited = environment.get(names.LEADER_FD)
         self._objects_url = environment.get(names.OBJECTS_URL)
         self._state = machine.LeaderState(replacement=pod.replacement)
@@ -169,6 +172,7 @@ class LeaderAgent:
                 clock=self._clock,
                 on_attempt=lambda attempt: self.feed(machine.JobChanged(attempt=attempt)),
                 on_refused=lambda number, why: self.feed(machine.AttemptRefused(attempt=number, message=why)),
+                on_schedule=self._on_schedule,
             )
         except PolyremeError as error:
             self._on_fail(error)

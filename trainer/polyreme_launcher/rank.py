@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import logging
 import os
 import select
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from polyreme_api import environment as names
@@ -30,6 +31,7 @@ from polyreme_datahub.loader.open import open_held_out, open_packs, open_tokeniz
 from polyreme_datahub.loader.origin_budget import OriginBudget, Reader, origin_budget
 from polyreme_datahub.objects import open_store
 from polyreme_launcher import check_process
+from polyreme_launcher.mixture_leader import SCHEDULE_FILE, MixtureLeader
 from polyreme_launcher.urls import checkpoint_folder, export_place, weights_place
 from polyreme_planner.curriculum import curriculum_stages, kinds_of_packs
 from polyreme_planner.optimizer_state import divides_update
@@ -139,11 +141,21 @@ def _train(environment: Mapping[str, str]) -> int:
     if settings.export_to is not None or settings.weights is not None:
         settings = dataclasses.replace(settings, tokenizer=_open_tokenizer(environment, job.spec, gate))
     try:
-        return train_rank(settings, source=source, evaluation=evaluation, sink=sink, clock=clock)
+        return train_rank(
+            settings, source=source, evaluation=evaluation, sink=sink, clock=clock, amend=_amend(rank, job.spec)
+        )
     except (MemoryError, RuntimeError) as error:
         if (message := full_memory(error)) is None:
             raise
         raise out_of_memory_error(job.spec, plan, message) from error
+
+
+def _amend(rank: RankEnvironment, spec: TrainingJobSpec) -> Callable[[int], bool]:
+    """Return how changes of the mixture are fixed while ranks train: rank 0 does, beside the leader."""
+    if rank.rank:
+        return lambda _: False
+    file = Path(rank.job_file).with_name(SCHEDULE_FILE)
+    return MixtureLeader(file, open_store(rank.checkpoint_url), attempt=rank.attempt, spec=spec)
 
 
 def out_of_memory_error(spec: TrainingJobSpec, plan: Plan, message: str) -> RunFailedError:
@@ -282,6 +294,7 @@ def _open_data(
         )
     else:
         ranks = spec.workers.devices
+        newest = functools.partial(read_mixture, open_store(rank.checkpoint_url), rank.attempt)
         source = open_packs(
             url,
             spec,
@@ -292,7 +305,8 @@ def _open_data(
             split=split,
             pixels=_has_first_stage(rank.rank, plan),
             gate=gate,
-            mixture=read_mixture(open_store(rank.checkpoint_url), rank.attempt),
+            mixture=newest(),
+            newest_mixture=newest,
         )
     return source, open_held_out(url, spec, job=job, wait_s=limit_s, sleep=sleep_really, gate=gate)
 

@@ -110,7 +110,7 @@ class _StoreRoot:
         step = 0 if chosen is None else chosen.step
         for point in sorted(points, key=lambda point: point.attempt, reverse=True):
             if (known := point.mixture or self._saved_mixture(spec, point.attempt)) is not None:
-                return next_mixture(spec, known, resume_step=step)
+                return next_mixture(spec, known, after_step=step)
         # Points of releases before there were records, if any.
         marker = self._marker(lambda reference: reference == chosen)
         entries = None if marker is None or not spec.data.schedule else entries_of(marker.loader)

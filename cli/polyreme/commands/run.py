@@ -38,7 +38,7 @@ def run(
     """Train a job on this machine, as a cluster would: pods become processes.
 
     Run the same file again to continue; a finished run is reported as such. Ctrl-C saves a checkpoint and stops; the
-    run can be continued.
+    run can be continued. Entries that were appended to data.schedule are handed to a run that is running.
 
     Examples:
 
@@ -54,13 +54,28 @@ def run(
 
     cancel_on_signals()
     from polyreme.fault_options import parse_injection
+    from polyreme.formatting import short_weights
     from polyreme.job_files import read_job
+    from polyreme.running import append_schedule
     from polyreme.session import SessionSettings, serve
 
     home: Home = context.obj
+    described = read_job(job)
+    run_directory = home.run(described.metadata.namespace, described.metadata.name)
+    if not fresh and (appended := append_schedule(run_directory, described)) is not None:
+        note(
+            f"run {run_directory.name} is running: its schedule has {len(appended)} new entries, each of which takes "
+            "effect at the first window of the order that no rank has looked at"
+        )
+        rows = [
+            {"fromStep": change.from_step, "weights": short_weights({of.source: of.weight for of in change.weights})}
+            for change in appended
+        ]
+        emit("AppendedChanges", rows, output=output, columns=[("from step", "fromStep"), ("weights", "weights")])
+        return ExitCode.OK
     injections = [parse_injection(text) for text in inject or ()]
     settings = SessionSettings(fresh=fresh, injections=tuple(injections), devices=devices, nodes=nodes)
-    outcome = serve(home, read_job(job), settings)
+    outcome = serve(home, described, settings)
     emit(
         "Run",
         outcome.to_row(),

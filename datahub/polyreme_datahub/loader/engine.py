@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import logging
 import os
@@ -193,6 +194,9 @@ class Engine:
             case {"call": "patches", "step": step, "pack": pack, "images": images}:
                 arrays = SharedArrays([[np.asarray(source.patches(step, pack=pack, images=images))]], {})
                 return arrays.message, arrays
+            case {"call": "refresh"}:
+                source.refresh()
+                return {}, None
             case {"call": "state", "step": step}:
                 return {"state": source.state(step)}, None
             case {"call": "check_state", "state": state}:
@@ -217,6 +221,7 @@ def open_job(environment: Mapping[str, str]) -> Open:
         url, job = environment[names.OBJECTS_URL], environment[names.JOB_UID]
         holder = f"engine of pod {environment[names.INDEX]}" if names.INDEX in environment else None
         budget = origin_budget(url, spec, job=job, reader=Reader.ENGINE, holder=holder)
+        newest = functools.partial(read_mixture, open_store(environment[names.CHECKPOINT_URL]), attempt)
         source = open_packs(
             url,
             spec,
@@ -226,7 +231,8 @@ def open_job(environment: Mapping[str, str]) -> Open:
             split=split,
             pixels=pixels,
             gate=budget,
-            mixture=read_mixture(open_store(environment[names.CHECKPOINT_URL]), attempt),
+            mixture=newest(),
+            newest_mixture=newest,
         )
         return OpenedData(source, spec.training.steps, budget)
 

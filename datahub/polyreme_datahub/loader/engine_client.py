@@ -125,6 +125,10 @@ class EngineSource:
         self._call({"call": "check_state", "state": dict(state)})
         self._state = state
 
+    def refresh(self) -> None:
+        """Have the engine take over changes of the mixture that were fixed since."""
+        self._call({"call": "refresh"})
+
     def close(self) -> None:
         """Disconnect; packs that were taken stay valid."""
         if self._connection is not None:

@@ -24,13 +24,14 @@ from polyreme_datahub.index.damage import note_damage
 from polyreme_datahub.index.format import PIXELS, parse_plan, pixels_of, plan_key, special_tokens
 from polyreme_datahub.index.succession import IDENTITIES, identity_of
 from polyreme_datahub.job_data import longest_pack, plan_data
+from polyreme_datahub.loader.amendments import Amendments
 from polyreme_datahub.loader.augment import AugmentSettings, settings_of
 from polyreme_datahub.loader.balance import StepSplit
 from polyreme_datahub.loader.blob_files import BlobFiles, blob_files, read_blob, samples_store
 from polyreme_datahub.loader.decode_pool import DecodeRoom, decode_threads
 from polyreme_datahub.loader.evaluation import HeldOutSource
 from polyreme_datahub.loader.growth import Growth, JournalGrowth
-from polyreme_datahub.loader.identity import identity_of_order
+from polyreme_datahub.loader.identity import Identity, identity_of_order
 from polyreme_datahub.loader.order import OrderPlan, unfilled_segments
 from polyreme_datahub.loader.shards import MappedIndex
 from polyreme_datahub.loader.source import Balance, PackedSource
@@ -63,6 +64,7 @@ def open_packs(
     pixels: bool = True,
     gate: Gate | None = None,
     mixture: MixtureRecord | None = None,
+    newest_mixture: Callable[[], MixtureRecord | None] | None = None,
 ) -> PackedSource:
     """Open the training data; see ``polyreme_datahub.hub.open_source``.
 
@@ -77,6 +79,7 @@ def open_packs(
         pixels: Whether batches have patches, which only ranks of the first pipeline stage need.
         gate: Where requests to a bucket wait.
         mixture: See ``polyreme_datahub.hub.open_source``.
+        newest_mixture: Reads the mixture that was fixed last, for changes while the data are open; None: none come.
     """
     threads = decode_threads(os.environ, processes=processes)
     store, blobs = samples_store(objects_url, gate), blob_files(objects_url, gate=gate)
@@ -94,11 +97,17 @@ def open_packs(
     order = _order(spec, tuple(index.lengths for index in indexes), segments_of(spec, mixture))
     if growth is not None:
         order = dataclasses.replace(order, blocks=growth.ends)
-    if mixture is not None and growth is None:
-        # While samples come, ranks that open the data one after the other would judge a source differently.
-        order, mixture = _without_empty_changes(order, spec, mixture)
-    augment = _augment(spec)
-    identity = identity_of_order(order, spec, _identities(plan, spec), augment, mixture, pixel_version=pixel_version)
+    augment, identities = _augment(spec), _identities(plan, spec)
+
+    def by_mixture(known: OrderPlan, record: MixtureRecord | None) -> tuple[OrderPlan, Identity]:
+        made = dataclasses.replace(known, segments=segments_of(spec, record))
+        if record is not None and growth is None:
+            # While samples come, ranks that open the data one after the other would judge a source differently.
+            made, record = _without_empty_changes(made, spec, record)
+        return made, identity_of_order(made, spec, identities, augment, record, pixel_version=pixel_version)
+
+    order, identity = by_mixture(order, mixture)
+    amendments = None if newest_mixture is None else Amendments(mixture, newest_mixture, by_mixture)
     placeholders = spec.data.on_damage == "Placeholder"
     balance = Balance(shape_of(spec), split) if split is not None and spec.data.packs_by == "Cost" else None
     return PackedSource(
@@ -112,6 +121,7 @@ def open_packs(
         balance=balance,
         pixels=pixels,
         growth=growth,
+        amendments=amendments,
     )
 
 

@@ -122,19 +122,29 @@ class Order:
     """Packs of slots, by step."""
 
     def __init__(self, plan: OrderPlan, *, window_packs: int = WINDOW_PACKS) -> None:
-        self._plan = plan
-        self._mixtures = [Mixture(segment.weights) for segment in plan.segments]
         self._window_packs = window_packs
-        fitting = {tokens: _fitting(plan, tokens) for tokens in {plan.tokens_in(of) for of in plan.segments}}
-        self._fitting = [fitting[plan.tokens_in(segment)] for segment in plan.segments]
-        """By segment and source: the samples that fit; None for all."""
-        self._check()
+        self._take(plan)
         self._known = [self._window(0, 1, 0, (0,) * len(plan.names))]
         self._filled: OrderedDict[int, tuple[int, list[list[Slot]]]] = OrderedDict()
 
     def extend(self, plan: OrderPlan) -> None:
         """Take over a plan in which more blocks are sealed; everything known stays as it is."""
         self._plan = plan
+        self._check()
+
+    def amend(self, plan: OrderPlan, *, from_step: int) -> None:
+        """Take over a plan with other weights from a step on, with which a window begins; earlier steps stay."""
+        self._take(plan)
+        self._known = [window for window in self._known if window.first_step < from_step]
+        for step in [step for step in self._filled if step >= from_step]:
+            del self._filled[step]
+
+    def _take(self, plan: OrderPlan) -> None:
+        self._plan = plan
+        self._mixtures = [Mixture(segment.weights) for segment in plan.segments]
+        fitting = {tokens: _fitting(plan, tokens) for tokens in {plan.tokens_in(of) for of in plan.segments}}
+        self._fitting = [fitting[plan.tokens_in(segment)] for segment in plan.segments]
+        """By segment and source: the samples that fit; None for all."""
         self._check()
 
     def blocks_before(self, step: int) -> list[int]:

@@ -25,6 +25,7 @@ from polyreme_api.batch import IGNORED_TARGET, PackedBatch, TokenIds
 from polyreme_api.errors import NotSealedError, RefusedError
 from polyreme_api.store import ObjectStore
 from polyreme_datahub.index.damage import note_damage
+from polyreme_datahub.loader.amendments import Amendments
 from polyreme_datahub.loader.augment import AugmentSettings, Visit
 from polyreme_datahub.loader.balance import StepSplit, assign_packs
 from polyreme_datahub.loader.decode_pool import DecodePool
@@ -90,6 +91,7 @@ class PackedSource:
         balance: Assigns the packs of a step to ranks by cost; None: they are numbered as in the order.
         pixels: Whether batches have patches.
         growth: Blocks of the sources, where training may start before all are sealed.
+        amendments: Changes of the mixture that are fixed later; None: there are none.
     """
 
     def __init__(
@@ -105,8 +107,9 @@ class PackedSource:
         balance: Balance | None = None,
         pixels: bool = True,
         growth: Growth | None = None,
+        amendments: Amendments | None = None,
     ) -> None:
-        self._plan, self._growth = plan, growth
+        self._plan, self._growth, self._amendments = plan, growth, amendments
         self._order = Order(plan)
         self._indexes = indexes
         self._identity = identity
@@ -267,6 +270,25 @@ class PackedSource:
                 self._grow()
                 self._growth.check(state["blocks"], self._plan.names)
             self._order.jump(state.get("window", {}))
+
+    def refresh(self) -> None:
+        """Take over changes of the mixture that were fixed since; they take effect at steps that nobody has read.
+
+        Raises:
+            StoreFailedError: If the store stays away.
+        """
+        if self._amendments is None:
+            return
+        newest = self._amendments.read()
+        with self._hold_lock, self._order_lock:
+            amended = self._amendments.next(self._plan, newest)
+            if amended is None:
+                return
+            self._plan, self._identity = amended.plan, amended.identity
+            self._order.amend(amended.plan, from_step=amended.from_step)
+            for kept in (self._assigned, self._shards):
+                for step in [step for step in kept if step >= amended.from_step]:
+                    del kept[step]
 
     def close(self) -> None:
         """Begin no more reads; requests that wait for them fail."""

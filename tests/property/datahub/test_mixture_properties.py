@@ -74,7 +74,7 @@ def runs(draw: st.DrawFn) -> Run:
         known = draw(st.integers(known, len(entries)) if len(specs) < 3 else st.just(len(entries)))
         specs.append(spec_of(entries[:known], staged=staged))
         resumed.append(draw(st.integers(0, STEPS)))
-        records.append(next_mixture(specs[-1], records[-1], resume_step=resumed[-1]))
+        records.append(next_mixture(specs[-1], records[-1], after_step=resumed[-1]))
     return Run(specs=specs, records=records, resumed=resumed)
 
 
@@ -148,16 +148,16 @@ def test_a_change_waits_for_its_window_and_a_stage_that_came_meanwhile_wins() ->
     known = first_mixture(base)
     entries = [(5, [1, 0, 2]), (6, [0, 1, 0]), (7, [0, 0, 0]), (8, [1, 1, 0]), (20, [2, 1, 0])]
     spec = spec_of(entries, staged=True)
-    early = next_mixture(spec, known, resume_step=2)
+    early = next_mixture(spec, known, after_step=2)
     assert [(change.from_step, change.step) for change in early.changes] == [(6, 9), (8, 9), (20, 21)]
     assert [change.from_step for change in mixture_changes(spec, early)] == [5, 9, STAGED, 21]
     assert early.read == len(entries)
-    late = next_mixture(spec, known, resume_step=10)
+    late = next_mixture(spec, known, after_step=10)
     assert [(change.from_step, change.step) for change in late.changes] == [(20, 21)], "the stage weighs from 13 on"
     last = spec_of([*entries, (21, [0, 1, 0])], staged=True)
-    back = next_mixture(last, next_mixture(spec, known, resume_step=40), resume_step=4)
+    back = next_mixture(last, next_mixture(spec, known, after_step=40), after_step=4)
     assert [change.step for change in back.changes] == [41, 41], "none takes effect before an earlier entry does"
-    assert next_mixture(base, late, resume_step=3) == late, "a reader with an older spec takes nothing back"
+    assert next_mixture(base, late, after_step=3) == late, "a reader with an older spec takes nothing back"
 
 
 def test_an_appended_change_that_weighs_a_source_without_a_sample_is_left_out() -> None:
@@ -165,7 +165,7 @@ def test_an_appended_change_that_weighs_a_source_without_a_sample_is_left_out() 
     base = make_spec(["a", "b", "c"], weights=[1, 1, 0], packs_per_step=PACKS[0])
     entries = [(2, [1, 0, 1]), (6, [0, 1, 0]), (10, [0, 0, 1])]
     spec = make_spec(["a", "b", "c"], weights=[1, 1, 0], schedule=entries, packs_per_step=PACKS[0])
-    record = next_mixture(spec, first_mixture(base), resume_step=0)
+    record = next_mixture(spec, first_mixture(base), after_step=0)
     plan = OrderPlan(
         seed=3,
         names=("s0", "s1", "s2"),

@@ -119,7 +119,7 @@ def _mixtures(folder: Path, spec: TrainingJobSpec) -> list[Path]:
     """Write the records of an attempt that knew the first change alone, and of the one after it."""
     first = first_mixture(spec, entries=1, resume_step=0).model_copy(update={"changes": (), "read": 1})
     paths = [folder / "mixture-1.json", folder / "mixture-2.json"]
-    for path, mixture in zip(paths, (first, next_mixture(spec, first, resume_step=1)), strict=True):
+    for path, mixture in zip(paths, (first, next_mixture(spec, first, after_step=1)), strict=True):
         path.write_text(mixture.model_dump_json(by_alias=True))
     return paths
 

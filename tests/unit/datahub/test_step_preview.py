@@ -71,6 +71,9 @@ class OnePack:
     def state(self, _: int) -> dict[str, str]:
         raise AssertionError
 
+    def refresh(self) -> None:
+        raise AssertionError
+
     def check_state(self, _: object) -> None:
         raise AssertionError
 

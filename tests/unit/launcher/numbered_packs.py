@@ -32,7 +32,7 @@ class NumberedPacks:
 
     def __init__(self, patches: int = 5, delay_s: float = 0.0) -> None:
         self.reads: dict[tuple[int, int, int], int] = {}
-        self.closed = False
+        self.closed, self.refreshed = False, 0
         self.jumped: list[Mapping[str, Any]] = []
         self._patches, self._delay_s = patches, delay_s
         self._lock = threading.Lock()
@@ -87,6 +87,9 @@ class NumberedPacks:
 
     def state(self, step: int) -> Mapping[str, Any]:
         return {"data": "numbered", "step": step}
+
+    def refresh(self) -> None:
+        self.refreshed += 1
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         if state.get("data") != "numbered":

@@ -42,6 +42,7 @@ _SQUARED_AT_ONCE = 1 << 24
 _SCALARS = 8
 _SLICED_SQUARE, _DENSE_SQUARE = 1, 6
 """Indices of the squared gradient norms among the scalars: of slices, and of whole parameters."""
+_REFRESH = 7
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +59,8 @@ class LocalStep:
     """This rank was asked to stop."""
     save: bool = False
     """This rank was asked for a checkpoint."""
+    refresh: bool = False
+    """A change of the mixture was fixed by this rank."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +75,7 @@ class GlobalStep:
     routing_MX: Tensor
     stop: bool
     save: bool
+    refresh: bool
 
     @property
     def finite(self) -> bool:
@@ -132,12 +136,13 @@ def _write_piggybacked(piggybacked: Tensor, local: LocalStep, sliced_square: Ten
     piggybacked[_SLICED_SQUARE] = sliced_square
     for place, number in enumerate((high, low, local.stop, local.save), start=2):
         piggybacked[place] = number  # a fill: a copy would make the host wait for an accelerator
+    piggybacked[_REFRESH] = local.refresh
     piggybacked[_SCALARS:] = local.routing_MX.flatten()
 
 
 def _read_piggybacked(piggybacked: Tensor, local: LocalStep) -> GlobalStep:
     # One copy to the host for all of them; on an accelerator this and the dispatch are the step's only waits.
-    loss_sum, sliced, high, low, stop, save, dense, _ = piggybacked[:_SCALARS].tolist()
+    loss_sum, sliced, high, low, stop, save, dense, refresh = piggybacked[:_SCALARS].tolist()
     square = dense + sliced
     unmasked = int(high) * _COUNT_BASE + int(low)
     norm = math.sqrt(square) if math.isfinite(square) else math.nan
@@ -148,6 +153,7 @@ def _read_piggybacked(piggybacked: Tensor, local: LocalStep) -> GlobalStep:
         routing_MX=piggybacked[_SCALARS:].view_as(local.routing_MX),
         stop=stop > 0,
         save=save > 0,
+        refresh=refresh > 0,
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Callable
 
 from polyreme_api.batch import BatchSource, EvaluationSource
 from polyreme_api.clock import Clock
@@ -53,6 +54,8 @@ class Loop:
     evaluation: EvaluationSource | None
     """Held-out samples, for their loss during training."""
     clock: Clock
+    amend: Callable[[int], bool] = lambda _: False
+    """Fixes changes of the mixture that were asked for, in the step of that number; tells whether there were any."""
 
     def run(self) -> LoopEnd:
         """Train to the last step or until asked to stop, and leave a committed checkpoint of the last step taken.
@@ -82,9 +85,11 @@ class Loop:
         data_wait_s = self.clock.steady_s() - waits_s
         microbatches = to_microbatches(self.state, packs, settings)
         stop, save = self.requests.stop, self.requests.save
-        local = backward(self.state, *microbatches, stop=stop, save=save)
+        local = backward(self.state, *microbatches, stop=stop, save=save, refresh=self.amend(number))
         total = reduce(self.state, local, self.meshes)
         self.requests.save &= not save
+        if total.refresh:
+            self.reader.refresh()
         self._check(total, number)
         rate, learned = rate_of(number, settings), times_learned(settings.curriculum_stages, number)
         update(self.state, total, settings.optimizer, rate=rate, learned=learned)

@@ -165,5 +165,9 @@ class PackReader:
         """Describe the source's position after a step, however far it has been read."""
         return self._thread.submit(self._source.state, step).result()
 
+    def refresh(self) -> None:
+        """Have the source take over changes of the mixture, after what is being read."""
+        self._thread.submit(self._source.refresh).result()
+
     def _begin(self, step: int) -> concurrent.futures.Future[list[ReadPacks]]:
         return self._thread.submit(read_packs, self._source, self._settings, self._meshes, self._image_balancer, step)

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import logging
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -47,6 +48,7 @@ def train_rank(
     evaluation: EvaluationSource | None,
     sink: ProgressSink,
     clock: Clock,
+    amend: Callable[[int], bool] = lambda _: False,
 ) -> int:
     """Train one rank of an attempt from its resume point to the end.
 
@@ -56,6 +58,7 @@ def train_rank(
         evaluation: Held-out questions, or None.
         sink: Takes progress, from rank 0 only.
         clock: Wall and steady time.
+        amend: See ``loop.Loop``.
 
     Returns:
         The exit code of the rank's process.
@@ -63,7 +66,8 @@ def train_rank(
     torch.set_num_threads(1)
     try:
         with listen() as requests:
-            return _train(settings, source, evaluation, requests=requests, reporter=_reporter(settings, sink, clock))
+            reporter = _reporter(settings, sink, clock)
+            return _train(settings, source, evaluation, requests=requests, reporter=reporter, amend=amend)
     except PolyremeError as error:
         _log.error("rank %d ends: %s", settings.rank.rank, error)
         return int(error.exit_code)
@@ -79,6 +83,7 @@ def _train(
     *,
     requests: Requests,
     reporter: Reporter,
+    amend: Callable[[int], bool],
 ) -> int:
     rank, saved = settings.rank, settings.checkpoint
     check_not_fenced(saved.store, rank.attempt)
@@ -112,6 +117,7 @@ def _train(
                 evaluation=evaluation,
                 routing=RoutingTable(saved.store, settings.shape.decoder, attempt=rank.attempt),
                 clock=reporter.clock,
+                amend=amend,
             )
             if loop.run() is LoopEnd.STOPPED:
                 return ExitCode.STOPPED

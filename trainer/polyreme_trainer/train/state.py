@@ -202,7 +202,9 @@ def _router_biases(stages: dict[int, Stage], *, dense_layers: int) -> dict[int, 
     return {index - dense_layers: bias_E for index, bias_E in routers.items()}
 
 
-def backward(state: TrainState, *microbatches: Inputs, stop: bool = False, save: bool = False) -> LocalStep:
+def backward(
+    state: TrainState, *microbatches: Inputs, stop: bool = False, save: bool = False, refresh: bool = False
+) -> LocalStep:
     """Run forward and backward on this rank's tokens: gradients of the loss **sum** accumulate in the flat buffers.
 
     Raises:
@@ -222,6 +224,7 @@ def backward(state: TrainState, *microbatches: Inputs, stop: bool = False, save:
         routing_MX=_routing(state),
         stop=stop,
         save=save,
+        refresh=refresh,
     )
 
 

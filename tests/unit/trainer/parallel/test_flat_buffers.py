@@ -56,7 +56,13 @@ def test_matrices_stand_before_vectors_and_every_slot_is_aligned() -> None:
 def test_clipping_scales_by_the_norm_of_the_mean_gradient() -> None:
     def step(norm: float) -> GlobalStep:
         return GlobalStep(
-            loss=1.0, gradient_norm=norm, unmasked=10, routing_MX=torch.zeros(1, 2), stop=False, save=False
+            loss=1.0,
+            gradient_norm=norm,
+            unmasked=10,
+            routing_MX=torch.zeros(1, 2),
+            stop=False,
+            save=False,
+            refresh=False,
         )
 
     assert gradient_scale(step(0.5), norm_max=1.0) == 0.1

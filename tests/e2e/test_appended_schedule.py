@@ -15,7 +15,7 @@ REFUSED, USAGE = 4, 2
 STEPS, BORDER = 12, 9
 """32 packs a step: windows of 8 steps."""
 LONG_STEPS, LATER_BORDER = 24, 17
-"""Of a run that gets its change while it trains step 3 or 4: the first window after the eight steps that may be known."""
+"""Of a run that gets its change in step 3 or 4: the first window after the eight steps that may be known."""
 
 
 def spec(*schedule: tuple[int, str], steps: int = STEPS) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def test_an_appended_change_takes_effect_at_the_next_window_of_the_next_attempt(
 def test_a_change_that_is_appended_while_ranks_train_takes_effect_in_that_attempt(
     home: PolyremeHome, engine: str
 ) -> None:
-    """Two ranks agree on it; what a later attempt trains again is the same, and the steps before are those of before."""
+    """Two ranks agree on it. What a later attempt trains again is the same, and no earlier step is another one."""
     name = f"live-{engine}"
 
     def written(*schedule: tuple[int, str]) -> Path:
@@ -89,6 +89,8 @@ def test_a_change_that_is_appended_while_ranks_train_takes_effect_in_that_attemp
 
     running = home.start(written(), POLYREME_DATA_ENGINE=engine)
     with running.held(attempt=1, steps=3):
+        engines = [each for each in running.tree() if "polyreme_datahub.loader.engine" in each.cmdline()]
+        assert bool(engines) == (engine == "on")
         before = {step: samples(home, step, name) for step in (LATER_BORDER - 1, LATER_BORDER)}
         past = home.call("run", str(written((2, "two"))))
         assert past.code == USAGE, past.said

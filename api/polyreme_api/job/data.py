@@ -123,9 +123,9 @@ class Data(Part):
     """Datasets of the mixture."""
     schedule: Annotated[list[MixtureChange], Field(max_length=SCHEDULE_MAX)] = Field(default=[])
     """Changes of the weights during the run, in the order of their steps. While the job exists, changes may be
-    appended, and none may be changed or removed. A change that is appended after the first attempt has begun is read
-    when the next attempt starts; it takes effect at the first window of the order (256 packs, in whole steps) that
-    begins neither before ``fromStep`` nor before the attempt's first step."""
+    appended, and none may be changed or removed. A change that is appended after the first attempt has begun takes
+    effect at the first window of the order (256 packs, in whole steps) that begins neither before ``fromStep`` nor
+    within the eight steps after the one that is trained."""
     sequence_tokens: PackTokens
     """Tokens of one pack; ``long_samples`` says what becomes of longer samples."""
     long_samples: Literal["Refuse", "Truncate", "Split"] = "Refuse"

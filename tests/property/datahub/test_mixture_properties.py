@@ -78,8 +78,8 @@ def runs(draw: st.DrawFn) -> Run:
     return Run(specs=specs, records=records, resumed=resumed)
 
 
-def opened(spec: TrainingJobSpec, record: MixtureRecord | None) -> tuple[Order, Identity]:
-    plan = OrderPlan(
+def plan_of(spec: TrainingJobSpec, record: MixtureRecord | None) -> OrderPlan:
+    return OrderPlan(
         seed=3,
         names=("s0", "s1", "s2"),
         lengths=LENGTHS,
@@ -87,6 +87,10 @@ def opened(spec: TrainingJobSpec, record: MixtureRecord | None) -> tuple[Order, 
         packs_per_step=PACKS[0],
         pack_tokens=PACK_TOKENS,
     )
+
+
+def opened(spec: TrainingJobSpec, record: MixtureRecord | None) -> tuple[Order, Identity]:
+    plan = plan_of(spec, record)
     return Order(plan), identity_of_order(plan, spec, ["a", "b", "c"], [None] * SOURCES, record, pixel_version=1)
 
 
@@ -125,6 +129,22 @@ def test_a_checkpoint_before_a_change_continues_after_it_without_a_walk(run: Run
         # From where it begins: a walk from step 1 would pass over the first window again.
         resumed._known = [window for window in resumed._known if window.first_step == whole._find(saved + 1).first_step]
         assert resumed.packs(saved + 1) == expected
+
+
+@QUICK
+@given(runs(), st.integers(1, STEPS))
+def test_an_order_that_is_amended_while_it_is_read_is_that_of_a_later_attempt(run: Run, walked: int) -> None:
+    """However far it was read, and though ranks that train know the job as it was when their attempt began."""
+    for at in range(1, len(run.records)):
+        before, after = run.records[at - 1 : at + 1]
+        border = min([STEPS + 1, *(change.step for change in after.changes[len(before.changes) :])])
+        amended, later = opened(run.specs[at - 1], before)[0], opened(run.specs[at], after)[0]
+        for step in range(1, walked + 1):
+            amended.packs(step)
+        amended.amend(plan_of(run.specs[at - 1], after), from_step=border)
+        for step in [walked, *range(1, STEPS + 4)]:
+            assert amended.packs(step) == later.packs(step)
+            assert amended.place(step) == later.place(step)
 
 
 @QUICK

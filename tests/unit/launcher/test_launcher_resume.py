@@ -23,8 +23,12 @@ from polyreme_api.history import (
 )
 from polyreme_api.job.spec import STORED, TrainingJobSpec
 from polyreme_api.progress import CheckpointRef
+from polyreme_datahub.loader import read_ahead, source
 from polyreme_datahub.objects import open_store
+from polyreme_launcher.mixture_leader import SCHEDULE_FILE, MixtureLeader
 from polyreme_launcher.resume import fix_resume
+from polyreme_planner.mixture import STEPS_AHEAD_MAX
+from polyreme_system.files import write_atomically
 from tests.unit.datahub.jobs import make_spec
 
 
@@ -200,6 +204,51 @@ def test_an_attempt_fixes_which_appended_changes_it_trains_by_and_from_which_ste
     assert [change.step for change in later.mixture.changes] == [84, 148], "a source that there is not is left out"
     assert fix(attempt=4, spec=known) is not None
     assert read_mixture(store, 4) == later.mixture, "a leader that reads an older job takes nothing back"
+
+
+def test_changes_that_are_appended_while_an_attempt_runs_are_fixed_once_and_kept(tmp_path: Path) -> None:
+    """Windows of 64 steps. Rank 0 fixes them ahead of what any rank may know; later attempts keep them."""
+    store, file = open_store(tmp_path.as_uri()), tmp_path / SCHEDULE_FILE
+    known = scheduled((20, "s0"))
+    fix_resume(store, attempt=1, by="one", now_s=1.0, spec=known)
+    leader = MixtureLeader(file, store, attempt=1, spec=known)
+    assert not leader(1), "nothing was written yet"
+
+    def write(*entries: tuple[int, str]) -> TrainingJobSpec:
+        spec = scheduled(*entries)
+        schedule = spec.model_dump(mode="json", by_alias=True)["data"]["schedule"]
+        write_atomically(file, json.dumps(schedule))
+        return spec
+
+    def fixed(attempt: int = 1) -> list[tuple[int, int]]:
+        mixture = read_mixture(store, attempt)
+        assert mixture is not None
+        return [(change.from_step, change.step) for change in mixture.changes]
+
+    write((20, "s0"))
+    assert not leader(2), "nothing was appended"
+    write((20, "s0"), (40, "s1"))
+    assert leader(50)
+    assert fixed() == [(40, 84)]
+    assert not leader(51), "fixed once"
+    file.write_text("[{]")
+    assert not leader(60), "what can't be read fails no step"
+    spec = write((20, "s0"), (40, "s1"), (41, "s9"), (70, "s0"))
+    assert leader(84 - STEPS_AHEAD_MAX), "the window that begins with the next step that nobody knows is too near"
+    assert fixed() == [(40, 84), (70, 148)], "a source that there is not is left out"
+    assert MixtureLeader(file, store, attempt=1, spec=known)(90) is False, "a rank that starts again has nothing to fix"
+    save(tmp_path, 1, 60)
+    later = fix_resume(store, attempt=2, by="one", now_s=1.0, spec=spec)
+    assert later is not None
+    assert fixed(2) == [(40, 84), (70, 148)], "though the attempt resumes before both"
+    (tmp_path / attempt_key(1)).unlink()
+    assert fix_resume(store, attempt=3, by="one", now_s=1.0, spec=spec) is not None
+    assert fixed(3) == [(40, 84), (70, 148)]
+
+
+def test_what_reads_ahead_stays_below_the_steps_at_which_a_change_may_begin() -> None:
+    """A rank asks for one step more than it trains, an engine prepares three more, and looks at shards beyond these."""
+    assert 1 + read_ahead.STEPS_AHEAD + source.STEPS_HELD < STEPS_AHEAD_MAX
 
 
 def test_the_mixture_of_a_resume_point_that_is_lost_is_that_of_its_checkpoint(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def run(
     run_directory = home.run(described.metadata.namespace, described.metadata.name)
     if not fresh and (appended := append_schedule(run_directory, described)) is not None:
         note(
-            f"run {run_directory.name} is running: its schedule has {len(appended)} new entries, each of which takes "
+            f"run {run_directory.name} is running: its schedule has {len(appended)} new entries, and each takes "
             "effect at the first window of the order that no rank has looked at"
         )
         rows = [

@@ -41,8 +41,9 @@ class AnomalyFacts:
         self.quarantined: set[str] = set()
         """Jobs whose status was refused at some time: nothing is held for them."""
         self._missing_s: dict[tuple[str, str], float] = {}
-        self._refused_s: dict[tuple[str, str], float] = {}
-        """When the first create of a job's pods was refused since the job last said why, by UID and sentence."""
+        self._refused_s: dict[tuple[str, str, int], float] = {}
+        """When the first create of a job's pods was refused since the job last said why, by UID, sentence and attempt:
+        a job that another fault has made wait meanwhile is refused anew."""
 
     # --------------------------------------------------------------------------------------------------------- writes
 
@@ -71,7 +72,8 @@ class AnomalyFacts:
             self._batches.refused(uid)
             self.quarantined.add(uid)
         if ref.kind == "Pod":
-            self._refused_s.setdefault((uid, found[0]), world.time_s())
+            attempt = _attempt(self._observed.jobs.get(uid))
+            self._refused_s.setdefault((uid, found[0], attempt), world.time_s())
         return found[0]
 
     def is_refused(self, uid: str, point: str = "patch TrainingJob") -> bool:
@@ -102,12 +104,13 @@ class AnomalyFacts:
                     self._observed.broke("what a job owns comes back", what, world)
 
     def _look_for_words(self, world: ClusterView) -> None:
-        for (uid, sentence), since_s in list(self._refused_s.items()):
+        for key, since_s in list(self._refused_s.items()):
+            uid, sentence, attempt = key
             job, refusal = self._observed.jobs.get(uid), self.refusals.get((uid, "create Pod"))
-            waits = job is None or not self._observed.true(uid, "Admitted")
+            waits = job is None or not self._observed.true(uid, "Admitted") or _attempt(job) != attempt
             over = refusal is None or refusal[0] != sentence
             if waits or over or self.is_refused(uid) or sentence in _messages(job or {}):
-                del self._refused_s[uid, sentence]
+                del self._refused_s[key]
             elif world.time_s() - since_s > EXPLAINED_S:
                 what = f"{self._observed.jobs[uid]['metadata']['name']} does not say that {sentence}"
                 self._observed.broke("a refused pod is explained", what, world)
@@ -152,6 +155,12 @@ class AnomalyFacts:
             if not reported:
                 what = f"{record.name} says nothing, its spec is {record.manifest.get('spec')}"
                 self._observed.broke("a malformed job says so", what, world)
+
+
+def _attempt(job: Manifest | None) -> int:
+    """Return the number of a job's attempt; 0 before the first."""
+    attempt = ((job or {}).get("status") or {}).get("attempt") or {}
+    return int(attempt.get("number", 0))
 
 
 def _messages(job: Manifest) -> str:

@@ -63,16 +63,16 @@ class Scene:
         patch = {"status": {**status, "conditions": conditions}}
         self.world.store.change(ObjectRef.of(job), patch, subresource="status")
 
-    def admit(self, job: Manifest, *nodes: str, desired: Any = "Run") -> None:
-        attempt = AttemptStatus(
-            number=1,
+    def admit(self, job: Manifest, *nodes: str, desired: Any = "Run", attempt: int = 1) -> None:
+        running = AttemptStatus(
+            number=attempt,
             plan_hash="h",
             replicas=len(nodes),
             devices=job["spec"]["workers"]["devices"],
             desired=desired,
             placement=Placement.of(nodes),
         )
-        dumped = attempt.model_dump(mode="json", by_alias=True)
+        dumped = running.model_dump(mode="json", by_alias=True)
         self.say(job, attempt=dumped, conditions={"Admitted": "Admitted"})
 
     def pod(self, job: Manifest, **fields: Any) -> Manifest:
@@ -144,6 +144,25 @@ def test_a_refusal_is_to_be_explained_only_once_a_pod_is_refused_by_it(scene: Sc
     scene.wait(20.0)
     rules.look(scene.world)
     assert scene.broken("a refused pod is explained") == refused_again
+
+
+def test_a_refusal_of_an_earlier_attempt_is_not_to_be_explained_by_a_later_one(scene: Scene) -> None:
+    """Seed 2004722: refused at first, then made to wait by a node's fault, and looked at right after its next start."""
+    job = scene.job("j")
+    scene.world.add_node("n0", 1)
+    scene.admit(job, "n0", attempt=1)
+    uid, rules = job["metadata"]["uid"], scene.facts.anomalies
+    pod = ObjectRef(kind="Pod", namespace="default", name="p")
+    rules.refuse(uid, "create Pod", "policy 2", scene.world)
+    assert rules.refusal("create", pod, uid, scene.world)
+    scene.wait(100.0)
+    scene.admit(job, "n0", attempt=2)
+    assert rules.refusal("create", pod, uid, scene.world)
+    rules.look(scene.world)
+    assert not scene.broken("a refused pod is explained")
+    scene.wait(20.0)
+    rules.look(scene.world)
+    assert scene.broken("a refused pod is explained")
 
 
 @pytest.mark.parametrize("refused", [False, True])

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from polyreme_api.checkpoint_inventory import read_mixture
 from polyreme_api.history import mixture_key, mixture_prefix
-from polyreme_api.job.data import SCHEDULE_MAX, MixtureChange
+from polyreme_api.job.data import MixtureChange
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.mixture import MixtureRecord
 from polyreme_api.store import ObjectExistsError, ObjectStore
@@ -85,8 +85,6 @@ class MixtureLeader:
     def _put(self, fixed: MixtureRecord) -> None:
         """Create the next record of this attempt; only this rank does, so a number that is taken was its own."""
         taken = sum(1 for _ in self._store.list(mixture_prefix(self._attempt)))
-        if taken >= SCHEDULE_MAX:
-            return
         with contextlib.suppress(ObjectExistsError):
             self._store.put_if_absent(
                 mixture_key(self._attempt, taken + 1), fixed.model_dump_json(by_alias=True).encode()

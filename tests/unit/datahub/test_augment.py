@@ -23,7 +23,7 @@ from polyreme_datahub import hub
 from polyreme_datahub.index.format import check_of
 from polyreme_datahub.index.shapes import moved_shapes
 from polyreme_datahub.loader.augment import ImageChange, Visit, draw_change, settings_of, unchanged
-from polyreme_datahub.loader.augment_pixels import change_pixels
+from polyreme_datahub.loader.augment_pixels import ROWS_AT_ONCE, change_pixels
 from polyreme_datahub.loader.augment_text import NOTHING_FORBIDDEN, text_rules
 from polyreme_datahub.loader.balance import StepSplit
 from polyreme_datahub.loader.engine_client import EngineSource
@@ -285,10 +285,11 @@ def philox(counter: list[int], key: list[int]) -> list[int]:
 def test_colors_are_those_of_pillows_matrix_within_a_level_and_gray_stays_gray() -> None:
     settings = settings_of(Augment.model_validate({"color": {"saturationPercent": 60}}))
     assert settings is not None
-    pixels = np.random.default_rng(0).integers(0, 256, (56, 84, 3), np.uint8)
+    height = 2 * ROWS_AT_ONCE + 28
+    pixels = np.random.default_rng(0).integers(0, 256, (height, 84, 3), np.uint8)
     for number in range(5):
         visit = Visit(settings=settings, seed=0, source="s", sample_id="r", number=number)
-        change = draw_change(visit, 0, (84, 56), None, geometry=True, mirror=True)
+        change = draw_change(visit, 0, (84, height), None, geometry=True, mirror=True)
         assert change.color is not None
         rows, offset = change.color.fixed
         matrix = [value / 2**14 for row in rows for value in (*row, offset)]

@@ -23,7 +23,7 @@ from polyreme_operator.adapters.kubernetes.cluster import KubernetesCluster
 from polyreme_operator.adapters.kubernetes.connection import Connection, from_kubeconfig, from_service_account
 from polyreme_operator.arguments import Arguments, in_cluster, level
 from polyreme_operator.logging_setup import LogFormat, set_up
-from polyreme_operator.port import ClusterPort, ConflictError, Manifest, NotFoundError, ObjectRef, PortError
+from polyreme_operator.port import ClusterPort, ConflictError, Manifest, NotFoundError, ObjectRef, PortError, pages_of
 from polyreme_system.clock import SystemClock
 
 VARIABLE_PREFIX = "POLYREME_DEVICES_"
@@ -84,13 +84,9 @@ async def offer(cluster: ClusterPort, *, resource: str, per_node: int) -> list[s
 
 
 async def _nodes(cluster: ClusterPort) -> AsyncIterator[Manifest]:
-    token: str | None = None
-    while True:
-        page = await cluster.list("Node", continue_=token)
+    async for page in pages_of(cluster, "Node"):
         for node in page.items:
             yield node
-        if (token := page.continue_) is None:
-            return
 
 
 def _has(node: Manifest, resource: str) -> bool:

@@ -38,6 +38,7 @@ from polyreme_operator.port import (
     NotFoundError,
     ObjectRef,
     PortError,
+    pages_of,
 )
 from polyreme_operator.reconcile.incident_cost import JobFacts, was_moved, with_costs, with_entries
 from polyreme_operator.reconcile.observe import current_record
@@ -208,13 +209,8 @@ class IncidentWorker:
         if self._listed_s is not None and now_s - self._listed_s < self._settings.relist_s:
             return
         found: list[Manifest] = []
-        token: str | None = None
-        while True:
-            page = await self._port.list(labels.KIND_INCIDENT, continue_=token)
+        async for page in pages_of(self._port, labels.KIND_INCIDENT):
             found.extend(page.items)
-            if page.continue_ is None:
-                break
-            token = page.continue_
         self._listed_s = now_s
         self._kept.clear()
         self._found.clear()

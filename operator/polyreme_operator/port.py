@@ -44,6 +44,8 @@ CLUSTER_SCOPED = frozenset(
 STATUS_SUBRESOURCE = "status"
 PAGE_OBJECTS = 500
 """Objects that one page of a list holds at most, unless the caller asks for fewer."""
+PAGES_MAX = 2_000
+"""Pages of one list: a million objects, several times what etcd holds."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -240,3 +242,19 @@ class ClusterPort(Protocol):
             InvalidObjectError: If the object is no pod.
         """
         ...
+
+
+async def pages_of(cluster: ClusterPort, kind: str, *, namespace: str | None = None) -> AsyncIterator[ListPage]:
+    """Yield the pages of a list, the last one too.
+
+    Raises:
+        ServerError: If it does not end.
+    """
+    token: str | None = None
+    for _ in range(PAGES_MAX):
+        page = await cluster.list(kind, namespace=namespace, continue_=token)
+        yield page
+        token = page.continue_
+        if token is None:
+            return
+    raise ServerError(f"list of {kind} does not end: {PAGES_MAX} pages of {PAGE_OBJECTS} objects were read")

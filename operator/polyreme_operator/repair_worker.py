@@ -29,6 +29,7 @@ from polyreme_operator.port import (
     ObjectRef,
     PortError,
     TooManyRequestsError,
+    pages_of,
 )
 from polyreme_operator.settings import Settings
 from polyreme_operator.types.actions import EmitEvent
@@ -171,15 +172,10 @@ class RepairWorker:
 
     async def _left_over(self, node: str, under_way: Repair) -> str:
         """Return the name of another Job that still repairs the node; empty if there is none."""
-        token: str | None = None
-        while True:
-            page = await self._port.list("Job", namespace=self._settings.repairs_namespace, continue_=token)
-            for job in page.items:
-                if job["metadata"]["name"] != under_way.job and repair.runs_on(job, node):
-                    return str(job["metadata"]["name"])
-            token = page.continue_
-            if token is None:
-                return ""
+        found = [""]
+        async for page in pages_of(self._port, "Job", namespace=self._settings.repairs_namespace):
+            found += [str(job["metadata"]["name"]) for job in page.items if repair.runs_on(job, node)]
+        return max(name for name in found if name != under_way.job)
 
     async def _create(self, case: _Case, under_way: Repair) -> str:
         """Create the Job of a repair; return why it was not, empty if it was."""

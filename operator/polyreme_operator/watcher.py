@@ -11,7 +11,7 @@ from polyreme_api.clock import MonotonicWallClock
 from polyreme_api.errors import RetryableError
 from polyreme_operator.cache.kinds import watched_kinds
 from polyreme_operator.cluster_cache import ClusterCache
-from polyreme_operator.port import ClusterPort, GoneError, NotFoundError, ObjectRef, PortError
+from polyreme_operator.port import ClusterPort, GoneError, NotFoundError, ObjectRef, PortError, pages_of
 from polyreme_operator.settings import Settings
 from polyreme_operator.types.changes import Changes
 
@@ -102,19 +102,15 @@ class Watcher:
 
     async def _list(self, kind: str) -> str:
         listed: set[ObjectRef] = set()
-        token: str | None = None
-        newest = self._cache.versions.newest(kind)
-        while True:
-            page = await self._port.list(kind, namespace=self._namespace(kind), continue_=token)
+        newest, first, version = self._cache.versions.newest(kind), True, 0
+        async for page in pages_of(self._port, kind, namespace=self._namespace(kind)):
             now_s, version = self._clock.now_s(), int(page.resource_version)
-            if token is None and version < newest:
+            if first and version < newest:
                 self._cache.void_versions(f"{kind} is listed at version {version} and was seen at {newest}")
             for manifest in page.items:
                 listed.add(ObjectRef.of(manifest))
                 self._note(self._cache.put(manifest, now_s=now_s, listed_at=version))
-            token = page.continue_
-            if token is None:
-                break
+            first = False
         changes = self._cache.forget_unlisted(kind, listed, version=version)
         if kind == "Lease" and self._leases_unwatched_since_s is not None:
             outage_s = self._clock.steady_s() - self._leases_unwatched_since_s

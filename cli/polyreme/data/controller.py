@@ -27,7 +27,7 @@ from polyreme_api.errors import (
     RefusedError,
 )
 from polyreme_api.job import TrainingJob
-from polyreme_operator.port import ClusterPort, PortError, WatchEvent, WatchEventType
+from polyreme_operator.port import ClusterPort, PortError, WatchEvent, WatchEventType, pages_of
 from polyreme_operator.port import NotFoundError as NoSuchKindError
 
 RELIST_S = 300.0
@@ -177,18 +177,16 @@ class DataController:
 
     async def _list(self) -> str:
         found: dict[str, Candidate] = {}
-        token: str | None = None
-        while True:
-            page = await self._cluster.list(labels.KIND_JOB, namespace=self._namespace, continue_=token)
+        version = ""
+        async for page in pages_of(self._cluster, labels.KIND_JOB, namespace=self._namespace):
             for manifest in page.items:
                 candidate = self._reader.read(manifest)
                 if candidate is not None:
                     found[candidate.uid] = candidate
-            token = page.continue_
-            if token is None:
-                self._replace(found)
-                self._listed.set()
-                return page.resource_version
+            version = page.resource_version
+        self._replace(found)
+        self._listed.set()
+        return version
 
     def _take(self, event: WatchEvent) -> None:
         if event.type is WatchEventType.BOOKMARK:

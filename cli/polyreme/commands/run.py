@@ -54,24 +54,12 @@ def run(
 
     cancel_on_signals()
     from polyreme.fault_options import parse_injection
-    from polyreme.formatting import short_weights
     from polyreme.job_files import read_job
-    from polyreme.running import append_schedule
     from polyreme.session import SessionSettings, serve
 
     home: Home = context.obj
     described = read_job(job)
-    run_directory = home.run(described.metadata.namespace, described.metadata.name)
-    if not fresh and (appended := append_schedule(run_directory, described)) is not None:
-        note(
-            f"run {run_directory.name} is running: its schedule has {len(appended)} new entries, and each takes "
-            "effect at the first window of the order that no rank has looked at"
-        )
-        rows = [
-            {"fromStep": change.from_step, "weights": short_weights({of.source: of.weight for of in change.weights})}
-            for change in appended
-        ]
-        emit("AppendedChanges", rows, output=output, columns=[("from step", "fromStep"), ("weights", "weights")])
+    if not fresh and _appended(home, described, output):
         return ExitCode.OK
     injections = [parse_injection(text) for text in inject or ()]
     settings = SessionSettings(fresh=fresh, injections=tuple(injections), devices=devices, nodes=nodes)
@@ -96,6 +84,26 @@ def run(
         ],
     )
     return outcome.exit_code
+
+
+def _appended(home: Home, job: TrainingJob, output: Format) -> bool:
+    """Hand entries that were appended to the schedule to a run that is running; tell whether that was asked for."""
+    from polyreme.formatting import short_weights
+    from polyreme.running import append_schedule
+
+    run = home.run(job.metadata.namespace, job.metadata.name)
+    if (appended := append_schedule(run, job)) is None:
+        return False
+    note(
+        f"run {run.name} is running: entries appended to its schedule: {len(appended)}; each takes effect at the first "
+        "window of the order that no rank has looked at"
+    )
+    rows = [
+        {"fromStep": change.from_step, "weights": short_weights({of.source: of.weight for of in change.weights})}
+        for change in appended
+    ]
+    emit("AppendedChanges", rows, output=output, columns=[("from step", "fromStep"), ("weights", "weights")])
+    return True
 
 
 def validate(

@@ -6,6 +6,7 @@ No database, and no bucket's client unless the objects lie in a bucket: safe aft
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import os
 import time
@@ -97,15 +98,13 @@ def open_packs(
     order = _order(spec, tuple(index.lengths for index in indexes), segments_of(spec, mixture))
     if growth is not None:
         order = dataclasses.replace(order, blocks=growth.ends)
-    augment, identities = _augment(spec), _identities(plan, spec)
-
-    def by_mixture(known: OrderPlan, record: MixtureRecord | None) -> tuple[OrderPlan, Identity]:
-        made = dataclasses.replace(known, segments=segments_of(spec, record))
-        if record is not None and growth is None:
-            # While samples come, ranks that open the data one after the other would judge a source differently.
-            made, record = _without_empty_changes(made, spec, record)
-        return made, identity_of_order(made, spec, identities, augment, record, pixel_version=pixel_version)
-
+    by_mixture = functools.partial(
+        _by_mixture,
+        spec=spec,
+        identities=_identities(plan, spec),
+        pixel_version=pixel_version,
+        growing=growth is not None,
+    )
     order, identity = by_mixture(order, mixture)
     amendments = None if newest_mixture is None else Amendments(mixture, newest_mixture, by_mixture)
     placeholders = spec.data.on_damage == "Placeholder"
@@ -116,7 +115,7 @@ def open_packs(
         identity=identity,
         store=store,
         placeholders=placeholders,
-        augment=augment,
+        augment=_augment(spec),
         threads=threads,
         balance=balance,
         pixels=pixels,
@@ -207,6 +206,23 @@ def _identities(plan: Mapping[str, Any], spec: TrainingJobSpec) -> list[str]:
 
 def _augment(spec: TrainingJobSpec) -> list[AugmentSettings | None]:
     return [settings_of(spec.data.augment if of.augment is None else of.augment) for of in spec.data.sources]
+
+
+def _by_mixture(
+    order: OrderPlan,
+    mixture: MixtureRecord | None,
+    *,
+    spec: TrainingJobSpec,
+    identities: Sequence[str],
+    pixel_version: int,
+    growing: bool,
+) -> tuple[OrderPlan, Identity]:
+    """Return an order with the weights of a mixture, and its identity."""
+    order = dataclasses.replace(order, segments=segments_of(spec, mixture))
+    if mixture is not None and not growing:
+        # While samples come, ranks that open the data one after the other would judge a source differently.
+        order, mixture = _without_empty_changes(order, spec, mixture)
+    return order, identity_of_order(order, spec, identities, _augment(spec), mixture, pixel_version=pixel_version)
 
 
 def _without_empty_changes(

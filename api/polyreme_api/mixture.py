@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from polyreme_api.fields import STEPS_MAX
-from polyreme_api.job.data import SCHEDULE_MAX, MixtureChange, SourceWeight
+from polyreme_api.job.data import SCHEDULE_MAX, SKIP_STEPS_MAX, MixtureChange, SourceWeight
 
 _CONFIG = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True)
 
@@ -28,6 +28,8 @@ class AppendedChange(BaseModel):
     """First step with these weights: the first of a window of the order."""
     weights: tuple[SourceWeight, ...]
     """As the entry has them."""
+    skip_steps: Annotated[int, Field(ge=0, le=SKIP_STEPS_MAX)] = 0
+    """As the entry has it."""
 
 
 class MixtureRecord(BaseModel):

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from polyreme_api.job.data import MixtureChange
+from polyreme_api.job.data import SKIP_STEPS_MAX, MixtureChange
 from polyreme_api.job.schedule import first_steps, schedule_faults
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.mixture import AppendedChange, MixtureRecord
@@ -38,6 +39,8 @@ class Segment:
     """None: the plan's."""
     pack_tokens: int | None = None
     """None: the plan's."""
+    skip_steps: int = 0
+    """Steps of the segment before whose data are passed over where this one begins."""
 
 
 def mixture_changes(spec: TrainingJobSpec, record: MixtureRecord | None = None) -> tuple[MixtureChange, ...]:
@@ -51,9 +54,15 @@ def mixture_changes(spec: TrainingJobSpec, record: MixtureRecord | None = None) 
     known = spec.data.schedule if record is None else record.base
     changes = {change.from_step: change for change in known if change.from_step not in faults}
     changes |= {change.from_step: change for change in _of_stages(spec)}
-    # Two changes that waited for the same window: the later one.
+    # Two changes that waited for the same window: the weights of the later one, and what both pass over.
+    skipped: Counter[int] = Counter()
     for appended in () if record is None else record.changes:
-        changes[appended.step] = MixtureChange(from_step=appended.step, weights=list(appended.weights))
+        skipped[appended.step] += appended.skip_steps
+        changes[appended.step] = MixtureChange(
+            from_step=appended.step,
+            weights=list(appended.weights),
+            skip_steps=min(SKIP_STEPS_MAX, skipped[appended.step]),
+        )
     return tuple(changes[step] for step in sorted(changes))
 
 
@@ -66,8 +75,9 @@ def segments_of(spec: TrainingJobSpec, record: MixtureRecord | None = None) -> t
     """
     names = [source.name for source in spec.data.sources]
     weights = {1: tuple(source.weight for source in spec.data.sources)}
+    skips = {}
     for change in mixture_changes(spec, record):
-        weights[change.from_step] = weights_of(change, names)
+        weights[change.from_step], skips[change.from_step] = weights_of(change, names), change.skip_steps
     packs = {of.first_step: of for of in packs_of_stages(spec)}
     segments: list[Segment] = []
     packed = packs[1]
@@ -78,7 +88,11 @@ def segments_of(spec: TrainingJobSpec, record: MixtureRecord | None = None) -> t
             weighed = weights.get(first_step) or segments[-1].weights
             segments.append(
                 Segment(
-                    first_step=first_step, weights=weighed, packs_per_step=packed.per_step, pack_tokens=packed.tokens
+                    first_step=first_step,
+                    weights=weighed,
+                    packs_per_step=packed.per_step,
+                    pack_tokens=packed.tokens,
+                    skip_steps=skips.get(first_step, 0),
                 )
             )
     return tuple(segments)
@@ -144,7 +158,10 @@ def next_mixture(spec: TrainingJobSpec, known: MixtureRecord, *, after_step: int
         least = max([entry.from_step, after_step + 1, *(change.step for change in changes[-1:])])
         step = window_border(spec, segments, least)
         if not any(entry.from_step < stage <= step for stage in stages):
-            changes.append(AppendedChange(from_step=entry.from_step, step=step, weights=tuple(entry.weights)))
+            weights = tuple(entry.weights)
+            changes.append(
+                AppendedChange(from_step=entry.from_step, step=step, weights=weights, skip_steps=entry.skip_steps)
+            )
     read = max(known.read, len(spec.data.schedule))
     return known.model_copy(update={"changes": tuple(changes), "read": read})
 
@@ -154,7 +171,12 @@ def restored_mixture(spec: TrainingJobSpec, summary: Mapping[str, Any]) -> Mixtu
     by_step = {entry.from_step: entry for entry in spec.data.schedule}
     try:
         changes = [
-            {"fromStep": from_step, "step": step, "weights": by_step[from_step].weights}
+            {
+                "fromStep": from_step,
+                "step": step,
+                "weights": by_step[from_step].weights,
+                "skipSteps": by_step[from_step].skip_steps,
+            }
             for from_step, step in summary["changes"]
         ]
         base = spec.data.schedule[: summary["base"]]

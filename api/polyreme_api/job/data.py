@@ -9,6 +9,8 @@ from polyreme_api.fields import STEPS_MAX, DatasetReference, Name, Part, Probabi
 Weight = Annotated[int, Field(ge=0, le=65_536)]
 PackTokens = Annotated[int, Field(ge=16, le=1_048_576)]
 ColorPercent = Annotated[int, Field(ge=0, le=90)]
+SKIP_STEPS_MAX = 10_000
+"""Steps whose data one change passes over: each window of them is packed once, in some 30 ms."""
 SCHEDULE_MAX = 1024
 """Most changes of the weights in a job."""
 BUDGET_REQUESTS_MIN, BUDGET_BYTES_MIN = 10, 2**20
@@ -89,12 +91,15 @@ class SourceWeight(Part):
 
 
 class MixtureChange(Part):
-    """New weights from a step on; sources that are not named get weight 0."""
+    """New weights from a step on; sources that are not named get weight 0. Data may be passed over there."""
 
     from_step: Annotated[int, Field(ge=1, le=STEPS_MAX)]
     """First step with these weights."""
     weights: Annotated[list[SourceWeight], Field(min_length=1, max_length=256)]
     """Weights by source."""
+    skip_steps: Annotated[int, Field(ge=0, le=SKIP_STEPS_MAX)] = 0
+    """Steps whose data are passed over: the samples on which this step and those after it would train by the weights
+    before, such as those before which the loss rose. Training goes on with the samples that follow."""
 
 
 class Tokenizer(Part):

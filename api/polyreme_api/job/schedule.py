@@ -61,6 +61,8 @@ def _fault(change: MixtureChange, names: Collection[str], stages: Mapping[int, s
             f"data.schedule: weights from step {step} on repeat only after {period} samples, expected at most "
             f"{PERIOD_MAX}; use smaller or rounder weights"
         )
+    if change.skip_steps and step == 1:
+        return "data.schedule: skipSteps at fromStep 1 has no weights before it; drop it, or name a later step"
     if step in stages:
         return (
             f"training.stages: {stages[step]!r} gives weights from step {step} on, and so does data.schedule; "

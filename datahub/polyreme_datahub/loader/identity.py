@@ -65,6 +65,8 @@ def identity_of_order(
         [[segment.first_step, segment.weights] for segment in first.segments],
     ]
     facts += [order.packs_per_step, order.pack_tokens, ORDER_VERSION, WINDOW_PACKS]
+    if any(segment.skip_steps for segment in first.segments):
+        facts += [[segment.skip_steps for segment in first.segments]]
     if spec.data.start_while_processing:
         facts += [BLOCKS]
     packed = [[order.packs_in(segment), order.tokens_in(segment)] for segment in first.segments]
@@ -76,7 +78,8 @@ def identity_of_order(
         facts += [PIXELS, pixel_version]
     links = [(0, _digest(facts))]
     for change in () if mixture is None else mixture.changes:
-        links.append((change.step, _digest([links[-1][1], change.step, weights_of(change, order.names)])))
+        passed = [change.skip_steps] if change.skip_steps else []
+        links.append((change.step, _digest([links[-1][1], change.step, weights_of(change, order.names), *passed])))
     return Identity(tuple(links), mixture)
 
 

@@ -236,10 +236,20 @@ class Order:
         """Return the window of a step, given where the one before it ended in its segment."""
         segments, following = self._plan.segments, segment + 1
         if following < len(segments) and segments[following].first_step == step:
+            slot = self._passed_over(segment, step, slot, base)
             taken = self._mixtures[segment].taken(slot)
             turns = [before + more for before, more in zip(base, taken, strict=True)]
             return self._window(following, step, 0, self._base(segment, following, turns))
         return self._window(segment, step, slot, base)
+
+    def _passed_over(self, segment: int, step: int, slot: int, base: tuple[int, ...]) -> int:
+        """Return the slot behind the samples that a segment's end passes over: those of the steps that would follow."""
+        left = self._plan.segments[segment + 1].skip_steps
+        while left:
+            window = _Window(segment, step, min(left, self._window_steps(segment)), slot, base)
+            slot += self._packed(window)[0]
+            step, left = step + window.steps, left - window.steps
+        return slot
 
     def _base(self, segment: int, following: int, turns: Sequence[int]) -> tuple[int, ...]:
         """Carry each source's turns into the next segment; where other samples fit there, its next epoch begins."""
@@ -269,6 +279,12 @@ class Order:
         if window.first_step in self._filled:
             self._filled.move_to_end(window.first_step)
             return self._filled[window.first_step]
+        result = self._filled[window.first_step] = self._packed(window)
+        while len(self._filled) > WINDOWS_KEPT:
+            self._filled.popitem(last=False)
+        return result
+
+    def _packed(self, window: _Window) -> tuple[int, list[list[Slot]]]:
         segment = self._plan.segments[window.segment]
         packs_max = window.steps * self._plan.packs_in(segment)
         capacity = self._plan.tokens_in(segment)
@@ -285,11 +301,7 @@ class Order:
         packs = [[slots[at] for at in samples] for samples in packed]
         packs += [[] for _ in range(packs_max - len(packs))]
         order = permute(np.arange(packs_max), size=packs_max, key=f"{self._plan.seed}:packs:{window.first_step}")
-        result = (used, [packs[at] for at in order])
-        self._filled[window.first_step] = result
-        while len(self._filled) > WINDOWS_KEPT:
-            self._filled.popitem(last=False)
-        return result
+        return used, [packs[at] for at in order]
 
     def _slots(self, window: _Window, count: int) -> tuple[Sequence[Slot], npt.NDArray[np.int64]]:
         """Return the samples of some slots, and their lengths; fewer where the next one's block is not sealed."""

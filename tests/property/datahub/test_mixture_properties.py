@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -13,7 +16,7 @@ from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.mixture import MixtureRecord
 from polyreme_datahub.loader.identity import Identity, identity_of_order
 from polyreme_datahub.loader.open import _without_empty_changes
-from polyreme_datahub.loader.order import Order, OrderPlan
+from polyreme_datahub.loader.order import Order, OrderPlan, Slot
 from polyreme_planner.mixture import (
     first_mixture,
     mixture_changes,
@@ -43,8 +46,16 @@ class Run:
     resumed: list[int]
 
 
-def spec_of(schedule: list[tuple[int, list[int]]], *, staged: bool) -> TrainingJobSpec:
+def spec_of(
+    schedule: list[tuple[int, list[int]]], *, staged: bool, skips: Mapping[int, int] = MappingProxyType({})
+) -> TrainingJobSpec:
+    """Return a job's spec; ``skips`` are the steps that a change passes over, by the step of its entry."""
     spec = make_spec(["a", "b", "c"], schedule=schedule, sequence_tokens=PACK_TOKENS, packs_per_step=PACKS[0])
+    if skips:
+        given = spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+        for entry in given["data"]["schedule"]:
+            entry["skipSteps"] = skips.get(entry["fromStep"], 0)
+        spec = TrainingJobSpec.model_validate(given, context={"stored": True})
     if not staged:
         return spec
     stages: list[dict[str, Any]] = [
@@ -68,11 +79,12 @@ def runs(draw: st.DrawFn) -> Run:
     steps = sorted(draw(st.sets(st.integers(2, STEPS).filter(lambda step: step != STAGED), max_size=6)))
     known = draw(st.integers(0, min(2, len(steps))))
     entries = [(step, draw(weights.filter(any) if at < known else weights)) for at, step in enumerate(steps)]
-    specs = [spec_of(entries[:known], staged=staged)]
+    skips = {step: draw(st.sampled_from([0, 0, 1, 5, 8])) for step in steps}
+    specs = [spec_of(entries[:known], staged=staged, skips=skips)]
     records, resumed = [first_mixture(specs[0])], [0]
     while known < len(entries):
         known = draw(st.integers(known, len(entries)) if len(specs) < 3 else st.just(len(entries)))
-        specs.append(spec_of(entries[:known], staged=staged))
+        specs.append(spec_of(entries[:known], staged=staged, skips=skips))
         resumed.append(draw(st.integers(0, STEPS)))
         records.append(next_mixture(specs[-1], records[-1], after_step=resumed[-1]))
     return Run(specs=specs, records=records, resumed=resumed)
@@ -152,6 +164,41 @@ def test_an_order_that_is_amended_while_it_is_read_is_that_of_a_later_attempt(ru
 def test_what_a_checkpoint_says_of_the_mixture_restores_it(run: Run) -> None:
     for spec, record in zip(run.specs, run.records, strict=True):
         assert restored_mixture(spec, record.summary()) == record
+
+
+@pytest.mark.parametrize("steps", [4, 8, 6])
+@pytest.mark.parametrize("appended", [False, True])
+def test_data_of_so_many_steps_are_passed_over_and_what_follows_is_trained(steps: int, appended: bool) -> None:
+    """Windows of 4 steps; a change at step 9, which is a window's first one."""
+    entries = [(9, [2, 1, 0])]
+    kept, skipped = spec_of(entries, staged=False), spec_of(entries, staged=False, skips={9: steps})
+    record = next_mixture(skipped, first_mixture(spec_of([], staged=False)), after_step=3) if appended else None
+    (whole, before), (passed, after) = opened(kept, None), opened(skipped, record)
+    # What a run would train by the weights before.
+    unchanged, known = opened(spec_of([], staged=False), first_mixture(spec_of([], staged=False)))
+
+    def taken(order: Order, first: int, count: int) -> set[Slot]:
+        return {slot for step in range(first, first + count) for pack in order.packs(step) for slot in pack}
+
+    assert [passed.packs(step) for step in range(1, 9)] == [whole.packs(step) for step in range(1, 9)]
+    assert (after.at(8) == known.at(8)) == appended
+    assert after.at(9) not in {before.at(9), known.at(9)}
+    assert not taken(passed, 1, 30) & taken(unchanged, 9, steps // 4 * 4)
+    assert taken(passed, 9, 1), "it goes on"
+    resumed = opened(skipped, record)[0]
+    assert resumed.jump(whole.place(8)), "a state from before the change"
+    assert resumed.packs(9) == passed.packs(9)
+    assert opened(skipped, record)[0].jump(passed.place(14))
+
+
+def test_changes_that_wait_for_the_same_window_pass_over_the_steps_of_both() -> None:
+    entries, skips = [(5, [1, 0, 2]), (6, [0, 1, 1])], {5: 3, 6: 4}
+    record = next_mixture(
+        spec_of(entries, staged=False, skips=skips), first_mixture(spec_of([], staged=False)), after_step=6
+    )
+    assert [(change.step, change.skip_steps) for change in record.changes] == [(9, 3), (9, 4)]
+    [change] = mixture_changes(spec_of(entries, staged=False, skips=skips), record)
+    assert (change.from_step, change.skip_steps) == (9, 7)
 
 
 def test_a_schedule_that_is_known_from_the_beginning_keeps_its_order_and_its_identity() -> None:

@@ -178,6 +178,16 @@ RULED: list[Case] = [
         {"spec.data.schedule": [{"fromStep": 5, "weights": [{"source": "one", "weight": 0}]}]},
         ("spec.data.schedule[0]:", "every weight from step 5 on is 0; raise one"),
     ),
+    (
+        "TrainingJob",
+        {"spec.data.schedule": [{"fromStep": 1, "weights": WEIGHTS, "skipSteps": 3}]},
+        ("spec.data.schedule[0]:", "skipSteps at fromStep 1 has no weights before it; drop it, or name a later step"),
+    ),
+    (
+        "TrainingJob",
+        {"spec.data.schedule": [{"fromStep": 5, "weights": WEIGHTS, "skipSteps": 10_001}]},
+        ("spec.data.schedule[0].skipSteps:", "10000"),
+    ),
     ("TrainingQueue", {"metadata.name": "a" * 64}, ("metadata.name " + "a" * 64, "at most 63 characters")),
     ("TrainingQueue", {"spec.parent": "one"}, ("spec.parent one is the queue itself; name another queue",)),
     (

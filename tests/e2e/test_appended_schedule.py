@@ -97,7 +97,7 @@ def test_a_change_that_is_appended_while_ranks_train_takes_effect_in_that_attemp
         assert "fromStep 2 was appended, and the run has trained step" in past.said
         done = home.call("run", str(written((5, "two"))), "-o", "json")
         assert done.code == 0, done.said
-        assert done.item == [{"fromStep": 5, "weights": "two 1"}]
+        assert done.item == [{"fromStep": 5, "weights": "two 1", "skipSteps": 0}]
         running.until(lambda: (running.pod_directory(0) / "schedule.json").read_text() != "[]", "the leader has it")
     with running.held(attempt=1, steps=LATER_BORDER + 2):
         running.kill_all()

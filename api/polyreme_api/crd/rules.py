@@ -285,6 +285,11 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
             words="every weight from step {self.fromStep} on is 0; raise one",
             plain="every weight of a change is 0; raise one",
         ),
+        Rule(
+            rule="!has(self.skipSteps) || self.skipSteps == 0 || self.fromStep > 1",
+            words="skipSteps at fromStep 1 has no weights before it; drop it, or name a later step",
+            plain="skipSteps at fromStep 1 has no weights before it; drop it, or name a later step",
+        ),
     ),
     "QueueQuota": (
         Rule(

@@ -99,7 +99,7 @@ class MixtureChange(Part):
     """Weights by source."""
     skip_steps: Annotated[int, Field(ge=0, le=SKIP_STEPS_MAX)] = 0
     """Steps whose data are passed over: the samples on which this step and those after it would train by the weights
-    before, such as those before which the loss rose. Training goes on with the samples that follow."""
+    before, such as those before which the loss rose. Training continues with the samples that follow."""
 
 
 class Tokenizer(Part):

@@ -99,10 +99,15 @@ def _appended(home: Home, job: TrainingJob, output: Format) -> bool:
         "window of the order that no rank has looked at"
     )
     rows = [
-        {"fromStep": change.from_step, "weights": short_weights({of.source: of.weight for of in change.weights})}
+        {
+            "fromStep": change.from_step,
+            "weights": short_weights({of.source: of.weight for of in change.weights}),
+            "skipSteps": change.skip_steps,
+        }
         for change in appended
     ]
-    emit("AppendedChanges", rows, output=output, columns=[("from step", "fromStep"), ("weights", "weights")])
+    columns = [("from step", "fromStep"), ("weights", "weights"), ("steps passed over", "skipSteps")]
+    emit("AppendedChanges", rows, output=output, columns=columns)
     return True
 
 

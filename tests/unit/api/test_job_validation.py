@@ -112,6 +112,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "every weight from step 5 on is 0; raise one",
     ),
     (
+        {"spec.data.schedule": [{"fromStep": 1, "weights": [{"source": "one", "weight": 1}], "skipSteps": 3}]},
+        "skipSteps at fromStep 1 has no weights before it; drop it, or name a later step",
+    ),
+    (
         {
             "spec.data.sources": [{"name": f"s{at}", "dataset": "sample/one"} for at in range(17)],
             "spec.data.schedule": [

@@ -181,7 +181,7 @@ RULED: list[Case] = [
     (
         "TrainingJob",
         {"spec.data.schedule": [{"fromStep": 1, "weights": WEIGHTS, "skipSteps": 3}]},
-        ("spec.data.schedule[0]:", "skipSteps at fromStep 1 has no weights before it; drop it, or name a later step"),
+        ("spec.data.schedule[0]:", "skipSteps 3 at fromStep 1 has no weights before it; drop it, or name a later step"),
     ),
     (
         "TrainingJob",

@@ -287,7 +287,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         ),
         Rule(
             rule="!has(self.skipSteps) || self.skipSteps == 0 || self.fromStep > 1",
-            words="skipSteps at fromStep 1 has no weights before it; drop it, or name a later step",
+            words="skipSteps {self.skipSteps} at fromStep 1 has no weights before it; drop it, or name a later step",
             plain="skipSteps at fromStep 1 has no weights before it; drop it, or name a later step",
         ),
     ),

@@ -62,7 +62,10 @@ def _fault(change: MixtureChange, names: Collection[str], stages: Mapping[int, s
             f"{PERIOD_MAX}; use smaller or rounder weights"
         )
     if change.skip_steps and step == 1:
-        return "data.schedule: skipSteps at fromStep 1 has no weights before it; drop it, or name a later step"
+        return (
+            f"data.schedule: skipSteps {change.skip_steps} at fromStep 1 has no weights before it; drop it, or name a "
+            "later step"
+        )
     if step in stages:
         return (
             f"training.stages: {stages[step]!r} gives weights from step {step} on, and so does data.schedule; "

@@ -113,7 +113,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"spec.data.schedule": [{"fromStep": 1, "weights": [{"source": "one", "weight": 1}], "skipSteps": 3}]},
-        "skipSteps at fromStep 1 has no weights before it; drop it, or name a later step",
+        "skipSteps 3 at fromStep 1 has no weights before it; drop it, or name a later step",
     ),
     (
         {

@@ -120,7 +120,7 @@ class BatchSource(Protocol):
     def refresh(self) -> None:
         """Take over changes of the mixture that were fixed since the data were opened.
 
-        They take effect at steps that nobody has looked at; a call too many changes nothing.
+        They take effect at steps that no rank has read yet. It may be called at any time, and again.
         """
         ...
 

@@ -170,7 +170,7 @@ def _point(store: ObjectStore, key: str) -> ResumePoint:
 
 
 def _amended(store: ObjectStore, point: ResumePoint, keys: Iterable[str]) -> ResumePoint:
-    """Put the mixture into a point that was fixed last, among some keys of the root."""
+    """Return a point with the newest mixture of its attempt, if some keys of the root have one."""
     prefix = mixture_prefix(point.attempt)
     newest = max((key for key in keys if key.startswith(prefix)), default=None)
     if newest is None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,8 +20,6 @@ from polyreme_planner.curriculum import packs_of_stages
 
 WINDOW_PACKS = 256
 """Packs that are filled together; more fill better (99.9 % at 4,096 samples a window) and cost more at once."""
-
-
 STEPS_AHEAD_MAX = 8
 """Steps after the one that is trained that any rank or data engine may have looked at already; what reads ahead keeps
 below it. A change that is fixed while ranks train takes effect later."""
@@ -55,13 +52,11 @@ def mixture_changes(spec: TrainingJobSpec, record: MixtureRecord | None = None) 
     changes = {change.from_step: change for change in known if change.from_step not in faults}
     changes |= {change.from_step: change for change in _of_stages(spec)}
     # Two changes that waited for the same window: the weights of the later one, and what both pass over.
-    skipped: Counter[int] = Counter()
     for appended in () if record is None else record.changes:
-        skipped[appended.step] += appended.skip_steps
+        before = changes.get(appended.step)
+        skipped = appended.skip_steps + (0 if before is None else before.skip_steps)
         changes[appended.step] = MixtureChange(
-            from_step=appended.step,
-            weights=list(appended.weights),
-            skip_steps=min(SKIP_STEPS_MAX, skipped[appended.step]),
+            from_step=appended.step, weights=list(appended.weights), skip_steps=min(SKIP_STEPS_MAX, skipped)
         )
     return tuple(changes[step] for step in sorted(changes))
 

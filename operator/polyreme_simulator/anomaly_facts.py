@@ -42,8 +42,8 @@ class AnomalyFacts:
         """Jobs whose status was refused at some time: nothing is held for them."""
         self._missing_s: dict[tuple[str, str], float] = {}
         self._refused_s: dict[tuple[str, str, int], float] = {}
-        """When the first create of a job's pods was refused since the job last said why, by UID, sentence and attempt:
-        a job that another fault has made wait meanwhile is refused anew."""
+        """When the first create of a job's pods was refused since the job last said why, by UID, sentence and attempt.
+        The pods of a later attempt are created, and refused, again."""
 
     # --------------------------------------------------------------------------------------------------------- writes
 

@@ -98,7 +98,7 @@ class ReadAhead:
             self._entries.clear()
             self._held_bytes = 0
             self._changed.notify_all()
-        # What is read for nobody would delay the first packs of the next source.
+        # Its pending reads would delay the first packs of the next source.
         self._source.close()
 
     @property

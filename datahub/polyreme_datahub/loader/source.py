@@ -272,7 +272,7 @@ class PackedSource:
             self._order.jump(state.get("window", {}))
 
     def refresh(self) -> None:
-        """Take over changes of the mixture that were fixed since; they take effect at steps that nobody has read.
+        """Take over changes of the mixture that were fixed since; they take effect at steps that no rank has read yet.
 
         Raises:
             StoreFailedError: If the store stays away.

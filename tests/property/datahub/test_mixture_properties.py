@@ -199,6 +199,13 @@ def test_changes_that_wait_for_the_same_window_pass_over_the_steps_of_both() -> 
     assert [(change.step, change.skip_steps) for change in record.changes] == [(9, 3), (9, 4)]
     [change] = mixture_changes(spec_of(entries, staged=False, skips=skips), record)
     assert (change.from_step, change.skip_steps) == (9, 7)
+    base = spec_of([(9, [1, 0, 2])], staged=False, skips={9: 5})
+    later = spec_of([(9, [1, 0, 2]), (10, [0, 1, 1])], staged=False, skips={9: 5, 10: 2})
+    moved = next_mixture(later, first_mixture(base), after_step=2)
+    joined = moved.model_copy(update={"changes": (moved.changes[0].model_copy(update={"step": 9}),)})
+    assert mixture_changes(later, joined)[0].skip_steps == 7, (
+        "with what an entry passes over that was known from the beginning"
+    )
 
 
 def test_a_schedule_that_is_known_from_the_beginning_keeps_its_order_and_its_identity() -> None:

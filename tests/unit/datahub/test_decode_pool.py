@@ -19,6 +19,8 @@ from polyreme_api.errors import InvalidConfigError, RefusedError
 from polyreme_datahub import hub
 from polyreme_datahub.digests import blob_key
 from polyreme_datahub.loader.decode_pool import THREADS_MAX, DecodePool, DecodeRoom, ReadsAhead, decode_threads
+from polyreme_datahub.loader.documents import Document
+from polyreme_datahub.loader.order import Slot
 from polyreme_datahub.loader.sample_reader import decoded_bytes
 from polyreme_datahub.loader.shards import SampleDamagedError
 from polyreme_datahub.loader.source import DECODE_BYTES_MIN, PackedSource
@@ -187,14 +189,14 @@ def test_the_number_of_threads_is_a_share_of_the_processors_or_what_the_environm
 def test_a_closed_source_begins_no_more_reads(home: Home, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that is under way ends with the samples that are being read; it does not take the rest."""
     source, begun, go_on = opened(home, threads, monkeypatch), threading.Semaphore(0), threading.Event()
-    reads: list[object] = []
+    reads: list[Slot] = []
     read = source._read
 
-    def slow(slot: object) -> object:
+    def slow(slot: Slot) -> Document:
         reads.append(slot)
         begun.release()
         assert go_on.wait(60)
-        return read(slot)  # type: ignore[arg-type]
+        return read(slot)
 
     monkeypatch.setattr(source, "_read", slow)
     with ThreadPoolExecutor(1) as pool:

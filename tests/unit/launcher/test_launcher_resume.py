@@ -234,7 +234,7 @@ def test_changes_that_are_appended_while_an_attempt_runs_are_fixed_once_and_kept
     file.write_text("[{]")
     assert not leader(60), "what can't be read fails no step"
     spec = write((20, "s0"), (40, "s1"), (41, "s9"), (70, "s0"))
-    assert leader(84 - STEPS_AHEAD_MAX), "the window that begins with the next step that nobody knows is too near"
+    assert leader(84 - STEPS_AHEAD_MAX), "the window at step 84 may be known already"
     assert fixed() == [(40, 84), (70, 148)], "a source that there is not is left out"
     assert MixtureLeader(file, store, attempt=1, spec=known)(90) is False, "a rank that starts again has nothing to fix"
     save(tmp_path, 1, 60)

@@ -116,6 +116,9 @@ class _Window:
     """First slot, counted within the segment."""
     base: tuple[int, ...]
     """Turns of each source before the segment: whole epochs of the samples that fit, and what is left."""
+    after: tuple[int, int, tuple[int, ...]] | None = None
+    """Of a segment's first window: segment, next slot and base of the window before. What a segment's beginning passes
+    over may still be added to until one of its steps was trained."""
 
 
 class Order:
@@ -172,12 +175,10 @@ class Order:
     def place(self, step: int) -> dict[str, object]:
         """Say in some JSON-able numbers where the window of a step begins; ``jump`` takes them."""
         window = self._find(step)
-        return {
-            "segment": window.segment,
-            "step": window.first_step,
-            "slot": window.slot,
-            "base": list(window.base),
-        }
+        segment, slot, base = window.segment, window.slot, window.base
+        if step == window.first_step and window.after is not None:
+            segment, slot, base = window.after
+        return {"segment": segment, "step": window.first_step, "slot": slot, "base": list(base)}
 
     def jump(self, place: Mapping[str, Any]) -> bool:
         """Take over where a window begins, so that its steps need no walk from step 1.
@@ -202,7 +203,9 @@ class Order:
         if segment >= len(self._plan.segments):
             return False
         passed, base = step - self._plan.segments[segment].first_step, tuple(whole[3:])
-        if passed < 0 or passed % self._window_steps(segment) or (passed == 0) != (slot == 0):
+        if passed < 0 or (passed == 0) != (slot == 0):
+            return False
+        if passed % self._window_steps(segment) and not self._begins(segment + 1, step):
             return False
         window = self._window_at(segment, step, slot, base)
         if window.steps < 1:
@@ -234,13 +237,16 @@ class Order:
 
     def _window_at(self, segment: int, step: int, slot: int, base: tuple[int, ...]) -> _Window:
         """Return the window of a step, given where the one before it ended in its segment."""
-        segments, following = self._plan.segments, segment + 1
-        if following < len(segments) and segments[following].first_step == step:
-            slot = self._passed_over(segment, step, slot, base)
-            taken = self._mixtures[segment].taken(slot)
+        following = segment + 1
+        if self._begins(following, step):
+            taken = self._mixtures[segment].taken(self._passed_over(segment, step, slot, base))
             turns = [before + more for before, more in zip(base, taken, strict=True)]
-            return self._window(following, step, 0, self._base(segment, following, turns))
+            window = self._window(following, step, 0, self._base(segment, following, turns))
+            return dataclasses.replace(window, after=(segment, slot, base))
         return self._window(segment, step, slot, base)
+
+    def _begins(self, segment: int, step: int) -> bool:
+        return segment < len(self._plan.segments) and self._plan.segments[segment].first_step == step
 
     def _passed_over(self, segment: int, step: int, slot: int, base: tuple[int, ...]) -> int:
         """Return the slot behind the samples that a segment's end passes over: those of the steps that would follow."""

@@ -191,6 +191,21 @@ def test_data_of_so_many_steps_are_passed_over_and_what_follows_is_trained(steps
     assert opened(skipped, record)[0].jump(passed.place(14))
 
 
+def test_a_checkpoint_just_before_a_change_continues_though_another_joins_it() -> None:
+    """The state says where the window before the change ended: what the change passes over is not final yet."""
+    one = [(9, [1, 0, 2])]
+    first, base = spec_of(one, staged=False, skips={9: 5}), first_mixture(spec_of([], staged=False))
+    before = next_mixture(first, base, after_step=3)
+    second = spec_of([*one, (10, [0, 1, 1])], staged=False, skips={9: 5, 10: 3})
+    after = next_mixture(second, before, after_step=8)
+    after = after.model_copy(update={"changes": tuple(each.model_copy(update={"step": 9}) for each in after.changes)})
+    saved, whole = opened(first, before)[0], opened(second, after)[0]
+    resumed = opened(second, after)[0]
+    assert resumed.jump(saved.place(9))
+    assert resumed.packs(9) == whole.packs(9)
+    assert saved.place(9) == whole.place(9)
+
+
 def test_changes_that_wait_for_the_same_window_pass_over_the_steps_of_both() -> None:
     entries, skips = [(5, [1, 0, 2]), (6, [0, 1, 1])], {5: 3, 6: 4}
     record = next_mixture(

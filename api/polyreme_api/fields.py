@@ -151,6 +151,16 @@ LearningRate = Annotated[DecimalText, _at_most("10")]
 Probability = Annotated[DecimalText, _at_most("1")]
 """A probability."""
 
+
+def _from_one(text: str) -> str:
+    if _Decimal(text) < 1:
+        raise ValueError("a number from 1 to 100")
+    return text
+
+
+Temperature = Annotated[DecimalText, _at_most("100"), AfterValidator(_from_one)]
+"""Temperature of a mixture."""
+
 Decay = Annotated[DecimalText, AfterValidator(_less_than_one)]
 """Decay of a running mean."""
 

@@ -4,13 +4,15 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from polyreme_api.fields import STEPS_MAX, DatasetReference, Name, Part, Probability, Seconds, Url
+from polyreme_api.fields import STEPS_MAX, DatasetReference, Name, Part, Probability, Seconds, Temperature, Url
 
 Weight = Annotated[int, Field(ge=0, le=65_536)]
 PackTokens = Annotated[int, Field(ge=16, le=1_048_576)]
 ColorPercent = Annotated[int, Field(ge=0, le=90)]
 SKIP_STEPS_MAX = 10_000
 """Steps whose data one change passes over: each window of them is packed once, in some 30 ms."""
+EPOCHS_MAX = 100_000
+"""Most epochs that a source may be limited to."""
 SCHEDULE_MAX = 1024
 """Most changes of the weights in a job."""
 BUDGET_REQUESTS_MIN, BUDGET_BYTES_MIN = 10, 2**20
@@ -76,7 +78,10 @@ class Source(Part):
     dataset: DatasetReference
     """Registered dataset, ``name`` or ``name@version``; names under ``sample/`` come with polyreme."""
     weight: Weight = 1
-    """Share of samples, relative to the other sources'."""
+    """Share, relative to the other sources': of samples, unless ``data.weightsBy`` or ``data.temperature`` is given."""
+    epochs_max: Annotated[int, Field(ge=1, le=EPOCHS_MAX)] | None = None
+    """Most times that a sample is trained on; none: no limit. After its last epoch a source has no turn, and the others
+    share its turns by their weights. A job whose steps need more data than all limits leave is refused."""
     augment: Augment | None = None
     """Augmentation of this source, in place of ``data.augment``; ``{}``: none."""
 
@@ -87,7 +92,7 @@ class SourceWeight(Part):
     source: Name
     """Name of a source of the mixture."""
     weight: Weight
-    """Share of samples from that step on."""
+    """Share from that step on, as ``weight`` of a source."""
 
 
 class MixtureChange(Part):
@@ -126,6 +131,13 @@ class Data(Part):
 
     sources: Annotated[list[Source], Field(min_length=1, max_length=256)]
     """Datasets of the mixture."""
+    weights_by: Literal["Samples", "Tokens"] = "Samples"
+    """What the weights are shares of. ``Tokens``: a source with longer samples gets fewer of them; only those that fit
+    the packs count."""
+    temperature: Temperature | None = None
+    """Each weight is multiplied by the size of its source (samples or tokens, see ``weights_by``) to the power of
+    1 / temperature: with ``"1"`` and equal weights every sample is trained on as often, a higher temperature favors
+    small sources; none: the weights alone."""
     schedule: Annotated[list[MixtureChange], Field(max_length=SCHEDULE_MAX)] = Field(default=[])
     """Changes of the weights during the run, in the order of their steps. While the job exists, changes may be
     appended, and none may be changed or removed. A change that is appended after the first attempt has begun takes

@@ -12,6 +12,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any
 
 from polyreme_api.job.spec import TrainingJobSpec
@@ -20,6 +21,7 @@ from polyreme_datahub.index.blocks import BLOCKS
 from polyreme_datahub.index.format import BY_PILLOW, PIXELS
 from polyreme_datahub.loader.augment import AUGMENT_VERSION, AugmentSettings
 from polyreme_datahub.loader.order import ORDER_VERSION, OrderPlan
+from polyreme_datahub.loader.weighing import WEIGHING_VERSION
 from polyreme_planner.mixture import WINDOW_PACKS, segments_of, weights_of
 
 
@@ -67,6 +69,11 @@ def identity_of_order(
     facts += [order.packs_per_step, order.pack_tokens, ORDER_VERSION, WINDOW_PACKS]
     if any(segment.skip_steps for segment in first.segments):
         facts += [[segment.skip_steps for segment in first.segments]]
+    if spec.data.weights_by != "Samples" or spec.data.temperature is not None:
+        temperature = None if spec.data.temperature is None else str(Decimal(spec.data.temperature).normalize())
+        facts += [WEIGHING_VERSION, spec.data.weights_by, temperature]
+    if any(limits := [source.epochs_max for source in spec.data.sources]):
+        facts += ["epochsMax", limits, order.last_step]
     if spec.data.start_while_processing:
         facts += [BLOCKS]
     packed = [[order.packs_in(segment), order.tokens_in(segment)] for segment in first.segments]

@@ -20,22 +20,41 @@ from polyreme_api.job.schedule import PERIOD_MAX
 from polyreme_datahub.errors import SourceInvalidError
 
 
+def shares_of(weights: Sequence[int]) -> list[int]:
+    """Return the slots of each source in one period.
+
+    Raises:
+        SourceInvalidError: If there is no weight, or the period is too long.
+    """
+    divisor = math.gcd(*weights)
+    if divisor == 0:
+        raise SourceInvalidError("every weight of the mixture is 0; raise one", field="data.sources")
+    shares = [weight // divisor for weight in weights]
+    if (period := sum(shares)) > PERIOD_MAX:
+        raise SourceInvalidError(
+            f"mixture weights repeat only after {period} samples, expected at most {PERIOD_MAX}; use smaller "
+            "or rounder weights",
+            field="data.sources",
+        )
+    return shares
+
+
 class Mixture:
     """The sources of slots 0, 1, 2, ... under fixed weights."""
 
     def __init__(self, weights: Sequence[int]) -> None:
-        divisor = math.gcd(*weights)
-        if divisor == 0:
-            raise SourceInvalidError("every weight of the mixture is 0; raise one", field="data.sources")
-        self._shares = [weight // divisor for weight in weights]
+        self._shares = shares_of(weights)
         self.period = sum(self._shares)
-        if self.period > PERIOD_MAX:
-            raise SourceInvalidError(
-                f"mixture weights repeat only after {self.period} samples, expected at most {PERIOD_MAX}; use smaller "
-                "or rounder weights",
-                field="data.sources",
-            )
         self._source_N = _tabulate(self._shares, self.period)
+
+    def share(self, source: int) -> float:
+        """Return a source's share of the slots."""
+        return self._shares[source] / self.period
+
+    def slot_of(self, source: int, turn: int) -> int:
+        """Return the slot of a source's turn; both count from 0, and the source has a weight."""
+        rounds, rest = divmod(turn, self._shares[source])
+        return rounds * self.period + int(np.flatnonzero(self._source_N == source)[rest])
 
     def sources(self, first: int, count: int) -> npt.NDArray[np.int64]:
         """Return the source of each of ``count`` slots from ``first`` on."""

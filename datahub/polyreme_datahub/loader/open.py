@@ -19,7 +19,7 @@ from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.mixture import MixtureRecord
 from polyreme_api.store import ObjectNotFoundError, ObjectStore
 from polyreme_datahub.chat_format import OWN_TEMPLATE, ChatTemplate, jinja_of
-from polyreme_datahub.errors import IndexDamagedError
+from polyreme_datahub.errors import IndexDamagedError, SourceInvalidError
 from polyreme_datahub.index.blocks import BLOCKS, Journal, Opening, Sizes
 from polyreme_datahub.index.damage import note_damage
 from polyreme_datahub.index.format import PIXELS, parse_plan, pixels_of, plan_key, special_tokens
@@ -33,9 +33,11 @@ from polyreme_datahub.loader.decode_pool import DecodeRoom, decode_threads
 from polyreme_datahub.loader.evaluation import HeldOutSource
 from polyreme_datahub.loader.growth import Growth, JournalGrowth
 from polyreme_datahub.loader.identity import Identity, identity_of_order
-from polyreme_datahub.loader.order import OrderPlan, unfilled_segments
+from polyreme_datahub.loader.order import OrderPlan, unfilled_segments, used_up
+from polyreme_datahub.loader.outlook import used_up_step
 from polyreme_datahub.loader.shards import MappedIndex
 from polyreme_datahub.loader.source import Balance, PackedSource
+from polyreme_datahub.loader.weighing import weighed
 from polyreme_datahub.objects import SAMPLES, Gate, open_store
 from polyreme_datahub.operations.values import Blob
 from polyreme_datahub.tokenizer_file import split_template, tokenizer_json
@@ -190,6 +192,7 @@ def entries_of_state(
 def _order(
     spec: TrainingJobSpec, lengths: tuple[npt.NDArray[np.int64], ...], segments: tuple[Segment, ...]
 ) -> OrderPlan:
+    limits = tuple(source.epochs_max for source in spec.data.sources)
     return OrderPlan(
         seed=spec.data.seed,
         names=tuple(source.name for source in spec.data.sources),
@@ -197,6 +200,8 @@ def _order(
         segments=segments,
         packs_per_step=spec.training.packs_per_step,
         pack_tokens=spec.data.sequence_tokens,
+        epochs_max=limits if any(limits) else (),
+        last_step=spec.training.steps if any(limits) else None,
     )
 
 
@@ -221,26 +226,36 @@ def _by_mixture(
     order = dataclasses.replace(order, segments=segments_of(spec, mixture))
     if mixture is not None and not growing:
         # While samples come, ranks that open the data one after the other would judge a source differently.
-        order, mixture = _without_empty_changes(order, spec, mixture)
-    return order, identity_of_order(order, spec, identities, _augment(spec), mixture, pixel_version=pixel_version)
+        order, mixture = _without_vain_changes(order, spec, mixture)
+    used = weighed(order, spec.data)
+    if not unfilled_segments(used) and (step := used_up_step(used, spec.training.steps)) is not None:
+        raise SourceInvalidError(used_up(used, step), field="spec.data.sources[].epochsMax")
+    return used, identity_of_order(used, spec, identities, _augment(spec), mixture, pixel_version=pixel_version)
 
 
-def _without_empty_changes(
+def _without_vain_changes(
     order: OrderPlan, spec: TrainingJobSpec, mixture: MixtureRecord
 ) -> tuple[OrderPlan, MixtureRecord]:
-    """Leave out appended changes that weigh a source without a sample that fits: what runs must not fail by them.
+    """Leave out appended changes by which a run would have no samples: what runs must not fail by them.
 
-    Which ones follows from the data and the record, so all ranks of all attempts leave the same ones out.
+    One may weigh a source without a sample that fits, or only sources that have had their epochs. Which ones follows
+    from the data and the record, so all ranks of all attempts leave the same ones out.
     """
-    while empty := unfilled_segments(order):
-        step = order.segments[empty[0]].first_step
-        last = next((change for change in reversed(mixture.changes) if change.step <= step), None)
-        if last is None or weights_of(last, order.names) != order.segments[empty[0]].weights:
+    while (step := _step_without_samples(order, spec)) is not None:
+        first_step = order.segment_of(step).first_step
+        last = next((change for change in reversed(mixture.changes) if change.step <= first_step), None)
+        if last is None or weights_of(last, order.names) != order.segment_of(step).weights:
             break
-        _log.warning("weights from step %d on are ignored: a source with a weight has no sample that fits", last.step)
+        _log.warning("weights from step %d on are ignored: a source with a weight has no sample left that fits", last.step)
         mixture = mixture.model_copy(update={"changes": tuple(of for of in mixture.changes if of is not last)})
         order = dataclasses.replace(order, segments=segments_of(spec, mixture))
     return order, mixture
+
+
+def _step_without_samples(order: OrderPlan, spec: TrainingJobSpec) -> int | None:
+    if empty := unfilled_segments(order):
+        return order.segments[empty[0]].first_step
+    return used_up_step(weighed(order, spec.data), spec.training.steps)
 
 
 def _mapped(

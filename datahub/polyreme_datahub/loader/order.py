@@ -2,7 +2,8 @@
 
 Slots 0, 1, 2, ... of a segment (steps with the same weights and packs) name a source each; a source's samples come in
 epochs, each a keyed permutation. Samples that are longer than a segment's packs have no turn in it: an epoch is one of
-those that fit. Where other samples fit than in the segment before, a source begins its next epoch. A window is a whole
+those that fit. Where other samples fit than in the segment before, a source begins its next epoch. A source with a
+limit of epochs has no turn after them: slots are counted anew there, by the weights of the others. A window is a whole
 number of steps: as many slots as its packs hold are packed together, and the packs are shuffled. A window begins where
 the one before ended, so its first slot depends on the lengths before it: first slots are found forwards once and
 remembered, and the state of a checkpoint bears the one that it needs, so that a resume packs a single window. Nothing
@@ -19,20 +20,22 @@ import bisect
 import dataclasses
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from polyreme_api.errors import NotSealedError
 from polyreme_datahub.errors import SourceInvalidError
-from polyreme_datahub.loader.mixture import Mixture
+from polyreme_datahub.loader.mixture import Mixture, shares_of
 from polyreme_datahub.loader.packing import longest_prefix
 from polyreme_datahub.loader.permutation import permute
 from polyreme_planner.mixture import WINDOW_PACKS, Segment, window_steps
 
 WINDOWS_KEPT = 4
 """Filled windows in memory."""
+MIXTURES_KEPT = 16
+"""Mixtures in memory: tables of up to a MiB or two, of segments that follow each other."""
 WINDOWS_KNOWN_MAX = 4096
 """Beginnings of windows in memory; beyond, every other one is forgotten and found again from the one before."""
 ORDER_VERSION = 1
@@ -74,6 +77,10 @@ class OrderPlan:
     pack_tokens: int
     blocks: tuple[BlockEnds | None, ...] = ()
     """Of each source; none: the first epoch is shuffled as a whole. Segments then have packs of one length."""
+    epochs_max: tuple[int | None, ...] = ()
+    """Most epochs of each source; None: no limit. Sources in blocks have none."""
+    last_step: int | None = None
+    """Where there are limits: the run's last step, with which the last window ends."""
 
     def blocks_of(self, source: int) -> BlockEnds | None:
         """Return the blocks of a source; None if it has none."""
@@ -113,12 +120,30 @@ class _Window:
     first_step: int
     steps: int
     slot: int
-    """First slot, counted within the segment."""
+    """First slot, counted within the segment, or since a source of it had its last turn."""
     base: tuple[int, ...]
-    """Turns of each source before the segment: whole epochs of the samples that fit, and what is left."""
+    """Turns of each source before slot 0: whole epochs of the samples that fit, and what is left."""
     after: tuple[int, int, tuple[int, ...]] | None = None
     """Of a segment's first window: segment, next slot and base of the window before. What a segment's beginning passes
     over may still be added to until one of its steps was trained."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Slots in a row of the same sources."""
+
+    first: int
+    """Slots of the window before it."""
+    slot: int
+    base: tuple[int, ...]
+
+    def place(self, used: int) -> _Place:
+        """Return where the next window begins, if this one takes so many slots."""
+        return self.slot + used - self.first, self.base
+
+
+_Place: TypeAlias = tuple[int, tuple[int, ...]]
+"""A slot, and the turns before slot 0."""
 
 
 class Order:
@@ -126,9 +151,10 @@ class Order:
 
     def __init__(self, plan: OrderPlan, *, window_packs: int = WINDOW_PACKS) -> None:
         self._window_packs = window_packs
+        self._mixtures: OrderedDict[tuple[int, ...], Mixture] = OrderedDict()
         self._take(plan)
         self._known = [self._window(0, 1, 0, (0,) * len(plan.names))]
-        self._filled: OrderedDict[int, tuple[int, list[list[Slot]]]] = OrderedDict()
+        self._filled: OrderedDict[int, tuple[_Place, list[list[Slot]]]] = OrderedDict()
 
     def extend(self, plan: OrderPlan) -> None:
         """Take over a plan in which more blocks are sealed; everything known stays as it is."""
@@ -144,7 +170,8 @@ class Order:
 
     def _take(self, plan: OrderPlan) -> None:
         self._plan = plan
-        self._mixtures = [Mixture(segment.weights) for segment in plan.segments]
+        for segment in plan.segments:
+            shares_of(segment.weights)
         fitting = {tokens: _fitting(plan, tokens) for tokens in {plan.tokens_in(of) for of in plan.segments}}
         self._fitting = [fitting[plan.tokens_in(segment)] for segment in plan.segments]
         """By segment and source: the samples that fit; None for all."""
@@ -153,11 +180,10 @@ class Order:
     def blocks_before(self, step: int) -> list[int]:
         """Count the blocks of each source that the window of a step follows, in the first epoch."""
         window = self._find(step)
-        taken = self._mixtures[window.segment].taken(window.slot)
         found: list[int] = []
-        for source, (base, more) in enumerate(zip(window.base, taken, strict=True)):
+        for source, turns in enumerate(self._turns(window.segment, window.slot, window.base)):
             blocks = self._plan.blocks_of(source)
-            ends, turns = () if blocks is None else blocks.ends, base + more
+            ends = () if blocks is None else blocks.ends
             found.append(min(len(ends), bisect.bisect_left(ends, turns) + 1) if turns else 0)
         return found
 
@@ -203,7 +229,7 @@ class Order:
         if segment >= len(self._plan.segments):
             return False
         passed, base = step - self._plan.segments[segment].first_step, tuple(whole[3:])
-        if passed < 0 or (passed == 0) != (slot == 0):
+        if passed < 0 or (slot if passed == 0 else not slot and not self._plan.epochs_max):
             return False
         if passed % self._window_steps(segment) and not self._begins(segment + 1, step):
             return False
@@ -232,15 +258,14 @@ class Order:
             self._known = [known for at, known in enumerate(self._known) if at % 2 == 0 or known is window]
 
     def _following(self, window: _Window) -> _Window:
-        used = self._fill(window)[0]
-        return self._window_at(window.segment, window.first_step + window.steps, window.slot + used, window.base)
+        slot, base = self._fill(window)[0]
+        return self._window_at(window.segment, window.first_step + window.steps, slot, base)
 
     def _window_at(self, segment: int, step: int, slot: int, base: tuple[int, ...]) -> _Window:
         """Return the window of a step, given where the one before it ended in its segment."""
         following = segment + 1
         if self._begins(following, step):
-            taken = self._mixtures[segment].taken(self._passed_over(segment, step, slot, base))
-            turns = [before + more for before, more in zip(base, taken, strict=True)]
+            turns = self._turns(segment, *self._passed_over(segment, step, slot, base))
             window = self._window(following, step, 0, self._base(segment, following, turns))
             return dataclasses.replace(window, after=(segment, slot, base))
         return self._window(segment, step, slot, base)
@@ -248,14 +273,39 @@ class Order:
     def _begins(self, segment: int, step: int) -> bool:
         return segment < len(self._plan.segments) and self._plan.segments[segment].first_step == step
 
-    def _passed_over(self, segment: int, step: int, slot: int, base: tuple[int, ...]) -> int:
-        """Return the slot behind the samples that a segment's end passes over: those of the steps that would follow."""
+    def _passed_over(self, segment: int, step: int, slot: int, base: tuple[int, ...]) -> _Place:
+        """Return the place behind the samples that a segment's end passes over: those of the steps that would follow."""
         left = self._plan.segments[segment + 1].skip_steps
         while left:
             window = _Window(segment, step, min(left, self._window_steps(segment)), slot, base)
-            slot += self._packed(window)[0]
+            slot, base = self._packed(window)[0]
             step, left = step + window.steps, left - window.steps
-        return slot
+        return slot, base
+
+    def _turns(self, segment: int, slot: int, base: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the turns of each source before a slot."""
+        mixture = self._mixture(segment, base)
+        taken = (0,) * len(base) if mixture is None else mixture.taken(slot)
+        return tuple(before + more for before, more in zip(base, taken, strict=True))
+
+    def _mixture(self, segment: int, base: Sequence[int]) -> Mixture | None:
+        """Return the mixture of the sources that have turns left; None if none has."""
+        weights = self._plan.segments[segment].weights
+        if self._plan.epochs_max:
+            weights = tuple(0 if self._left(segment, at, base) == 0 else weight for at, weight in enumerate(weights))
+        if not any(weights):
+            return None
+        if weights not in self._mixtures:
+            self._mixtures[weights] = Mixture(weights)
+        self._mixtures.move_to_end(weights)
+        while len(self._mixtures) > MIXTURES_KEPT:
+            self._mixtures.popitem(last=False)
+        return self._mixtures[weights]
+
+    def _left(self, segment: int, source: int, base: Sequence[int]) -> int | None:
+        """Return how many turns a source has left in a segment; None: any number."""
+        epochs = self._plan.epochs_max[source] if self._plan.epochs_max else None
+        return None if epochs is None else max(0, epochs * self._size(segment, source) - base[source])
 
     def _base(self, segment: int, following: int, turns: Sequence[int]) -> tuple[int, ...]:
         """Carry each source's turns into the next segment; where other samples fit there, its next epoch begins."""
@@ -278,10 +328,15 @@ class Order:
         segments, steps = self._plan.segments, self._window_steps(segment)
         if segment + 1 < len(segments):
             steps = min(steps, segments[segment + 1].first_step - first_step)
+        if self._plan.last_step is not None and not self._is_over(first_step):
+            steps = min(steps, self._plan.last_step - first_step + 1)
         return _Window(segment, first_step, steps, slot, base)
 
-    def _fill(self, window: _Window) -> tuple[int, list[list[Slot]]]:
-        """Return how many slots a window takes, and its packs."""
+    def _is_over(self, step: int) -> bool:
+        return self._plan.last_step is not None and step > self._plan.last_step
+
+    def _fill(self, window: _Window) -> tuple[_Place, list[list[Slot]]]:
+        """Return where the window after this one begins, and the packs of this one."""
         if window.first_step in self._filled:
             self._filled.move_to_end(window.first_step)
             return self._filled[window.first_step]
@@ -290,39 +345,72 @@ class Order:
             self._filled.popitem(last=False)
         return result
 
-    def _packed(self, window: _Window) -> tuple[int, list[list[Slot]]]:
+    def _packed(self, window: _Window) -> tuple[_Place, list[list[Slot]]]:
         segment = self._plan.segments[window.segment]
         packs_max = window.steps * self._plan.packs_in(segment)
         capacity = self._plan.tokens_in(segment)
         want = packs_max * SLOTS_PER_PACK_MIN
         while True:
-            slots, lengths = self._slots(window, want)
+            slots, lengths, stretches = self._slots(window, want)
             # More slots than needed change nothing: packs take the first ones that fill them.
             if int(lengths.sum()) > packs_max * capacity:
                 break
-            if len(slots) < want:
+            if len(slots) < want and not self._plan.epochs_max:
                 raise NotSealedError(self._waits_for(window))
+            if len(slots) < want:
+                break
             want *= 2
+        if not slots and not self._is_over(window.first_step):
+            raise SourceInvalidError(used_up(self._plan, window.first_step), field="data.sources[].epochsMax")
         used, packed = longest_prefix(lengths.tolist(), capacity=capacity, packs_max=packs_max)
         packs = [[slots[at] for at in samples] for samples in packed]
         packs += [[] for _ in range(packs_max - len(packs))]
         order = permute(np.arange(packs_max), size=packs_max, key=f"{self._plan.seed}:packs:{window.first_step}")
-        return used, [packs[at] for at in order]
+        last = next(stretch for stretch in reversed(stretches) if stretch.first <= used)
+        return last.place(used), [packs[at] for at in order]
 
-    def _slots(self, window: _Window, count: int) -> tuple[Sequence[Slot], npt.NDArray[np.int64]]:
-        """Return the samples of some slots, and their lengths; fewer where the next one's block is not sealed."""
-        mixture = self._mixtures[window.segment]
-        source_N = mixture.sources(window.slot, count)
-        taken = mixture.taken(window.slot)
-        count = self._sealed_slots(window, source_N, taken)
+    def _slots(
+        self, window: _Window, count: int
+    ) -> tuple[Sequence[Slot], npt.NDArray[np.int64], Sequence[_Stretch]]:
+        """Return the samples of some slots, and their lengths; fewer where nothing more is sealed, or left."""
+        slots: list[Slot] = []
+        lengths, stretches = [np.zeros(0, np.int64)], []
+        slot, base = window.slot, window.base
+        while len(slots) < count and (mixture := self._mixture(window.segment, base)) is not None:
+            stretches.append(_Stretch(len(slots), slot, base))
+            want = self._until_last_turn(window.segment, mixture, slot, base, count - len(slots))
+            found, length_N = self._samples(window.segment, mixture, slot, base, want)
+            slots, lengths = [*slots, *found], [*lengths, length_N]
+            if len(found) < want:
+                break
+            slot, base = 0, self._turns(window.segment, slot + want, base)
+        return slots, np.concatenate(lengths), stretches
+
+    def _until_last_turn(self, segment: int, mixture: Mixture, slot: int, base: Sequence[int], count: int) -> int:
+        """Count the slots up to the one with which a source has had all its turns; at most so many."""
+        taken = mixture.taken(slot)
+        for source in range(len(base)) if self._plan.epochs_max else ():
+            left, share = self._left(segment, source, base), mixture.share(source)
+            # Any slots in a row hold each source's share within two samples.
+            if left is not None and share and left - taken[source] <= count * share + 2:
+                count = min(count, mixture.slot_of(source, left - 1) + 1 - slot)
+        return count
+
+    def _samples(
+        self, segment: int, mixture: Mixture, slot: int, base: Sequence[int], count: int
+    ) -> tuple[Sequence[Slot], npt.NDArray[np.int64]]:
+        """Return the samples of slots of one mixture; fewer where the next one's block is not sealed."""
+        source_N = mixture.sources(slot, count)
+        taken = mixture.taken(slot)
+        count = self._sealed_slots(source_N, base, taken)
         source_N = source_N[:count]
         sample_N, epoch_N, length_N = (np.empty(count, dtype=np.int64) for _ in range(3))
         for source, lengths in enumerate(self._plan.lengths):
             mine = np.flatnonzero(source_N == source)
             if not mine.size:
                 continue
-            turn = window.base[source] + taken[source] + np.arange(mine.size)
-            fitting, size = self._fitting[window.segment][source], self._size(window.segment, source)
+            turn = base[source] + taken[source] + np.arange(mine.size)
+            fitting, size = self._fitting[segment][source], self._size(segment, source)
             blocks = self._plan.blocks_of(source)
             # Where blocks are missing, all these turns are in the first epoch.
             whole = blocks is None or blocks.complete
@@ -340,7 +428,7 @@ class Order:
         slots = [Slot(*row) for row in zip(source_N.tolist(), epoch_N.tolist(), sample_N.tolist(), strict=True)]
         return slots, length_N
 
-    def _sealed_slots(self, window: _Window, source_N: npt.NDArray[np.int64], taken: Sequence[int]) -> int:
+    def _sealed_slots(self, source_N: npt.NDArray[np.int64], base: Sequence[int], taken: Sequence[int]) -> int:
         """Count the slots before the first one whose block is not sealed."""
         count = source_N.size
         for source in range(len(self._plan.names)):
@@ -348,7 +436,7 @@ class Order:
             if blocks is None or blocks.complete:
                 continue
             mine = np.flatnonzero(source_N == source)
-            left = max(0, blocks.sealed - window.base[source] - taken[source])
+            left = max(0, blocks.sealed - base[source] - taken[source])
             if mine.size > left:
                 count = min(count, int(mine[left]))
         return count
@@ -375,6 +463,16 @@ class Order:
                     raise SourceInvalidError(
                         f"source {name} has weight {weight} from step {segment.first_step} on, and no sample{short}"
                     )
+
+
+def used_up(plan: OrderPlan, step: int) -> str:
+    """Say that no source has a turn left at a step."""
+    weights = plan.segment_of(step).weights
+    given = [f"{name} {most}" for name, weight, most in zip(plan.names, weights, plan.epochs_max, strict=True) if weight]
+    return (
+        f"the data are used up at about step {step}: all sources with a weight have had their epochs ({', '.join(given)}); "
+        "raise or drop an epochsMax, or train fewer steps"
+    )
 
 
 def unfilled_segments(plan: OrderPlan) -> list[int]:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.mixture import MixtureRecord
 from polyreme_datahub.loader.identity import Identity, identity_of_order
-from polyreme_datahub.loader.open import _without_empty_changes
+from polyreme_datahub.loader.open import _without_vain_changes
 from polyreme_datahub.loader.order import Order, OrderPlan, Slot
 from polyreme_planner.mixture import (
     first_mixture,
@@ -263,7 +263,7 @@ def test_an_appended_change_that_weighs_a_source_without_a_sample_is_left_out() 
         packs_per_step=PACKS[0],
         pack_tokens=64,
     )
-    used, kept = _without_empty_changes(plan, spec, record)
+    used, kept = _without_vain_changes(plan, spec, record)
     assert [change.from_step for change in kept.changes] == [6]
     assert [segment.weights for segment in used.segments] == [(1, 1, 0), (0, 1, 0)]
     assert Order(used).packs(10)

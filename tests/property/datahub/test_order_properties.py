@@ -167,13 +167,14 @@ def test_windows_take_slots_without_gap_and_conserve_tokens(plan: OrderPlan) -> 
     order = Order(plan, window_packs=WINDOW_PACKS)
     order.packs(STEPS)
     for window, following in pairwise(order._known):
-        used, packs = order._fill(window)
-        slots, lengths = order._slots(window, used)
+        (end, _), packs = order._fill(window)
+        used = sum(map(len, packs))
+        slots, lengths, _ = order._slots(window, used)
         placed = [slot for pack_ in packs for slot in pack_]
         assert sorted(map(key, placed)) == sorted(map(key, slots))
         assert sum(int(plan.lengths[s.source][s.sample]) for s in placed) == int(lengths.sum())
         if following.segment == window.segment:
-            assert following.slot == window.slot + used
+            assert following.slot == end == window.slot + used
 
 
 @settings(max_examples=60, deadline=None)

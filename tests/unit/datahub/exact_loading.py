@@ -30,11 +30,12 @@ from polyreme_datahub.locations import local_root
 from polyreme_planner.mixture import first_mixture, next_mixture
 from tests.unit.datahub.exact_reader import digest
 from tests.unit.datahub.jobs import Home, picture, record, write_jsonl
-from tests.unit.datahub.naive_loader import WINDOW_PACKS, Phase, Visit, Walk
+from tests.unit.datahub.naive_loader import WINDOW_PACKS, Phase, Visit, Walk, whole_weights
 
 SOURCES = 8
-PAGES, PHOTOS = 0, 1
-"""Sources with images; photos are augmented, all others are text."""
+PAGES, PHOTOS, LIMITED = 0, 1, 2
+"""Sources with images; photos are augmented, all others are text; one has a limit of epochs."""
+EPOCHS_MAX, SKIP_STEPS = 3, 5
 SIDES = (28, 56)
 TOKEN_PX, PATCH_PX = 28, 14
 IGNORED = -100
@@ -66,7 +67,8 @@ class Planted:
 def plant(folder: Path, *, samples: int, steps: int, rng: random.Random) -> Planted:
     """Process a job over eight sources whose weights change twice, with bad records, and damage one stored sample.
 
-    The second change is appended to the schedule of a job that has run.
+    The second change is appended to the schedule of a job that has run, and passes over some steps. Weights are shares
+    of tokens, with a temperature; one source ends after some epochs.
 
     Args:
         folder: Where.
@@ -79,7 +81,11 @@ def plant(folder: Path, *, samples: int, steps: int, rng: random.Random) -> Plan
         lines = list(_records(folder / "set", source, samples, rng))
         home.register(f"d{source}", write_jsonl(folder / "set", lines, f"d{source}.jsonl"))
     phases = [
-        Phase(first_step=step, weights=[rng.randint(0, 9) or source % 2 for source in range(SOURCES)])
+        Phase(
+            first_step=step,
+            weights=[rng.randint(0, 9) or int(source % 2 or source == LIMITED) for source in range(SOURCES)],
+            skip_steps=SKIP_STEPS if step == steps // 2 else 0,
+        )
         for step in (1, steps // 3, steps // 2)
     ]
     job = _job(steps, phases)
@@ -94,13 +100,16 @@ def plant(folder: Path, *, samples: int, steps: int, rng: random.Random) -> Plan
     indexes = hub.open_source(home.objects, spec)._indexes
     names = [[index.sample_id(sample) for sample in range(len(index.lengths))] for index in indexes]
     _damage(home, next(iter(indexes[PAGES].manifest.sample_shards)))
+    lengths = [index.lengths.tolist() for index in indexes]
     walk = Walk(
         seed=SEED,
         names=[f"s{source}" for source in range(SOURCES)],
-        lengths=[index.lengths.tolist() for index in indexes],
-        phases=phases,
+        lengths=lengths,
+        phases=[replace(phase, weights=whole_weights(phase.weights, lengths)) for phase in phases],
         packs_per_step=PACKS_PER_STEP,
         pack_tokens=PACK_TOKENS,
+        epochs_max=[EPOCHS_MAX if source == LIMITED else None for source in range(SOURCES)],
+        last_step=steps,
     )
     tokenizer = Tokenizer.from_str(open_tokenizer(home.objects, spec, job="").content.decode())
     contents = dict(_contents(folder / "set", tokenizer))
@@ -141,12 +150,13 @@ def _job(steps: int, phases: Sequence[Phase]) -> dict[str, Any]:
     crop = {"crop": {"minAreaPercent": 60, "maxStretchPercent": 10}, "color": {"brightnessPercent": 20}}
     named = [
         {"name": f"s{source}", "dataset": f"d{source}", "weight": phases[0].weights[source]}
-        | ({"augment": crop} if source == PHOTOS else {})
+        | ({"augment": crop} if source == PHOTOS else {"epochsMax": EPOCHS_MAX} if source == LIMITED else {})
         for source in range(SOURCES)
     ]
     schedule = [
         {
             "fromStep": phase.first_step,
+            "skipSteps": phase.skip_steps,
             "weights": [{"source": f"s{source}", "weight": weight} for source, weight in enumerate(phase.weights)],
         }
         for phase in phases[1:]
@@ -154,6 +164,8 @@ def _job(steps: int, phases: Sequence[Phase]) -> dict[str, Any]:
     data = {
         "sources": named,
         "schedule": schedule,
+        "weightsBy": "Tokens",
+        "temperature": "2",
         "sequenceTokens": PACK_TOKENS,
         "seed": SEED,
         "waitSeconds": 0,
@@ -261,7 +273,7 @@ def verdict(
 
     Returns:
         ``batches`` that were read; ``mismatched`` ones; ``lost`` and ``repeated`` samples; ``damaged`` samples, whose
-        place a placeholder took; ``augmented_visits``.
+        place a placeholder took; ``augmented_visits``; ``limited_visits``, of the source with a limit of epochs.
     """
     expected = dict(enumerate(planted.walk.steps(steps), start=1))
     judge = _Judge(planted)
@@ -284,6 +296,7 @@ def verdict(
         "repeated": sum((got - wanted).values()),
         "damaged": len(judge.damaged),
         "augmented_visits": len(judge.augmented),
+        "limited_visits": sum(source == LIMITED for packs in expected.values() for p in packs for source, _, _ in p),
     }
 
 

@@ -1,7 +1,7 @@
 """A naive walker of a job's packs, written from the definitions of the order; it shares no code with the loader.
 
 One sample at a time, without arrays, windows known in advance or anything remembered: slow and plain. Definitions:
-the docstrings of ``loader.order``, ``mixture``, ``permutation`` and ``packing``.
+the docstrings of ``loader.order``, ``mixture``, ``weighing``, ``permutation`` and ``packing``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import ceil, floor
+from math import ceil, floor, isqrt
 
 WINDOW_PACKS = 256
 ROUNDS = 6
@@ -27,6 +27,19 @@ class Phase:
 
     first_step: int
     weights: Sequence[int]
+    skip_steps: int = 0
+    """Steps of the phase before whose samples are passed over where this one begins."""
+
+
+@dataclass(slots=True)
+class Stand:
+    """How far the sources are."""
+
+    turns: list[int]
+    """Of each source, from the beginning."""
+    taken: list[int]
+    """Of each source, since slots are counted."""
+    slot: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,54 +52,90 @@ class Walk:
     phases: Sequence[Phase]
     packs_per_step: int
     pack_tokens: int
+    epochs_max: Sequence[int | None] = ()
+    """Of each source; with any, the last window ends with ``last_step``."""
+    last_step: int = 0
 
     def steps(self, count: int) -> Iterator[list[list[Visit]]]:
         """Yield the packs of steps 1, 2, ... ``count``."""
-        turns = [0] * len(self.names)
+        none = [0] * len(self.names)
+        stand = Stand(list(none), list(none))
         step = 1
         for number, phase in enumerate(self.phases):
+            left = phase.skip_steps
+            while left:
+                passed = min(left, self._window_steps())
+                self._filled(self.phases[number - 1], stand, passed * self.packs_per_step)
+                left -= passed
+            stand.taken, stand.slot = list(none), 0
             following = self.phases[number + 1].first_step if number + 1 < len(self.phases) else count + WINDOW_PACKS
-            taken = [0] * len(self.names)
-            slot = 0
             while step < following:
                 if step > count:
                     return
-                steps = min(max(1, WINDOW_PACKS // self.packs_per_step), following - step)
-                visits = self._window(phase, slot, list(taken), turns, steps * self.packs_per_step)
-                packs = _packed(
-                    [self._tokens(visit) for visit in visits], self.pack_tokens, steps * self.packs_per_step
-                )
-                used = sum(map(len, packs))
-                for source in (visit[0] for visit in visits[:used]):
-                    taken[source] += 1
-                filled = [[visits[at] for at in pack] for pack in packs]
-                filled += [[] for _ in range(steps * self.packs_per_step - len(filled))]
+                steps = min(self._window_steps(), following - step)
+                if any(self.epochs_max):
+                    steps = min(steps, self.last_step - step + 1)
+                filled = self._filled(phase, stand, steps * self.packs_per_step)
                 places = [_permuted(at, len(filled), f"{self.seed}:packs:{step}") for at in range(len(filled))]
                 for at in range(steps):
                     if step + at <= count:
                         mine = places[at * self.packs_per_step : (at + 1) * self.packs_per_step]
                         yield [filled[place] for place in mine]
-                slot, step = slot + used, step + steps
-            turns = [before + more for before, more in zip(turns, taken, strict=True)]
+                step += steps
+
+    def _window_steps(self) -> int:
+        return max(1, WINDOW_PACKS // self.packs_per_step)
+
+    def _filled(self, phase: Phase, stand: Stand, packs_max: int) -> list[list[Visit]]:
+        """Return the packs of a window, and go on behind its samples."""
+        visits = self._window(phase, Stand(list(stand.turns), list(stand.taken), stand.slot), packs_max)
+        packs = _packed([self._tokens(visit) for visit in visits], self.pack_tokens, packs_max)
+        for source, _, _ in visits[: sum(map(len, packs))]:
+            self._take(stand, source)
+        filled = [[visits[at] for at in pack] for pack in packs]
+        return filled + [[] for _ in range(packs_max - len(filled))]
 
     def _tokens(self, visit: Visit) -> int:
         return self.lengths[visit[0]][visit[2]]
 
-    def _window(self, phase: Phase, slot: int, taken: list[int], turns: Sequence[int], packs: int) -> list[Visit]:
+    def _most(self, source: int) -> int | None:
+        epochs = self.epochs_max[source] if self.epochs_max else None
+        return None if epochs is None else epochs * len(self.lengths[source])
+
+    def _take(self, stand: Stand, source: int) -> None:
+        stand.turns[source] += 1
+        stand.taken[source] += 1
+        stand.slot += 1
+        if stand.turns[source] == self._most(source):
+            stand.taken, stand.slot = [0] * len(self.names), 0
+
+    def _window(self, phase: Phase, stand: Stand, packs: int) -> list[Visit]:
         """Return as many samples as would fit a window's packs without a gap."""
         visits: list[Visit] = []
         total = 0
         while True:
-            source = _earliest_deadline(phase.weights, taken, slot)
+            weights = [
+                0 if turns == self._most(source) else phase.weights[source]
+                for source, turns in enumerate(stand.turns)
+            ]
+            source = _earliest_deadline(weights, stand.taken, stand.slot)
             size = len(self.lengths[source])
-            epoch, position = divmod(turns[source] + taken[source], size)
+            epoch, position = divmod(stand.turns[source], size)
             visit = (source, epoch, _permuted(position, size, f"{self.seed}:{self.names[source]}:{epoch}"))
             total += self._tokens(visit)
             if total > packs * self.pack_tokens:
                 return visits
             visits.append(visit)
-            taken[source] += 1
-            slot += 1
+            self._take(stand, source)
+
+
+def whole_weights(weights: Sequence[int], lengths: Sequence[Sequence[int]]) -> list[int]:
+    """Return the weights by which slots are given out for shares of tokens, at temperature 2."""
+    shares = [
+        Fraction(weight * isqrt(sum(of) * 10**80), 10**40) * len(of) / sum(of)
+        for weight, of in zip(weights, lengths, strict=True)
+    ]
+    return [max(1, round(share * 65_536 / sum(shares))) if share else 0 for share in shares]
 
 
 def _earliest_deadline(weights: Sequence[int], taken: Sequence[int], slot: int) -> int:

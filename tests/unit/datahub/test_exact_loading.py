@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.datahub.exact_loading import plant, read, state_bytes, verdict, whole_lines
+from tests.unit.datahub.exact_loading import EPOCHS_MAX, plant, read, state_bytes, verdict, whole_lines
 
 pytestmark = pytest.mark.slow
-STEPS = 52
+STEPS, SAMPLES = 52, 24
 
 
 def test_every_batch_is_the_walkers_with_any_ranks_threads_and_kills(tmp_path: Path) -> None:
     rng = random.Random(1)
-    planted = plant(tmp_path, samples=24, steps=STEPS, rng=rng)
+    planted = plant(tmp_path, samples=SAMPLES, steps=STEPS, rng=rng)
     assert read(planted, tmp_path / "alone", ranks=1, threads=1, steps=STEPS, kill=None)
     assert planted.border < STEPS
     for ranks, appended in ((8, False), (7, True)):
@@ -25,4 +25,5 @@ def test_every_batch_is_the_walkers_with_any_ranks_threads_and_kills(tmp_path: P
     assert found["batches"] >= 2 * STEPS
     assert found["augmented_visits"] > 0
     assert [found[name] for name in ("mismatched", "lost", "repeated", "damaged")] == [0, 0, 0, 1]
+    assert found["limited_visits"] <= EPOCHS_MAX * SAMPLES, "but for those that the change passed over"
     assert state_bytes(tmp_path / "ranks") <= 200

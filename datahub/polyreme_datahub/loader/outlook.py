@@ -1,0 +1,162 @@
+"""What a mixture comes to over a run: shares, epochs, and when limits of epochs leave nothing to train on.
+
+Computed from mean lengths, as if packs had no gaps and samples flowed: a few operations for each source and change,
+where the order itself would pack every window. Steps are exact to some percent.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from polyreme_datahub.loader.order import OrderPlan
+from polyreme_planner.mixture import Segment
+
+MARGIN_PERCENT = 1
+"""Steps beyond a segment's end for which the data must last, as a share of the steps before the segment, and one more:
+within them the sources are where mean lengths say."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOutlook:
+    """What one source gives to the steps of a segment."""
+
+    name: str
+    samples_ratio: float
+    """Share of the samples."""
+    tokens_ratio: float
+    """Share of the tokens."""
+    epochs: float
+    """Times that each of its samples was trained on by the end of the segment, all segments counted."""
+    ends_step: int | None = None
+    """Step at about which its last epoch ends; None: not in this segment."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentOutlook:
+    """Steps with the same weights and packs."""
+
+    first_step: int
+    last_step: int
+    sources: tuple[SourceOutlook, ...]
+
+
+@dataclasses.dataclass(slots=True)
+class _Run:
+    """How far the sources are."""
+
+    turns: list[float]
+    sizes: list[int]
+    """Samples of each source that fit the packs of the segment before."""
+
+
+def outlook(plan: OrderPlan, steps: int) -> list[SegmentOutlook]:
+    """Return what each source gives to each segment of a run, by rising steps; ends where the data are used up.
+
+    Args:
+        plan: The order; its weights are those of ``weighing.weighed``.
+        steps: Last step of the run.
+    """
+    return _walk(plan, steps)[0]
+
+
+def used_up_step(plan: OrderPlan, steps: int) -> int | None:
+    """Return the step at about which no source with a weight has a turn left; None if the data last.
+
+    Args:
+        plan: As in ``outlook``.
+        steps: Last step of the run.
+    """
+    return _walk(plan, steps)[1] if plan.epochs_max else None
+
+
+def _walk(plan: OrderPlan, steps: int) -> tuple[list[SegmentOutlook], int | None]:
+    run = _Run([0.0] * len(plan.names), [0] * len(plan.names))
+    found: list[SegmentOutlook] = []
+    for segment, following in zip(plan.segments, [*plan.segments[1:], None], strict=True):
+        if segment.first_step > steps:
+            break
+        last = steps if following is None else min(steps, following.first_step - 1)
+        passed = 0 if following is None or following.first_step > steps else following.skip_steps
+        row, used_up = _segment(plan, segment, run, last, passed)
+        found.append(row)
+        if used_up is not None:
+            return found, used_up
+    return found, None
+
+
+def _segment(plan: OrderPlan, segment: Segment, run: _Run, last: int, passed: int) -> tuple[SegmentOutlook, int | None]:
+    packs, pack_tokens = plan.packs_in(segment), plan.tokens_in(segment)
+    fitting = [lengths[lengths <= pack_tokens] for lengths in plan.lengths]
+    sizes, means = [of.size for of in fitting], [float(of.mean()) if of.size else 0.0 for of in fitting]
+    _carry(run, sizes)
+    left = [_left(plan, at, size, run.turns[at]) for at, size in enumerate(sizes)]
+    before, ends = list(run.turns), dict[int, int]()
+    step, end = float(segment.first_step), float(last + 1 + passed)
+    margin = 1 + segment.first_step * MARGIN_PERCENT // 100
+    used_up = None
+    given = [0.0] * len(sizes)
+    while step < end + margin:
+        rates = _rates(segment.weights, left, means, packs * pack_tokens)
+        if not any(rates):
+            used_up = min(math.floor(step), last)
+            break
+        until = min([end if step < end else end + margin, *_ends(rates, left, step)])
+        for at, rate in enumerate(rates):
+            turns = rate * (until - step)
+            run.turns[at] += turns if step < end else 0.0
+            given[at] += turns if step <= last else 0.0
+            left[at] -= turns
+            if rate and left[at] <= 0.5:
+                left[at], ends[at] = 0.0, math.floor(until)
+        step = until
+    return _row(plan, segment, last, given, means, run, ends), used_up
+
+
+def _carry(run: _Run, sizes: Sequence[int]) -> None:
+    """Begin the next epoch of a source of which other samples fit than before, as the order does."""
+    for at, (before, size) in enumerate(zip(run.sizes, sizes, strict=True)):
+        if before and size and before != size:
+            run.turns[at] = math.ceil(run.turns[at] / before) * size
+        run.sizes[at] = size or before
+
+
+def _left(plan: OrderPlan, source: int, size: int, turns: float) -> float:
+    epochs = plan.epochs_max[source] if plan.epochs_max else None
+    return math.inf if epochs is None else max(0.0, epochs * size - turns)
+
+
+def _rates(weights: Sequence[int], left: Sequence[float], means: Sequence[float], tokens: int) -> list[float]:
+    """Return the turns of each source in a step."""
+    shares = [float(weight) if turns > 0 else 0.0 for weight, turns in zip(weights, left, strict=True)]
+    whole = sum(share * mean for share, mean in zip(shares, means, strict=True))
+    return [share * tokens / whole for share in shares] if whole else [0.0] * len(shares)
+
+
+def _ends(rates: Sequence[float], left: Sequence[float], step: float) -> list[float]:
+    return [step + turns / rate for rate, turns in zip(rates, left, strict=True) if rate and turns < math.inf]
+
+
+def _row(
+    plan: OrderPlan,
+    segment: Segment,
+    last: int,
+    given: Sequence[float],
+    means: Sequence[float],
+    run: _Run,
+    ends: dict[int, int],
+) -> SegmentOutlook:
+    samples = sum(given) or 1.0
+    tokens = sum(turns * mean for turns, mean in zip(given, means, strict=True)) or 1.0
+    sources = tuple(
+        SourceOutlook(
+            name=name,
+            samples_ratio=given[at] / samples,
+            tokens_ratio=given[at] * means[at] / tokens,
+            epochs=run.turns[at] / size if (size := run.sizes[at]) else 0.0,
+            ends_step=ends[at] if at in ends and ends[at] <= last else None,
+        )
+        for at, name in enumerate(plan.names)
+    )
+    return SegmentOutlook(first_step=segment.first_step, last_step=last, sources=sources)

@@ -1,0 +1,69 @@
+"""Whole weights of a mixture from what the sizes of its sources are: shares of tokens, and temperature.
+
+A source's share is its weight, multiplied by its size to the power of 1 / temperature where there is a temperature
+(T = 1: every sample comes as often; a high T: the weights alone; N. Arivazhagan et al., "Massively Multilingual Neural
+Machine Translation in the Wild", 2019, section 4.2). Shares of tokens become shares of samples by the mean length of a
+source's samples. All of it is decimal arithmetic of one precision, so every rank gets the same weights to the last one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from decimal import ROUND_HALF_EVEN, Context, Decimal
+
+from polyreme_api.job.data import Data
+from polyreme_datahub.loader.order import OrderPlan
+from polyreme_planner.mixture import Segment
+
+WEIGHING_VERSION = 1
+"""Goes up when the same sizes give other weights: states of another version are refused."""
+PERIOD = 65_536
+"""Sum of the whole weights, about: no share is off by more than one in 131,072, and none becomes nothing."""
+_EXACT = Context(prec=40, rounding=ROUND_HALF_EVEN)
+
+
+def weighed(plan: OrderPlan, data: Data) -> OrderPlan:
+    """Return an order's plan whose segments have the weights by which slots are given out.
+
+    Args:
+        plan: With the weights that the job gives.
+        data: Says what they mean.
+    """
+    if data.weights_by == "Samples" and data.temperature is None:
+        return plan
+    sizes = functools.cache(functools.partial(_sizes, plan))
+    segments = [
+        dataclasses.replace(segment, weights=_whole(_shares(segment, sizes(plan.tokens_in(segment)), data)))
+        for segment in plan.segments
+    ]
+    return dataclasses.replace(plan, segments=tuple(segments))
+
+
+def _sizes(plan: OrderPlan, pack_tokens: int) -> list[tuple[int, int]]:
+    """Return the samples of each source that fit some packs, and their tokens."""
+    fitting = [lengths[lengths <= pack_tokens] for lengths in plan.lengths]
+    return [(int(lengths.size), int(lengths.sum())) for lengths in fitting]
+
+
+def _shares(segment: Segment, sizes: Sequence[tuple[int, int]], data: Data) -> list[Decimal]:
+    """Return each source's share of the samples, relative to the others'."""
+    by_tokens = data.weights_by == "Tokens"
+    power = None if data.temperature is None else _EXACT.divide(Decimal(1), Decimal(data.temperature))
+    shares: list[Decimal] = []
+    for weight, (samples, tokens) in zip(segment.weights, sizes, strict=True):
+        share = Decimal(weight)
+        if weight and samples:
+            if power is not None:
+                share = _EXACT.multiply(share, _EXACT.power(Decimal(tokens if by_tokens else samples), power))
+            if by_tokens:
+                share = _EXACT.divide(_EXACT.multiply(share, Decimal(samples)), Decimal(tokens))
+        shares.append(share)
+    return shares
+
+
+def _whole(shares: Sequence[Decimal]) -> tuple[int, ...]:
+    total = functools.reduce(_EXACT.add, shares)
+    parts = [_EXACT.divide(_EXACT.multiply(share, Decimal(PERIOD)), total) for share in shares]
+    return tuple(max(1, int(part.to_integral_value(context=_EXACT))) if part else 0 for part in parts)

@@ -27,6 +27,7 @@ from polyreme.run_times import RunTimes, run_times
 from polyreme.timeline import Moment
 from polyreme_api.fields import Condition
 from polyreme_api.job import TrainingJob
+from polyreme_api.job.data import Data
 from polyreme_api.mixture import MixtureRecord
 from polyreme_planner.curriculum import curriculum_stages
 from polyreme_planner.mixture import mixture_changes
@@ -90,6 +91,7 @@ def gather(
         training_stages=_training_stages(job),
         experts=_experts(records.routing),
         mixture=_mixture(job, records.mixture),
+        weights_are=_weights_are(job.spec.data),
         stages=[_stage(row) for row in data.get("stages", ())],
         damage=[moment.text for moment in moments if moment.kind == "damage"],
         dead_letters=[_dead_letter(row) for row in data.get("deadLetters", ())],
@@ -160,6 +162,13 @@ def _mixture(job: TrainingJob, record: MixtureRecord | None) -> list[MixtureWeig
         for change in mixture_changes(job.spec, record)
     ]
     return [first, *changes]
+
+
+def _weights_are(data: Data) -> str:
+    shares = f"shares of {data.weights_by.lower()}"
+    if data.temperature is not None:
+        return f"{shares} by the sizes of the sources, at temperature {data.temperature}"
+    return "" if data.weights_by == "Samples" else shares
 
 
 def _training_stages(job: TrainingJob) -> list[TrainedStage]:

@@ -52,13 +52,16 @@ def test_a_preview_shows_the_packs_of_a_step_and_a_trace_finds_their_samples(
         sample = pack["documents"][-1]["sample"]
         turns = home.call("data", "trace", sample, "--job", NAME, "-o", "json").item
         assert (2, number) in {(turn["step"], turn["pack"]) for turn in turns}
+    rows = home.call("data", "mixture", "--job", NAME, "-o", "json").item
+    assert [(row["fromStep"], row["toStep"], row["tokensPercent"]) for row in rows] == [(1, 3, 100.0)]
     codes = [
+        home.call("data", "mixture", "--job", "nameless").code,
         home.call("data", "preview", "--job", NAME, "--step", "4").code,
         home.call("data", "preview", "--job", "nameless", "--step", "1").code,
         home.call("data", "trace", "nobody", "--job", NAME).code,
         home.call("data", "trace", sample, "--job", NAME, "--steps", "3-2").code,
     ]
-    assert codes == [USAGE, NOT_FOUND, NOT_FOUND, USAGE]
+    assert codes == [NOT_FOUND, USAGE, NOT_FOUND, NOT_FOUND, USAGE]
 
 
 def test_an_exported_checkpoint_is_the_runs_own_export_and_loads(

@@ -38,6 +38,7 @@ _OTHERS: tuple[Callable[..., None], ...] = (
     data_versions.stats,
     data_preview.preview,
     data_preview.trace,
+    data_preview.mixture,
 )
 for _command in _OTHERS:
     app.command()(_command)

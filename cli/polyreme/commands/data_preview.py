@@ -1,4 +1,4 @@
-"""``polyreme data preview`` and ``trace``: what a step of a run trains on, and which steps see a sample."""
+"""``polyreme data preview``, ``trace``, ``mixture``: what a step trains on, which steps see a sample, shares."""
 
 from __future__ import annotations
 
@@ -118,6 +118,38 @@ def trace(
     emit("SampleTrace", turns, output=output, columns=columns)
     if not turns:
         note(f"no step from {begin} to {end} trains on {sample}")
+
+
+def mixture(context: typer.Context, job: JobOption, output: OutputOption = Format.TABLE) -> None:
+    """Show what each source of a run gives: shares of samples and tokens, epochs so far, and when a limit ends it.
+
+    There is a row for each source with a share, between the changes of the mixture. The figures follow from the job and
+    the lengths of its samples, also for steps that are still to come; steps are exact to some percent.
+
+    Examples:
+
+      polyreme data mixture --job quickstart
+
+      polyreme data mixture --job quickstart -o json
+    """
+    spec, source, _ = _opened(context.obj, job)
+    rows = [
+        {
+            "fromStep": row.first_step,
+            "toStep": row.last_step,
+            "source": of.name,
+            "samplesPercent": round(100 * of.samples_ratio, 2),
+            "tokensPercent": round(100 * of.tokens_ratio, 2),
+            "epochs": round(of.epochs, 3),
+            "endsAtStep": of.ends_step,
+        }
+        for row in source.outlook(spec.training.steps)
+        for of in row.sources
+        if of.samples_ratio
+    ]
+    columns = [("FROM STEP", "fromStep"), ("TO", "toStep"), ("SOURCE", "source"), ("SAMPLES %", "samplesPercent")]
+    columns += [("TOKENS %", "tokensPercent"), ("EPOCHS", "epochs"), ("ENDS AT STEP", "endsAtStep")]
+    emit("Mixture", rows, output=output, columns=columns)
 
 
 def _opened(home: Home, job: str) -> tuple[TrainingJobSpec, PackedSource, str]:

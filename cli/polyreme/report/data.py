@@ -182,6 +182,8 @@ class ReportData:
     """Between the last two saves; None before the first."""
     mixture: Sequence[MixtureWeights] = ()
     """Weights at the start (step 1) and every change."""
+    weights_are: str = ""
+    """What the weights are shares of, where it is not samples alone."""
     stages: Sequence[StageRow] = ()
     damage: Sequence[str] = ()
     """Sentences about stored data that was found damaged or missing."""

@@ -118,10 +118,10 @@ def _stage_words(data: ReportData) -> str:
 
 def _mixture_words(data: ReportData) -> str:
     changes = [change for change in data.mixture if change.step > 1]
-    if not changes:
-        return ""
     listed = "; ".join(f"step {change.step}: {short_weights(change.weights)}" for change in changes[:LEGEND_MAX])
-    return f'<p class="soft">The mixture of sources changed during the run ({safe(listed)}).</p>'
+    words = [f"The mixture of sources changed during the run ({listed})."] if changes else []
+    words += [f"Weights are {data.weights_are}."] if data.weights_are else []
+    return f'<p class="soft">{safe(" ".join(words))}</p>' if words else ""
 
 
 def _experts(data: ReportData) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from polyreme_api.mixture import MixtureRecord
 from polyreme_datahub.loader.identity import Identity
-from polyreme_datahub.loader.order import OrderPlan
+from polyreme_datahub.loader.order_plan import OrderPlan
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

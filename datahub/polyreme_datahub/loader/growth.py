@@ -14,7 +14,7 @@ from polyreme_api.errors import NotSealedError, RefusedError
 from polyreme_datahub.errors import IndexDamagedError
 from polyreme_datahub.index.blocks import Journal, Sizes, shards_of
 from polyreme_datahub.loader.blob_files import BlobFiles
-from polyreme_datahub.loader.order import BlockEnds
+from polyreme_datahub.loader.order_plan import BlockEnds
 from polyreme_datahub.loader.shards import MappedIndex
 
 LOOK_EVERY_S = 0.2

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from polyreme_api.batch import TokenIds, TokenizerFile
 from polyreme_api.errors import EnvironmentFailedError
 from polyreme_api.job.spec import TrainingJobSpec
-from polyreme_api.mixture import MixtureRecord
+from polyreme_api.mixture import AppendedChange, MixtureRecord
 from polyreme_api.store import ObjectNotFoundError, ObjectStore
 from polyreme_datahub.chat_format import OWN_TEMPLATE, ChatTemplate, jinja_of
 from polyreme_datahub.errors import IndexDamagedError, SourceInvalidError
@@ -33,7 +33,7 @@ from polyreme_datahub.loader.decode_pool import DecodeRoom, decode_threads
 from polyreme_datahub.loader.evaluation import HeldOutSource
 from polyreme_datahub.loader.growth import Growth, JournalGrowth
 from polyreme_datahub.loader.identity import Identity, identity_of_order
-from polyreme_datahub.loader.order import OrderPlan, unfilled_segments, used_up
+from polyreme_datahub.loader.order_plan import OrderPlan, unfilled_segments, used_up
 from polyreme_datahub.loader.outlook import used_up_step
 from polyreme_datahub.loader.shards import MappedIndex
 from polyreme_datahub.loader.source import Balance, PackedSource
@@ -41,7 +41,7 @@ from polyreme_datahub.loader.weighing import weighed
 from polyreme_datahub.objects import SAMPLES, Gate, open_store
 from polyreme_datahub.operations.values import Blob
 from polyreme_datahub.tokenizer_file import split_template, tokenizer_json
-from polyreme_planner.mixture import Segment, segments_of, weights_of
+from polyreme_planner.mixture import Segment, segments_of
 from polyreme_planner.plan import shape_of
 
 if TYPE_CHECKING:
@@ -238,24 +238,23 @@ def _without_vain_changes(
 ) -> tuple[OrderPlan, MixtureRecord]:
     """Leave out appended changes by which a run would have no samples: what runs must not fail by them.
 
-    One may weigh a source without a sample that fits, or only sources that have had their epochs. Which ones follows
-    from the data and the record, so all ranks of all attempts leave the same ones out.
+    One may weigh a source without a sample that fits, or leave only sources that have had their epochs. Which ones
+    follows from the data and the changes before, so all ranks of all attempts leave the same ones out, and a later
+    change does not bring one back.
     """
-    while (step := _step_without_samples(order, spec)) is not None:
-        first_step = order.segment_of(step).first_step
-        last = next((change for change in reversed(mixture.changes) if change.step <= first_step), None)
-        if last is None or weights_of(last, order.names) != order.segment_of(step).weights:
-            break
-        _log.warning("weights from step %d on are ignored: a source with a weight has no sample left that fits", last.step)
-        mixture = mixture.model_copy(update={"changes": tuple(of for of in mixture.changes if of is not last)})
-        order = dataclasses.replace(order, segments=segments_of(spec, mixture))
-    return order, mixture
+    kept: tuple[AppendedChange, ...] = ()
+    for change in mixture.changes:
+        tried = _amended(order, spec, mixture.model_copy(update={"changes": (*kept, change)}))
+        if unfilled_segments(tried) or used_up_step(weighed(tried, spec.data), spec.training.steps) is not None:
+            _log.warning("weights from step %d on are ignored: a source has no sample left that fits", change.step)
+        else:
+            kept = (*kept, change)
+    mixture = mixture.model_copy(update={"changes": kept})
+    return _amended(order, spec, mixture), mixture
 
 
-def _step_without_samples(order: OrderPlan, spec: TrainingJobSpec) -> int | None:
-    if empty := unfilled_segments(order):
-        return order.segments[empty[0]].first_step
-    return used_up_step(weighed(order, spec.data), spec.training.steps)
+def _amended(order: OrderPlan, spec: TrainingJobSpec, mixture: MixtureRecord) -> OrderPlan:
+    return dataclasses.replace(order, segments=segments_of(spec, mixture))
 
 
 def _mapped(

@@ -28,9 +28,10 @@ import numpy.typing as npt
 from polyreme_api.errors import NotSealedError
 from polyreme_datahub.errors import SourceInvalidError
 from polyreme_datahub.loader.mixture import Mixture, shares_of
+from polyreme_datahub.loader.order_plan import BlockEnds, OrderPlan, unfilled_segments, used_up
 from polyreme_datahub.loader.packing import longest_prefix
 from polyreme_datahub.loader.permutation import permute
-from polyreme_planner.mixture import WINDOW_PACKS, Segment, window_steps
+from polyreme_planner.mixture import WINDOW_PACKS, window_steps
 
 WINDOWS_KEPT = 4
 """Filled windows in memory."""
@@ -41,67 +42,6 @@ WINDOWS_KNOWN_MAX = 4096
 ORDER_VERSION = 1
 """Goes up when the same plan gives other packs: states of another version are refused."""
 SLOTS_PER_PACK_MIN = 16
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class BlockEnds:
-    """The blocks of a source, as far as they are sealed."""
-
-    ends: tuple[int, ...]
-    """Samples up to the end of each sealed block."""
-    total: int
-    """Count of all blocks, in the end."""
-
-    @property
-    def complete(self) -> bool:
-        """Whether all are sealed."""
-        return len(self.ends) == self.total
-
-    @property
-    def sealed(self) -> int:
-        """Samples of the sealed blocks."""
-        return self.ends[-1] if self.ends else 0
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class OrderPlan:
-    """Everything that the order depends on."""
-
-    seed: int
-    names: tuple[str, ...]
-    """Names of the sources; part of each source's key."""
-    lengths: tuple[npt.NDArray[np.int64], ...]
-    """Tokens of each sample, by source."""
-    segments: tuple[Segment, ...]
-    packs_per_step: int
-    pack_tokens: int
-    blocks: tuple[BlockEnds | None, ...] = ()
-    """Of each source; none: the first epoch is shuffled as a whole. Segments then have packs of one length."""
-    epochs_max: tuple[int | None, ...] = ()
-    """Most epochs of each source; None: no limit. Sources in blocks have none."""
-    last_step: int | None = None
-    """Where there are limits: the run's last step, with which the last window ends."""
-
-    def blocks_of(self, source: int) -> BlockEnds | None:
-        """Return the blocks of a source; None if it has none."""
-        return self.blocks[source] if self.blocks else None
-
-    def is_growing(self, source: int) -> bool:
-        """Whether blocks of a source are still to be sealed."""
-        blocks = self.blocks_of(source)
-        return blocks is not None and not blocks.complete
-
-    def segment_of(self, step: int) -> Segment:
-        """Return the segment of a step."""
-        return self.segments[bisect.bisect_right(self.segments, step, key=lambda of: of.first_step) - 1]
-
-    def packs_in(self, segment: Segment) -> int:
-        """Packs of each step of a segment."""
-        return segment.packs_per_step or self.packs_per_step
-
-    def tokens_in(self, segment: Segment) -> int:
-        """Tokens of each pack of a segment."""
-        return segment.pack_tokens or self.pack_tokens
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -274,7 +214,7 @@ class Order:
         return segment < len(self._plan.segments) and self._plan.segments[segment].first_step == step
 
     def _passed_over(self, segment: int, step: int, slot: int, base: tuple[int, ...]) -> _Place:
-        """Return the place behind the samples that a segment's end passes over: those of the steps that would follow."""
+        """Return the place behind the samples that a segment's end passes over: of the steps that would follow."""
         left = self._plan.segments[segment + 1].skip_steps
         while left:
             window = _Window(segment, step, min(left, self._window_steps(segment)), slot, base)
@@ -369,9 +309,7 @@ class Order:
         last = next(stretch for stretch in reversed(stretches) if stretch.first <= used)
         return last.place(used), [packs[at] for at in order]
 
-    def _slots(
-        self, window: _Window, count: int
-    ) -> tuple[Sequence[Slot], npt.NDArray[np.int64], Sequence[_Stretch]]:
+    def _slots(self, window: _Window, count: int) -> tuple[Sequence[Slot], npt.NDArray[np.int64], Sequence[_Stretch]]:
         """Return the samples of some slots, and their lengths; fewer where nothing more is sealed, or left."""
         slots: list[Slot] = []
         lengths, stretches = [np.zeros(0, np.int64)], []
@@ -463,34 +401,6 @@ class Order:
                     raise SourceInvalidError(
                         f"source {name} has weight {weight} from step {segment.first_step} on, and no sample{short}"
                     )
-
-
-def used_up(plan: OrderPlan, step: int) -> str:
-    """Say that no source has a turn left at a step."""
-    weights = plan.segment_of(step).weights
-    given = [f"{name} {most}" for name, weight, most in zip(plan.names, weights, plan.epochs_max, strict=True) if weight]
-    return (
-        f"the data are used up at about step {step}: all sources with a weight have had their epochs ({', '.join(given)}); "
-        "raise or drop an epochsMax, or train fewer steps"
-    )
-
-
-def unfilled_segments(plan: OrderPlan) -> list[int]:
-    """Return the numbers of the segments that weigh a source without a sample that fits their packs.
-
-    A source whose blocks are not all sealed may still get one.
-    """
-    least = [int(lengths.min()) if lengths.size else None for lengths in plan.lengths]
-
-    def fits(source: int, tokens: int) -> bool:
-        shortest = least[source]
-        return plan.is_growing(source) or (shortest is not None and shortest <= tokens)
-
-    return [
-        number
-        for number, segment in enumerate(plan.segments)
-        if not all(fits(at, plan.tokens_in(segment)) for at, weight in enumerate(segment.weights) if weight)
-    ]
 
 
 def _in_blocks(position: npt.NDArray[np.int64], blocks: BlockEnds, key: str) -> npt.NDArray[np.int64]:

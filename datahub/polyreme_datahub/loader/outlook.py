@@ -10,12 +10,13 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from polyreme_datahub.loader.order import OrderPlan
+from polyreme_datahub.loader.order_plan import OrderPlan
 from polyreme_planner.mixture import Segment
 
 MARGIN_PERCENT = 1
 """Steps beyond a segment's end for which the data must last, as a share of the steps before the segment, and one more:
 within them the sources are where mean lengths say."""
+HALF_A_TURN = 0.5
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +50,20 @@ class _Run:
     turns: list[float]
     sizes: list[int]
     """Samples of each source that fit the packs of the segment before."""
+
+
+@dataclasses.dataclass(slots=True)
+class _Flow:
+    """What the sources give to one segment."""
+
+    means: list[float]
+    """Mean length of the samples of each source that fit."""
+    left: list[float]
+    """Turns before the end of the last epoch."""
+    given: list[float]
+    """Turns up to the last step."""
+    ends: dict[int, int]
+    """Step at which the last epoch of a source ends."""
 
 
 def outlook(plan: OrderPlan, steps: int) -> list[SegmentOutlook]:
@@ -87,31 +102,33 @@ def _walk(plan: OrderPlan, steps: int) -> tuple[list[SegmentOutlook], int | None
 
 
 def _segment(plan: OrderPlan, segment: Segment, run: _Run, last: int, passed: int) -> tuple[SegmentOutlook, int | None]:
-    packs, pack_tokens = plan.packs_in(segment), plan.tokens_in(segment)
+    pack_tokens = plan.tokens_in(segment)
     fitting = [lengths[lengths <= pack_tokens] for lengths in plan.lengths]
-    sizes, means = [of.size for of in fitting], [float(of.mean()) if of.size else 0.0 for of in fitting]
-    _carry(run, sizes)
-    left = [_left(plan, at, size, run.turns[at]) for at, size in enumerate(sizes)]
-    before, ends = list(run.turns), dict[int, int]()
+    _carry(run, [int(lengths.size) for lengths in fitting])
+    flow = _Flow(
+        means=[float(lengths.mean()) if lengths.size else 0.0 for lengths in fitting],
+        left=[_left(plan, at, int(lengths.size), run.turns[at]) for at, lengths in enumerate(fitting)],
+        given=[0.0] * len(fitting),
+        ends={},
+    )
     step, end = float(segment.first_step), float(last + 1 + passed)
     margin = 1 + segment.first_step * MARGIN_PERCENT // 100
     used_up = None
-    given = [0.0] * len(sizes)
     while step < end + margin:
-        rates = _rates(segment.weights, left, means, packs * pack_tokens)
+        rates = _rates(segment.weights, flow, plan.packs_in(segment) * pack_tokens)
         if not any(rates):
             used_up = min(math.floor(step), last)
             break
-        until = min([end if step < end else end + margin, *_ends(rates, left, step)])
+        until = min([end if step < end else end + margin, *_ends(rates, flow.left, step)])
         for at, rate in enumerate(rates):
             turns = rate * (until - step)
             run.turns[at] += turns if step < end else 0.0
-            given[at] += turns if step <= last else 0.0
-            left[at] -= turns
-            if rate and left[at] <= 0.5:
-                left[at], ends[at] = 0.0, math.floor(until)
+            flow.given[at] += turns if step <= last else 0.0
+            flow.left[at] -= turns
+            if rate and flow.left[at] <= HALF_A_TURN:
+                flow.left[at], flow.ends[at] = 0.0, math.floor(until)
         step = until
-    return _row(plan, segment, last, given, means, run, ends), used_up
+    return _row(plan, segment, last, run, flow), used_up
 
 
 def _carry(run: _Run, sizes: Sequence[int]) -> None:
@@ -127,10 +144,10 @@ def _left(plan: OrderPlan, source: int, size: int, turns: float) -> float:
     return math.inf if epochs is None else max(0.0, epochs * size - turns)
 
 
-def _rates(weights: Sequence[int], left: Sequence[float], means: Sequence[float], tokens: int) -> list[float]:
+def _rates(weights: Sequence[int], flow: _Flow, tokens: int) -> list[float]:
     """Return the turns of each source in a step."""
-    shares = [float(weight) if turns > 0 else 0.0 for weight, turns in zip(weights, left, strict=True)]
-    whole = sum(share * mean for share, mean in zip(shares, means, strict=True))
+    shares = [float(weight) if turns > 0 else 0.0 for weight, turns in zip(weights, flow.left, strict=True)]
+    whole = sum(share * mean for share, mean in zip(shares, flow.means, strict=True))
     return [share * tokens / whole for share in shares] if whole else [0.0] * len(shares)
 
 
@@ -138,24 +155,16 @@ def _ends(rates: Sequence[float], left: Sequence[float], step: float) -> list[fl
     return [step + turns / rate for rate, turns in zip(rates, left, strict=True) if rate and turns < math.inf]
 
 
-def _row(
-    plan: OrderPlan,
-    segment: Segment,
-    last: int,
-    given: Sequence[float],
-    means: Sequence[float],
-    run: _Run,
-    ends: dict[int, int],
-) -> SegmentOutlook:
-    samples = sum(given) or 1.0
-    tokens = sum(turns * mean for turns, mean in zip(given, means, strict=True)) or 1.0
+def _row(plan: OrderPlan, segment: Segment, last: int, run: _Run, flow: _Flow) -> SegmentOutlook:
+    samples = sum(flow.given) or 1.0
+    tokens = sum(turns * mean for turns, mean in zip(flow.given, flow.means, strict=True)) or 1.0
     sources = tuple(
         SourceOutlook(
             name=name,
-            samples_ratio=given[at] / samples,
-            tokens_ratio=given[at] * means[at] / tokens,
+            samples_ratio=flow.given[at] / samples,
+            tokens_ratio=flow.given[at] * flow.means[at] / tokens,
             epochs=run.turns[at] / size if (size := run.sizes[at]) else 0.0,
-            ends_step=ends[at] if at in ends and ends[at] <= last else None,
+            ends_step=ends if (ends := flow.ends.get(at, last + 1)) <= last else None,
         )
         for at, name in enumerate(plan.names)
     )

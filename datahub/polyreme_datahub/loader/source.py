@@ -32,7 +32,9 @@ from polyreme_datahub.loader.decode_pool import DecodePool
 from polyreme_datahub.loader.documents import CHANNELS, Document, LaidPacks, assemble, cut
 from polyreme_datahub.loader.growth import Growth
 from polyreme_datahub.loader.identity import Identity
-from polyreme_datahub.loader.order import Order, OrderPlan, Slot
+from polyreme_datahub.loader.order import Order, Slot
+from polyreme_datahub.loader.order_plan import OrderPlan
+from polyreme_datahub.loader.outlook import SegmentOutlook, outlook
 from polyreme_datahub.loader.read_counts import ReadCounts, Tier
 from polyreme_datahub.loader.sample_reader import ImageNote
 from polyreme_datahub.loader.shards import MappedIndex, SampleDamagedError
@@ -170,6 +172,16 @@ class PackedSource:
         return assemble(
             documents, pack_tokens=self.pack_tokens_in(step), pad=self._ids.pad, values=self._patch_values, null=null
         )
+
+    def outlook(self, steps: int) -> list[SegmentOutlook]:
+        """Return what each source gives to a run of so many steps, between changes of the mixture.
+
+        Raises:
+            RefusedError: If samples are still processed: their count is not known.
+        """
+        if any(self._plan.is_growing(source) for source in range(len(self._plan.names))):
+            raise RefusedError("the data are still processed; shares and epochs are known when all samples are")
+        return outlook(self._plan, steps)
 
     def find(self, sample_id: str) -> dict[str, list[int]]:
         """Return the numbers of a sample, or of its pieces, in each source that has one of that name."""

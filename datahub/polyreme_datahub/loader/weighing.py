@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
 from decimal import ROUND_HALF_EVEN, Context, Decimal
 
 from polyreme_api.job.data import Data
-from polyreme_datahub.loader.order import OrderPlan
-from polyreme_planner.mixture import Segment
+from polyreme_datahub.loader.order_plan import OrderPlan
 
 WEIGHING_VERSION = 1
 """Goes up when the same sizes give other weights: states of another version are refused."""
 PERIOD = 65_536
 """Sum of the whole weights, about: no share is off by more than one in 131,072, and none becomes nothing."""
+WEIGHTS_KEPT = 2048
+"""Results in memory: as many as a schedule and stages have changes; each is needed again when one is appended."""
 _EXACT = Context(prec=40, rounding=ROUND_HALF_EVEN)
 
 
@@ -33,26 +33,32 @@ def weighed(plan: OrderPlan, data: Data) -> OrderPlan:
     """
     if data.weights_by == "Samples" and data.temperature is None:
         return plan
-    sizes = functools.cache(functools.partial(_sizes, plan))
+    power = None if data.temperature is None else _EXACT.divide(Decimal(1), Decimal(data.temperature))
+    by_packs = {tokens: _sizes(plan, tokens) for tokens in {plan.tokens_in(segment) for segment in plan.segments}}
     segments = [
-        dataclasses.replace(segment, weights=_whole(_shares(segment, sizes(plan.tokens_in(segment)), data)))
+        dataclasses.replace(
+            segment,
+            weights=_whole_weights(
+                segment.weights, by_packs[plan.tokens_in(segment)], by_tokens=data.weights_by == "Tokens", power=power
+            ),
+        )
         for segment in plan.segments
     ]
     return dataclasses.replace(plan, segments=tuple(segments))
 
 
-def _sizes(plan: OrderPlan, pack_tokens: int) -> list[tuple[int, int]]:
+def _sizes(plan: OrderPlan, pack_tokens: int) -> tuple[tuple[int, int], ...]:
     """Return the samples of each source that fit some packs, and their tokens."""
     fitting = [lengths[lengths <= pack_tokens] for lengths in plan.lengths]
-    return [(int(lengths.size), int(lengths.sum())) for lengths in fitting]
+    return tuple((int(lengths.size), int(lengths.sum())) for lengths in fitting)
 
 
-def _shares(segment: Segment, sizes: Sequence[tuple[int, int]], data: Data) -> list[Decimal]:
-    """Return each source's share of the samples, relative to the others'."""
-    by_tokens = data.weights_by == "Tokens"
-    power = None if data.temperature is None else _EXACT.divide(Decimal(1), Decimal(data.temperature))
+@functools.lru_cache(maxsize=WEIGHTS_KEPT)
+def _whole_weights(
+    weights: tuple[int, ...], sizes: tuple[tuple[int, int], ...], *, by_tokens: bool, power: Decimal | None
+) -> tuple[int, ...]:
     shares: list[Decimal] = []
-    for weight, (samples, tokens) in zip(segment.weights, sizes, strict=True):
+    for weight, (samples, tokens) in zip(weights, sizes, strict=True):
         share = Decimal(weight)
         if weight and samples:
             if power is not None:
@@ -60,10 +66,6 @@ def _shares(segment: Segment, sizes: Sequence[tuple[int, int]], data: Data) -> l
             if by_tokens:
                 share = _EXACT.divide(_EXACT.multiply(share, Decimal(samples)), Decimal(tokens))
         shares.append(share)
-    return shares
-
-
-def _whole(shares: Sequence[Decimal]) -> tuple[int, ...]:
     total = functools.reduce(_EXACT.add, shares)
     parts = [_EXACT.divide(_EXACT.multiply(share, Decimal(PERIOD)), total) for share in shares]
     return tuple(max(1, int(part.to_integral_value(context=_EXACT))) if part else 0 for part in parts)

@@ -16,7 +16,8 @@ from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.mixture import MixtureRecord
 from polyreme_datahub.loader.identity import Identity, identity_of_order
 from polyreme_datahub.loader.open import _without_vain_changes
-from polyreme_datahub.loader.order import Order, OrderPlan, Slot
+from polyreme_datahub.loader.order import Order, Slot
+from polyreme_datahub.loader.order_plan import OrderPlan
 from polyreme_planner.mixture import (
     first_mixture,
     mixture_changes,
@@ -267,3 +268,20 @@ def test_an_appended_change_that_weighs_a_source_without_a_sample_is_left_out() 
     assert [change.from_step for change in kept.changes] == [6]
     assert [segment.weights for segment in used.segments] == [(1, 1, 0), (0, 1, 0)]
     assert Order(used).packs(10)
+
+
+def test_an_appended_change_that_would_use_up_the_data_is_left_out_and_stays_so() -> None:
+    """The steps behind it were trained without it: a later change, with which they would last, brings it not back."""
+    specs = []
+    for entries in ([], [(5, [0, 1, 0])], [(5, [0, 1, 0]), (13, [1, 0, 0])]):
+        given = spec_of(entries, staged=False).model_dump(mode="json", by_alias=True, exclude_none=True)
+        given["data"]["sources"][1]["epochsMax"] = 60
+        specs.append(TrainingJobSpec.model_validate(given, context={"stored": True}))
+    record = first_mixture(specs[0])
+    for spec, steps, weights in ((specs[1], [], [(1, 1, 1)]), (specs[2], [13], [(1, 1, 1), (1, 0, 0)])):
+        record = next_mixture(spec, record, after_step=0)
+        plan = dataclasses.replace(plan_of(spec, record), epochs_max=(None, 60, None), last_step=100)
+        used, kept = _without_vain_changes(plan, spec, record)
+        assert [change.step for change in kept.changes] == steps
+        assert [segment.weights for segment in used.segments] == weights
+        assert Order(used).packs(100)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 
 from polyreme_api.job.data import Data
 from polyreme_datahub.errors import SourceInvalidError
-from polyreme_datahub.loader.order import Order, OrderPlan
+from polyreme_datahub.loader.order import Order
+from polyreme_datahub.loader.order_plan import OrderPlan
 from polyreme_datahub.loader.outlook import outlook, used_up_step
 from polyreme_datahub.loader.weighing import PERIOD, weighed
 from polyreme_planner.mixture import Segment
@@ -29,9 +31,7 @@ def plan_of(lengths: list[list[int]], *weights: tuple[int, list[int]], **given: 
     segments = tuple(Segment(first_step=step, weights=tuple(of)) for step, of in weights)
     names = tuple(f"s{at}" for at in range(len(lengths)))
     arrays = tuple(np.array(of, np.int64) for of in lengths)
-    return OrderPlan(
-        seed=3, names=names, lengths=arrays, segments=segments, packs_per_step=4, pack_tokens=64, **given
-    )
+    return OrderPlan(seed=3, names=names, lengths=arrays, segments=segments, packs_per_step=4, pack_tokens=64, **given)
 
 
 @st.composite
@@ -89,7 +89,7 @@ def test_a_source_that_ends_gives_all_its_epochs_and_its_turns_to_the_others(pla
             limit = plan.epochs_max[source]
             assert limit is not None
             assert counts[source] == limit * order._size(0, source)
-    for stretch, following in zip(stretches, stretches[1:], strict=False):
+    for stretch, following in pairwise(stretches):
         part = Counter(slot.source for slot in slots[stretch.first : following.first])
         live = [order._left(0, at, stretch.base) != 0 for at in range(len(plan.names))]
         weights = [w if on else 0 for w, on in zip(plan.segments[0].weights, live, strict=True)]

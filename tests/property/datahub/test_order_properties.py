@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from polyreme_api.errors import NotSealedError
 from polyreme_datahub.loader import order as order_module
 from polyreme_datahub.loader.mixture import Mixture
-from polyreme_datahub.loader.order import BlockEnds, Order, OrderPlan, Slot
+from polyreme_datahub.loader.order import Order, Slot
+from polyreme_datahub.loader.order_plan import BlockEnds, OrderPlan
 from polyreme_datahub.loader.packing import longest_prefix, pack
 from polyreme_datahub.loader.permutation import permute
 from polyreme_planner.mixture import Segment
@@ -77,7 +78,7 @@ def test_a_place_leads_to_the_same_tail_without_the_steps_before(plan: OrderPlan
     filled: list[int] = []
     fill = fresh._fill
 
-    def noted(window: Any) -> tuple[int, list[list[Slot]]]:
+    def noted(window: Any) -> Any:
         filled.append(window.first_step)
         return fill(window)
 

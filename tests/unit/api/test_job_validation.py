@@ -124,6 +124,24 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         },
         "weights from step 5 on repeat only after 1113976 samples, expected at most 1048576; use smaller or rounder",
     ),
+    ({"spec.data.temperature": "0.5"}, "spec.data.temperature is refused: '0.5', a number from 1 to 100"),
+    ({"spec.data.temperature": "1e3"}, "spec.data.temperature is refused: '1e3', a number up to 100"),
+    ({"spec.data.sources.0.epochsMax": 0}, "spec.data.sources.0.epochsMax is refused: 0"),
+    *(
+        (
+            {
+                "spec.data.startWhileProcessing": True,
+                "spec.data.tokenizer": {"location": "file:///tokenizer"},
+                f"spec.data.{field}": value,
+            },
+            f"data.startWhileProcessing: {words} needs the size of every source, which is known when all are processed",
+        )
+        for field, value, words in (
+            ("weightsBy", "Tokens", "weightsBy: Tokens"),
+            ("temperature", "2", "temperature"),
+            ("sources.0.epochsMax", 1, "epochsMax of source 'one'"),
+        )
+    ),
     # augmentation
     (
         {"spec.data.augment": {"rotate": {"degrees": 5}}},

@@ -115,8 +115,7 @@ class Walk:
         total = 0
         while True:
             weights = [
-                0 if turns == self._most(source) else phase.weights[source]
-                for source, turns in enumerate(stand.turns)
+                0 if turns == self._most(source) else phase.weights[source] for source, turns in enumerate(stand.turns)
             ]
             source = _earliest_deadline(weights, stand.taken, stand.slot)
             size = len(self.lengths[source])

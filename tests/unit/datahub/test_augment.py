@@ -257,6 +257,37 @@ def one_by_one(change: ImageChange, vertex: tuple[float, float]) -> list[float]:
     return moved
 
 
+def test_boxes_move_as_torchvision_moves_them() -> None:
+    import torch
+    from torchvision import tv_tensors
+    from torchvision.transforms.v2 import functional
+
+    random = np.random.default_rng(7)
+    width, height = 301, 203
+    for _ in range(60):
+        left, top = int(random.integers(0, 150)), int(random.integers(0, 100))
+        right, bottom = int(random.integers(left + 40, width + 1)), int(random.integers(top + 40, height + 1))
+        inner = int(random.integers(60, width + 1)), int(random.integers(60, height + 1))
+        offset = int(random.integers(0, width - inner[0] + 1)), int(random.integers(0, height - inner[1] + 1))
+        change = ImageChange(
+            width=width,
+            height=height,
+            window=(left, top, right, bottom),
+            inner=inner,
+            offset=offset,
+            mirrored=bool(random.integers(0, 2)),
+        )
+        ends_x, ends_y = np.sort(random.uniform(left, right, 2)), np.sort(random.uniform(top, bottom, 2))
+        box = [ends_x[0], ends_y[0], ends_x[1], ends_y[1]]
+        theirs = tv_tensors.BoundingBoxes(torch.tensor([box]), format="XYXY", canvas_size=(height, width))
+        rest = width - inner[0] - offset[0], height - inner[1] - offset[1]
+        theirs = functional.resized_crop(theirs, top, left, bottom - top, right - left, [inner[1], inner[0]])
+        theirs = functional.horizontal_flip(theirs) if change.mirrored else theirs
+        theirs = functional.pad(theirs, [*offset, *rest])
+        [ours] = moved_shapes({"boxes": [{"image": 0, "box": box}]}, [change.move])["boxes"]
+        np.testing.assert_allclose(ours["box"], theirs[0].numpy(), atol=1e-4)
+
+
 def test_draws_are_philox_by_seed_sample_visit_image_and_operation() -> None:
     settings = settings_of(Augment.model_validate(EVERYTHING))
     assert settings is not None

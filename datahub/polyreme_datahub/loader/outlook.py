@@ -29,7 +29,7 @@ class SourceOutlook:
     tokens_ratio: float
     """Share of the tokens."""
     epochs: float
-    """Times that each of its samples was trained on by the end of the segment, all segments counted."""
+    """Epochs that it has had by the end of the segment, all segments counted, with what was passed over."""
     ends_step: int | None = None
     """Step at about which its last epoch ends; None: not in this segment."""
 

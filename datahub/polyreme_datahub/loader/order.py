@@ -306,8 +306,8 @@ class Order:
         packs = [[slots[at] for at in samples] for samples in packed]
         packs += [[] for _ in range(packs_max - len(packs))]
         order = permute(np.arange(packs_max), size=packs_max, key=f"{self._plan.seed}:packs:{window.first_step}")
-        last = next(stretch for stretch in reversed(stretches) if stretch.first <= used)
-        return last.place(used), [packs[at] for at in order]
+        places = [stretch.place(used) for stretch in reversed(stretches) if stretch.first <= used]
+        return next(iter(places), (window.slot, window.base)), [packs[at] for at in order]
 
     def _slots(self, window: _Window, count: int) -> tuple[Sequence[Slot], npt.NDArray[np.int64], Sequence[_Stretch]]:
         """Return the samples of some slots, and their lengths; fewer where nothing more is sealed, or left."""

@@ -128,6 +128,12 @@ def test_steps_behind_the_last_epoch_are_an_error_that_says_which_limits_to_rais
         order.packs(STEPS)
 
 
+def test_a_change_behind_the_last_step_may_have_nothing_left() -> None:
+    plan = plan_of([[32] * 10, [32] * 10], (1, [1, 1]), (30, [1, 0]), epochs_max=(2, None), last_step=STEPS)
+    assert used_up_step(plan, STEPS) is None
+    assert not any(Order(plan, window_packs=WINDOW_PACKS).packs(30))
+
+
 @settings(max_examples=40, deadline=None)
 @given(LENGTHS, st.data())
 def test_weights_of_tokens_are_shares_of_the_tokens(lengths: list[list[int]], data: st.DataObject) -> None:

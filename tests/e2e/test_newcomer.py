@@ -114,8 +114,19 @@ def test_the_page_about_layouts_does_what_it_shows(call: Call, folder: Path) -> 
         assert "to keep this layout, add to the job's spec:" in call(command)
 
 
+def test_the_page_about_mixtures_prints_what_it_shows(call: Call, folder: Path) -> None:
+    page = (HOW_TO / "mix-datasets.md").read_text()
+    (job,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    (folder / "mixed.yaml").write_text(job)
+    train, show = page_commands("mix-datasets.md")
+    call(train)
+    printed = call(show).splitlines()
+    assert printed == [line.removeprefix("    ") for line in page.splitlines() if line.strip() in printed]
+
+
 def test_every_documented_command_is_run_here_or_elsewhere() -> None:
-    run_here = {*page_commands("own-data.md"), *page_commands("README.md"), *page_commands("plan-a-layout.md")}
+    pages = ("own-data.md", "README.md", "plan-a-layout.md", "mix-datasets.md")
+    run_here = {command for page in pages for command in page_commands(page)}
     shown = {command for page in PAGES for command in commands(page) if command.startswith("polyreme ")}
     in_buckets = {command for command in shown if "s3://" in command}
     of_a_run = {"polyreme checkpoint export run-7 --to ./model"}

@@ -102,7 +102,7 @@ LENGTHS = st.lists(st.lists(st.integers(4, 64), min_size=1, max_size=60), min_si
 
 @settings(max_examples=40, deadline=None)
 @given(LENGTHS, st.data())
-def test_data_that_last_fill_every_step_and_data_that_do_not_are_told(
+def test_data_that_last_give_every_step_samples_and_data_that_do_not_are_told(
     lengths: list[list[int]], data: st.DataObject
 ) -> None:
     """All sources have a limit, and one mixture: what is left is known to the token."""
@@ -115,7 +115,8 @@ def test_data_that_last_fill_every_step_and_data_that_do_not_are_told(
     assert (used_up is None) == (tokens >= (STEPS + 1) * step_tokens) or abs(tokens / step_tokens - STEPS - 1) < 0.2
     if used_up is None:
         order = Order(plan, window_packs=WINDOW_PACKS)
-        assert all(all(order.packs(step)) for step in range(1, STEPS + 1))
+        # A pack may be empty where the next samples fill more packs than a window has left, with and without limits.
+        assert all(any(order.packs(step)) for step in range(1, STEPS + 1))
         assert not any(order.packs(STEPS + 50)), "who looks ahead finds nothing there"
     else:
         assert abs(used_up - min(STEPS, 1 + tokens // step_tokens)) <= 1

@@ -273,7 +273,7 @@ def verdict(
 
     Returns:
         ``batches`` that were read; ``mismatched`` ones; ``lost`` and ``repeated`` samples; ``damaged`` samples, whose
-        place a placeholder took; ``augmented_visits``; ``limited_visits``, of the source with a limit of epochs.
+        place a placeholder took; ``augmented_visits``; ``limited_visits`` of the source with a limit of epochs.
     """
     expected = dict(enumerate(planted.walk.steps(steps), start=1))
     judge = _Judge(planted)
@@ -296,7 +296,7 @@ def verdict(
         "repeated": sum((got - wanted).values()),
         "damaged": len(judge.damaged),
         "augmented_visits": len(judge.augmented),
-        "limited_visits": sum(source == LIMITED for packs in expected.values() for p in packs for source, _, _ in p),
+        "limited_visits": sum(got[name] for name in planted.names[LIMITED]),
     }
 
 

@@ -203,17 +203,14 @@ def check_early_start(training: Training, data: Data) -> None:
             "data.startWhileProcessing: the tokenizer is trained on the whole datasets, so no sample is ready before "
             "all are; set data.tokenizer.location to a released one, or leave startWhileProcessing out"
         )
-    limited = [source.name for source in data.sources if source.epochs_max is not None]
-    for given, field in (
-        (data.weights_by == "Tokens", "weightsBy: Tokens"),
-        (data.temperature is not None, "temperature"),
-        (bool(limited), f"epochsMax of source {limited[0]!r}" if limited else ""),
-    ):
-        if given:
-            raise ValueError(
-                f"data.startWhileProcessing: {field} needs the size of every source, which is known when all are "
-                "processed; drop one of the two"
-            )
+    of_sizes = ["weightsBy: Tokens"] if data.weights_by == "Tokens" else []
+    of_sizes += ["temperature"] if data.temperature is not None else []
+    of_sizes += [f"epochsMax of source {of.name!r}" for of in data.sources if of.epochs_max is not None]
+    if of_sizes:
+        raise ValueError(
+            f"data.startWhileProcessing: {of_sizes[0]} needs the size of every source, which is known when all are "
+            "processed; drop one of the two"
+        )
     for stage in training.stages:
         tokens = data.sequence_tokens if stage.sequence_tokens is None else stage.sequence_tokens
         if tokens != data.sequence_tokens:

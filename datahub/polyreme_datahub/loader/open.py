@@ -223,7 +223,7 @@ def _by_mixture(
     growing: bool,
 ) -> tuple[OrderPlan, Identity]:
     """Return an order with the weights of a mixture, and its identity."""
-    order = dataclasses.replace(order, segments=segments_of(spec, mixture))
+    order = _amended(order, spec, mixture)
     if mixture is not None and not growing:
         # While samples come, ranks that open the data one after the other would judge a source differently.
         order, mixture = _without_vain_changes(order, spec, mixture)
@@ -253,7 +253,7 @@ def _without_vain_changes(
     return _amended(order, spec, mixture), mixture
 
 
-def _amended(order: OrderPlan, spec: TrainingJobSpec, mixture: MixtureRecord) -> OrderPlan:
+def _amended(order: OrderPlan, spec: TrainingJobSpec, mixture: MixtureRecord | None) -> OrderPlan:
     return dataclasses.replace(order, segments=segments_of(spec, mixture))
 
 

@@ -3,11 +3,13 @@
 Slots 0, 1, 2, ... of a segment (steps with the same weights and packs) name a source each; a source's samples come in
 epochs, each a keyed permutation. Samples that are longer than a segment's packs have no turn in it: an epoch is one of
 those that fit. Where other samples fit than in the segment before, a source begins its next epoch. A source with a
-limit of epochs has no turn after them: slots are counted anew there, by the weights of the others. A window is a whole
-number of steps: as many slots as its packs hold are packed together, and the packs are shuffled. A window begins where
-the one before ended, so its first slot depends on the lengths before it: first slots are found forwards once and
-remembered, and the state of a checkpoint bears the one that it needs, so that a resume packs a single window. Nothing
-depends on how many ranks ask, or in which order.
+limit of epochs has no turn after its last one: the slots behind it are numbered from 0 again, and go to the others by
+their weights.
+
+A window is a whole number of steps: as many slots as its packs hold are packed together, and the packs are shuffled. A
+window begins where the one before ended, so its first slot depends on the lengths before it: first slots are found
+forwards once and remembered, and the state of a checkpoint bears the one that it needs, so that a resume packs a single
+window. Nothing depends on how many ranks ask, or in which order.
 
 A source in blocks may still be processed. Its first epoch takes the blocks in order, each a keyed permutation of
 itself, so a window needs no block beyond the one that fills it, and blocks that are sealed later only add windows. What
@@ -169,7 +171,8 @@ class Order:
         if segment >= len(self._plan.segments):
             return False
         passed, base = step - self._plan.segments[segment].first_step, tuple(whole[3:])
-        if passed < 0 or (slot if passed == 0 else not slot and not self._plan.epochs_max):
+        # Slots count from 0 in a segment's first window, and behind a source's last turn.
+        if passed < 0 or (passed == 0 and slot) or (passed and not slot and not self._plan.epochs_max):
             return False
         if passed % self._window_steps(segment) and not self._begins(segment + 1, step):
             return False

@@ -63,6 +63,10 @@ class OrderPlan:
         """Return the segment of a step."""
         return self.segments[bisect.bisect_right(self.segments, step, key=lambda of: of.first_step) - 1]
 
+    def fitting_lengths(self, pack_tokens: int) -> list[npt.NDArray[np.int64]]:
+        """Return the tokens of the samples of each source that fit packs of so many tokens."""
+        return [lengths[lengths <= pack_tokens] for lengths in self.lengths]
+
     def packs_in(self, segment: Segment) -> int:
         """Packs of each step of a segment."""
         return segment.packs_per_step or self.packs_per_step

@@ -17,6 +17,7 @@ MARGIN_PERCENT = 1
 """Steps beyond a segment's end for which the data must last, as a share of the steps before the segment, and one more:
 within them the sources are where mean lengths say."""
 HALF_A_TURN = 0.5
+"""Of a source that has less left, the last epoch is over: turns are whole, and the rest is rounding."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +104,7 @@ def _walk(plan: OrderPlan, steps: int) -> tuple[list[SegmentOutlook], int | None
 
 def _segment(plan: OrderPlan, segment: Segment, run: _Run, last: int, passed: int) -> tuple[SegmentOutlook, int | None]:
     pack_tokens = plan.tokens_in(segment)
-    fitting = [lengths[lengths <= pack_tokens] for lengths in plan.lengths]
+    fitting = plan.fitting_lengths(pack_tokens)
     _carry(run, [int(lengths.size) for lengths in fitting])
     flow = _Flow(
         means=[float(lengths.mean()) if lengths.size else 0.0 for lengths in fitting],

@@ -1,4 +1,4 @@
-"""Whole weights of a mixture from what the sizes of its sources are: shares of tokens, and temperature.
+"""Whole weights of a mixture by the sizes of its sources: shares of tokens, and temperature.
 
 A source's share is its weight, multiplied by its size to the power of 1 / temperature where there is a temperature
 (T = 1: every sample comes as often; a high T: the weights alone; N. Arivazhagan et al., "Massively Multilingual Neural
@@ -18,7 +18,7 @@ from polyreme_datahub.loader.order_plan import OrderPlan
 WEIGHING_VERSION = 1
 """Goes up when the same sizes give other weights: states of another version are refused."""
 PERIOD = 65_536
-"""Sum of the whole weights, about: no share is off by more than one in 131,072, and none becomes nothing."""
+"""Sum of the whole weights, about. Shares are rounded to it, and none becomes nothing."""
 WEIGHTS_KEPT = 2048
 """Results in memory: as many as a schedule and stages have changes; each is needed again when one is appended."""
 _EXACT = Context(prec=40, rounding=ROUND_HALF_EVEN)
@@ -49,8 +49,7 @@ def weighed(plan: OrderPlan, data: Data) -> OrderPlan:
 
 def _sizes(plan: OrderPlan, pack_tokens: int) -> tuple[tuple[int, int], ...]:
     """Return the samples of each source that fit some packs, and their tokens."""
-    fitting = [lengths[lengths <= pack_tokens] for lengths in plan.lengths]
-    return tuple((int(lengths.size), int(lengths.sum())) for lengths in fitting)
+    return tuple((int(lengths.size), int(lengths.sum())) for lengths in plan.fitting_lengths(pack_tokens))
 
 
 @functools.lru_cache(maxsize=WEIGHTS_KEPT)

@@ -69,6 +69,17 @@ class Pod:
         return pid
 
 
+def wait_until_stopped(pid: int) -> None:
+    """Wait until all threads of a process are stopped: until the one that takes SIGSTOP runs, others still answer."""
+    until_s = time.monotonic() + START_S
+    while time.monotonic() < until_s:
+        states = [stat.read_text().rpartition(")")[2].split()[0] for stat in Path(f"/proc/{pid}/task").glob("*/stat")]
+        if set(states) == {"T"}:
+            return
+        time.sleep(TICK_S)
+    raise AssertionError(f"not all threads of process {pid} are stopped: {states}")
+
+
 @pytest.fixture
 def pod(tmp_path: Path) -> Iterator[Pod]:
     folder = tmp_path / ("long" * 40)
@@ -164,7 +175,7 @@ def test_a_stuck_engine_is_replaced(pod: Pod, how: str) -> None:
     before = pod.engine.pid
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         if how == "stopped":
-            pod.signal(signal.SIGSTOP)
+            wait_until_stopped(pod.signal(signal.SIGSTOP))
             assert_same(
                 pool.submit(source.packs, 9, first=0, count=1).result(timeout=20),
                 NumberedPacks().packs(9, first=0, count=1),

@@ -51,7 +51,8 @@ def mixture_changes(spec: TrainingJobSpec, record: MixtureRecord | None = None) 
     known = spec.data.schedule if record is None else record.base
     changes = {change.from_step: change for change in known if change.from_step not in faults}
     changes |= {change.from_step: change for change in _of_stages(spec)}
-    # Two changes that waited for the same window: the weights of the later one, and what both pass over.
+    # Two changes that waited for the same window: the weights of the later one, and what both pass over. Older
+    # records may hold more than the limit.
     for appended in () if record is None else record.changes:
         before = changes.get(appended.step)
         skipped = appended.skip_steps + (0 if before is None else before.skip_steps)
@@ -134,8 +135,8 @@ def next_mixture(spec: TrainingJobSpec, known: MixtureRecord, *, after_step: int
     """Return the mixture that follows a known one: with the entries appended since.
 
     Each of these takes effect with the first window that begins neither before its step nor before ``after_step + 1``,
-    nor before the entry ahead of it takes effect. It is ignored if it can't be applied, or if a curriculum stage
-    has set other weights by then.
+    nor before the entry ahead of it takes effect; one window later if both have too many steps to pass over. It is
+    ignored if it can't be applied, or if a curriculum stage has set other weights by then.
 
     Args:
         spec: The job's specification.
@@ -152,6 +153,9 @@ def next_mixture(spec: TrainingJobSpec, known: MixtureRecord, *, after_step: int
         # Not before the entry ahead of it: that may wait for a step of history that was lost since.
         least = max([entry.from_step, after_step + 1, *(change.step for change in changes[-1:])])
         step = window_border(spec, segments, least)
+        there = sum(change.skip_steps for change in changes if change.step == step)
+        if entry.skip_steps and there + entry.skip_steps > SKIP_STEPS_MAX:
+            step = window_border(spec, segments, step + 1)
         if not any(entry.from_step < stage <= step for stage in stages):
             weights = tuple(entry.weights)
             changes.append(

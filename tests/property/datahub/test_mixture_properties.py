@@ -250,6 +250,23 @@ def test_a_change_waits_for_its_window_and_a_stage_that_came_meanwhile_wins() ->
     assert next_mixture(base, late, after_step=3) == late, "a reader with an older spec takes nothing back"
 
 
+def test_an_appended_change_waits_for_a_window_where_its_steps_to_pass_over_fit_the_limit() -> None:
+    base = spec_of([(5, [1, 0, 2])], staged=False, skips={5: 9_000})
+    entries = [(5, [1, 0, 2]), (6, [0, 1, 0]), (7, [1, 1, 0]), (8, [1, 0, 0]), (9, [0, 0, 1]), (10, [0, 1, 1])]
+    skips = {5: 9_000, 6: 4_000, 7: 6_000, 8: 1, 9: 0, 10: 10_000}
+    spec = spec_of(entries, staged=False, skips=skips)
+    record = next_mixture(spec, first_mixture(base), after_step=1)
+    assert [(change.from_step, change.step) for change in record.changes] == [
+        (6, 9),
+        (7, 9),
+        (8, 13),
+        (9, 13),
+        (10, 17),
+    ]
+    passed = {change.from_step: change.skip_steps for change in mixture_changes(spec, record)}
+    assert passed == {5: 9_000, 9: 10_000, 13: 1, 17: 10_000}
+
+
 def test_an_appended_change_that_weighs_a_source_without_a_sample_is_left_out() -> None:
     """What runs must not fail by it, and nothing can take it away again."""
     base = make_spec(["a", "b", "c"], weights=[1, 1, 0], packs_per_step=PACKS[0])

@@ -71,7 +71,7 @@ class Pod:
 
 def wait_until_stopped(pid: int) -> None:
     """Wait until all threads of a process are stopped: until the one that takes SIGSTOP runs, others still answer."""
-    until_s = time.monotonic() + START_S
+    until_s, states = time.monotonic() + START_S, list[str]()
     while time.monotonic() < until_s:
         states = [stat.read_text().rpartition(")")[2].split()[0] for stat in Path(f"/proc/{pid}/task").glob("*/stat")]
         if set(states) == {"T"}:

@@ -63,6 +63,12 @@ def short_weights(weights: Mapping[str, int]) -> str:
     return " · ".join(given[:WEIGHTS_MAX]) + (" …" if len(given) > WEIGHTS_MAX else "")
 
 
+def mixture_change(step: int, weights: Mapping[str, int], skip_steps: int) -> str:
+    """Write a change of the mixture: ``step 33: one 1 · two 1``, with the steps of data that it passes over."""
+    passed = f" (data of {skip_steps} steps passed over)" if skip_steps else ""
+    return f"step {step}: {short_weights(weights)}{passed}"
+
+
 def moment(at_s: float) -> str:
     """Write a point in time, in UTC."""
     return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -158,7 +158,11 @@ def figures(job: TrainingJob, times: RunTimes) -> Figures:
 def _mixture(job: TrainingJob, record: MixtureRecord | None) -> list[MixtureWeights]:
     first = MixtureWeights(step=1, weights={source.name: source.weight for source in job.spec.data.sources})
     changes = [
-        MixtureWeights(step=change.from_step, weights={weight.source: weight.weight for weight in change.weights})
+        MixtureWeights(
+            step=change.from_step,
+            weights={weight.source: weight.weight for weight in change.weights},
+            skip_steps=change.skip_steps,
+        )
         for change in mixture_changes(job.spec, record)
     ]
     return [first, *changes]

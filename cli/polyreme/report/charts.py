@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Collection, Sequence
 
-from polyreme.formatting import clock, duration, share, short_weights
+from polyreme.formatting import clock, duration, mixture_change, share, short_weights
 from polyreme.report import svg
 from polyreme.report.data import AttemptRow, MixtureWeights, ReportData, TrainedStage
 from polyreme.report.svg import BOTTOM, LEFT, RIGHT, TOP, WIDTH, Scale
@@ -200,7 +200,9 @@ def smoothed(records: Sequence[StepRecord], borders: Collection[int] = ()) -> di
 def _mixture_marks(mixture: Sequence[MixtureWeights], *, x: Scale, y: Scale) -> list[str]:
     changes = [(x(change.step), change) for change in mixture if change.step > 1][:MARKS_MAX]
     rules = [
-        svg.rule(at, y.to_px, y.from_px, "mixture", title=f"step {change.step}: {short_weights(change.weights)}")
+        svg.rule(
+            at, y.to_px, y.from_px, "mixture", title=mixture_change(change.step, change.weights, change.skip_steps)
+        )
         for at, change in changes
     ]
     texts = [(at, short_weights(change.weights)) for at, change in changes]

@@ -62,6 +62,8 @@ class MixtureWeights:
 
     step: int
     weights: Mapping[str, int]
+    skip_steps: int = 0
+    """Steps whose data are passed over there."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterable, Sequence
 
-from polyreme.formatting import NOTHING, duration, moment, share, short_weights, size
+from polyreme.formatting import NOTHING, duration, mixture_change, moment, share, size
 from polyreme.report.charts import (
     COLOURS,
     experts_chart,
@@ -118,7 +118,9 @@ def _stage_words(data: ReportData) -> str:
 
 def _mixture_words(data: ReportData) -> str:
     changes = [change for change in data.mixture if change.step > 1]
-    listed = "; ".join(f"step {change.step}: {short_weights(change.weights)}" for change in changes[:LEGEND_MAX])
+    listed = "; ".join(
+        mixture_change(change.step, change.weights, change.skip_steps) for change in changes[:LEGEND_MAX]
+    )
     words = [f"The mixture of sources changed during the run ({listed})."] if changes else []
     words += [f"Weights are {data.weights_are}."] if data.weights_are else []
     return f'<p class="soft">{safe(" ".join(words))}</p>' if words else ""

@@ -105,7 +105,7 @@ def two_kills() -> ReportData:
         mixture=[
             MixtureWeights(step=1, weights={"one": 1, "two": 0}),
             MixtureWeights(step=200, weights={"one": 1, "two": 1}),
-            MixtureWeights(step=300, weights={"one": 1, "two": 1, "three": 1}),
+            MixtureWeights(step=300, weights={"one": 1, "two": 1, "three": 1}, skip_steps=12),
             MixtureWeights(step=400, weights={"one": 1, "two": 1, "three": 1, "four": 2}),
         ],
         stages=[

@@ -163,6 +163,9 @@ def test_ranks_that_wait_go_on_with_the_next_engine(pod: Pod) -> None:
         time.sleep(0.2)
         killed = pod.signal(signal.SIGKILL)
         batches = [one.result(timeout=20) for one in waiting]
+    until_s = time.monotonic() + START_S
+    while pod.engine.pid in (None, killed) and time.monotonic() < until_s:
+        time.sleep(TICK_S)  # on a slow machine the ranks were answered before the signal
     assert pod.engine.pid not in (None, killed)
     for at, batch in enumerate(batches):
         assert_same(batch, NumberedPacks().packs(2, first=at, count=1))

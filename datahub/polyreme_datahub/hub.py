@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyreme_api.job.spec import TrainingJobSpec
+from polyreme_datahub.registry.opening import opened_database
 
 if TYPE_CHECKING:
     from polyreme_api.mixture import MixtureRecord
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from polyreme_datahub.operations.values import Blob
     from polyreme_datahub.processing import ProcessReport, Progress
     from polyreme_datahub.registry.datasets import DatasetVersion
-    from polyreme_datahub.registry.engine import Database
     from polyreme_datahub.registry.rows import StageCount
     from polyreme_datahub.registry.work_items import WorkItem
     from polyreme_datahub.runner.flow_meter import OperationProgress
@@ -59,7 +59,7 @@ def register(
     from polyreme_datahub.registration import add_dataset
 
     lakehouse = Lakehouse(open_store(objects_url))
-    with _database(registry_url) as database:
+    with opened_database(registry_url) as database:
         return add_dataset(database, lakehouse, name, source, now_s=_now_s, progress=progress or (lambda _found: None))
 
 
@@ -68,7 +68,7 @@ def list_datasets(registry_url: str) -> list[DatasetSummary]:
     from polyreme_datahub.dataset_views import summaries
 
     found: list[DatasetSummary] = []
-    with _database(registry_url) as database:
+    with opened_database(registry_url) as database:
         while page := summaries(database, after=found[-1].name if found else ""):
             found += page
     return found
@@ -83,7 +83,7 @@ def show_dataset(registry_url: str, objects_url: str, reference: str) -> Dataset
     from polyreme_datahub.dataset_views import details
     from polyreme_datahub.objects import open_store
 
-    with _database(registry_url) as database:
+    with opened_database(registry_url) as database:
         return details(database, open_store(objects_url), reference, now_s=_now_s())
 
 
@@ -103,7 +103,7 @@ def remove_dataset(registry_url: str, objects_url: str, reference: str) -> list[
     from polyreme_datahub.registry import datasets, rebuild
 
     store = open_store(objects_url)
-    with _database(registry_url) as database:
+    with opened_database(registry_url) as database:
         found = datasets.find_version(database, reference)
         number = found.number if "@" in reference else None
         removed = datasets.remove_versions(database, found.name, number, mark_first=rebuild.mark_removed(store))
@@ -120,7 +120,7 @@ def check_datasets(registry_url: str, spec: TrainingJobSpec) -> None:
     """
     from polyreme_datahub.processing import check_spec
 
-    with _database(registry_url) as database:
+    with opened_database(registry_url) as database:
         check_spec(database, spec)
 
 
@@ -215,7 +215,7 @@ def estimate_ingest(
     from polyreme_datahub.lakehouse import Lakehouse
     from polyreme_datahub.objects import open_store
 
-    with _database(registry_url) as database:
+    with opened_database(registry_url) as database:
         return estimate(
             database,
             Lakehouse(open_store(objects_url)),
@@ -241,7 +241,7 @@ def replay(registry_url: str, reference: str, operation: str | None = None) -> R
     from polyreme_datahub.registry.datasets import find_version
     from polyreme_datahub.runner.replay import replay as replay_letters
 
-    with _database(registry_url) as database:
+    with opened_database(registry_url) as database:
         return replay_letters(database, find_version(database, reference), operation)
 
 
@@ -346,7 +346,7 @@ def read_images(registry_url: str, objects_url: str, references: list[str]) -> d
     digests = {digest_of(reference) for reference in references}
     places = {place.digest: place for reference in references if (place := place_of(reference)) is not None}
     if older := digests - places.keys():
-        with _database(registry_url) as database:
+        with opened_database(registry_url) as database:
             places |= places_of(database, older)
     if missing := sorted(digests - set(places)):
         raise ObjectNotFoundError(f"no artifact {missing[0]} in the registry")
@@ -374,7 +374,7 @@ def read_masks(
 
     if not samples:
         return {}
-    with _database(registry_url) as database:
+    with opened_database(registry_url) as database:
         return masks_of(database, Lakehouse(open_store(objects_url)), samples)
 
 
@@ -403,7 +403,7 @@ def _surroundings(registry_url: str, objects_url: str, topics_url: str, **settin
     from polyreme_datahub.objects import open_store
     from polyreme_datahub.runner.flow_run import Surroundings
 
-    with _database(registry_url) as database, _topics(topics_url) as topics:
+    with opened_database(registry_url) as database, _topics(topics_url) as topics:
         lakehouse = Lakehouse(open_store(objects_url))
         yield Surroundings(database=database, lakehouse=lakehouse, topics=topics, **settings)
 
@@ -420,17 +420,6 @@ def _topics(url: str) -> Iterator[Topics | None]:
         yield topics
     finally:
         topics.close()
-
-
-@contextmanager
-def _database(registry_url: str) -> Iterator[Database]:
-    from polyreme_datahub.registry.engine import open_database
-
-    database = open_database(registry_url)
-    try:
-        yield database
-    finally:
-        database.close()
 
 
 def _now_s() -> float:

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+
+from polyreme_datahub.registry.opening import opened_database
 
 if TYPE_CHECKING:
     from polyreme_datahub.registry.collection import CollectionReport
     from polyreme_datahub.registry.datasets import DatasetVersion
     from polyreme_datahub.registry.diff import VersionDiff
-    from polyreme_datahub.registry.engine import Database
     from polyreme_datahub.registry.lineage import StepKeys
     from polyreme_datahub.registry.rebuild import RebuildReport
     from polyreme_datahub.version_facts import SampleLineage
@@ -39,7 +39,7 @@ def tag(registry_url: str, reference: str, name: str) -> DatasetVersion:
     """
     from polyreme_datahub.registry.tags import set_tag
 
-    with _database(registry_url) as database:
+    with opened_database(registry_url) as database:
         return set_tag(database, reference, name, now_s=_now_s())
 
 
@@ -47,7 +47,7 @@ def untag(registry_url: str, dataset: str, name: str) -> bool:
     """Remove a tag; return whether there was one."""
     from polyreme_datahub.registry.tags import remove_tag
 
-    with _database(registry_url) as database:
+    with opened_database(registry_url) as database:
         return remove_tag(database, dataset, name)
 
 
@@ -55,7 +55,7 @@ def list_tags(registry_url: str, dataset: str) -> dict[str, int]:
     """Return the number of the version of each tag."""
     from polyreme_datahub.registry.tags import tags_of
 
-    with _database(registry_url) as database:
+    with opened_database(registry_url) as database:
         return tags_of(database, dataset)
 
 
@@ -68,7 +68,7 @@ def diff(registry_url: str, before: str, after: str, *, shown_max: int = 20) -> 
     from polyreme_datahub.registry.datasets import find_version
     from polyreme_datahub.registry.diff import diff as compare
 
-    with _database(registry_url) as database:
+    with opened_database(registry_url) as database:
         ids = [find_version(database, reference).id for reference in (before, after)]
         return compare(database, *ids, shown_max=shown_max)
 
@@ -175,7 +175,7 @@ def collect_garbage(
 
     store = open_store(objects_url)
     wait_s = GRACE_S if grace_s is None else grace_s
-    with _database(registry_url) as database:
+    with opened_database(registry_url) as database:
         if not dry_run:
             while remove_drafts(database, older_than_s=_now_s() - DRAFT_S):
                 pass
@@ -196,7 +196,7 @@ def statistics(registry_url: str, objects_url: str, reference: str) -> dict[str,
     from polyreme_datahub.registry.datasets import find_version
     from polyreme_datahub.version_facts import statistics_of
 
-    with _database(registry_url) as database:
+    with opened_database(registry_url) as database:
         return statistics_of(database, Lakehouse(open_store(objects_url)), find_version(database, reference))
 
 
@@ -212,7 +212,7 @@ def sample_lineage(registry_url: str, objects_url: str, reference: str, sample_i
     from polyreme_datahub.registry.datasets import find_version
     from polyreme_datahub.version_facts import lineage_of_sample
 
-    with _database(registry_url) as database:
+    with opened_database(registry_url) as database:
         version = find_version(database, reference)
         return lineage_of_sample(database, Lakehouse(open_store(objects_url)), version, sample_id)
 
@@ -222,7 +222,7 @@ def rebuild_registry(registry_url: str, objects_url: str) -> RebuildReport:
     from polyreme_datahub.objects import open_store
     from polyreme_datahub.registry import rebuild
 
-    with _database(registry_url) as database:
+    with opened_database(registry_url) as database:
         return rebuild.rebuild_registry(database, open_store(objects_url))
 
 
@@ -238,7 +238,7 @@ def _derive(
     from polyreme_datahub.sources.samples import KIND
     from polyreme_datahub.version_facts import sealed_rows
 
-    with _database(registry_url) as database:
+    with opened_database(registry_url) as database:
         version = find_version(database, reference)
         wanted = derivations(version)
         for one in wanted:
@@ -257,17 +257,6 @@ def _derive(
         for one in made:
             seal_samples(database, store, one, lakehouse.get_parts)
         return made
-
-
-@contextmanager
-def _database(registry_url: str) -> Iterator[Database]:
-    from polyreme_datahub.registry.engine import open_database
-
-    database = open_database(registry_url)
-    try:
-        yield database
-    finally:
-        database.close()
 
 
 def _now_s() -> float:

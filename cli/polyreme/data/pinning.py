@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from polyreme.paths import Home, RunDirectory
 from polyreme_api.errors import PolyremeError
+from polyreme_datahub.registry.opening import opened_database
 from polyreme_system.files import read_json
-
-if TYPE_CHECKING:
-    from polyreme_datahub.registry.engine import Database
-
 
 HOLDERS_PAGE = 1_000
 
@@ -35,7 +30,7 @@ def pin_versions(registry_url: str, holder: str, references: Sequence[str]) -> N
     """
     from polyreme_datahub.registry import datasets, pins
 
-    with _opened(registry_url) as database:
+    with opened_database(registry_url) as database:
         versions = [datasets.find_version(database, reference).id for reference in references]
         pins.pin(database, holder, versions, now_s=time.time())
 
@@ -48,7 +43,7 @@ def release_versions(registry_url: str, *holders: str) -> None:
     """
     from polyreme_datahub.registry import pins
 
-    with _opened(registry_url) as database:
+    with opened_database(registry_url) as database:
         for holder in holders:
             pins.release(database, holder)
 
@@ -62,7 +57,7 @@ def holders(registry_url: str, prefix: str) -> list[str]:
     from polyreme_datahub.registry import pins
 
     found: list[str] = []
-    with _opened(registry_url) as database:
+    with opened_database(registry_url) as database:
         after = prefix
         while page := pins.holders_after(database, after, count_max=HOLDERS_PAGE):
             mine = [holder for holder in page if holder.startswith(prefix)]
@@ -82,14 +77,3 @@ def release_run(home: Home, run: RunDirectory) -> None:
         release_versions(home.registry_url, str(uid))
     except PolyremeError as error:
         _log.warning("versions that run %s has pinned are not released: %s", run.name, error)
-
-
-@contextlib.contextmanager
-def _opened(registry_url: str) -> Iterator[Database]:
-    from polyreme_datahub.registry.engine import open_database
-
-    database = open_database(registry_url)
-    try:
-        yield database
-    finally:
-        database.close()

@@ -9,7 +9,7 @@ import gc
 import itertools
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from polyreme_simulator.anomalies import CLASSES
 from polyreme_simulator.datahub import FAULTS as DATA_FAULTS
@@ -136,7 +136,7 @@ def run_campaign(
     processes: int,
     until_violation: bool = False,
     health: bool = False,
-    on_done: Callable[[int, int], None] | None = None,
+    on_done: Callable[[int, Sequence[Result]], None] | None = None,
 ) -> Campaign:
     """Run seeds.
 
@@ -145,7 +145,7 @@ def run_campaign(
         processes: On so many processes.
         until_violation: Whether to stop at the first seed that breaks a rule.
         health: Whether nodes have agents and the operator a NodeFaultPolicy.
-        on_done: Told, after each seed, how many are done and how many of them broke a rule.
+        on_done: Told, after each seed, how many are done and which of them broke a rule.
     """
     reached: Counter[tuple[str, str]] = Counter()
     broken: list[Result] = []
@@ -159,7 +159,7 @@ def run_campaign(
             if result.violations:
                 broken.append(result)
             if on_done is not None:
-                on_done(done, len(broken))
+                on_done(done, broken)
             if broken and until_violation:
                 pool.shutdown(cancel_futures=True)
                 break

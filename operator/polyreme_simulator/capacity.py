@@ -11,7 +11,7 @@ from polyreme_operator.port import Manifest, WatchEventType
 from polyreme_simulator.cluster_view import ClusterView
 from polyreme_simulator.domains import Domains
 from polyreme_simulator.leaders import LeaderFacts
-from polyreme_simulator.nodes import devices_of, takes_pods
+from polyreme_simulator.nodes import devices_of, opted_in_only, takes_pods
 from polyreme_simulator.observed_state import ObservedState
 from polyreme_simulator.ownership import owner_uid
 from polyreme_simulator.quotas import Queues
@@ -44,6 +44,8 @@ class CapacityFacts:
         self.domains = Domains({}, [])
         self._usable: frozenset[str] = frozenset()
         """Nodes to which new pods may go."""
+        self.opted_in_only: frozenset[str] = frozenset()
+        """Nodes that only jobs with ``acceptProbation`` use."""
         self._usable_past: list[tuple[float, frozenset[str]]] = []
         """The same until when."""
         self.foreign: dict[str, tuple[str, int, float]] = {}
@@ -86,6 +88,7 @@ class CapacityFacts:
                     self.domains = domains
                 if record.kind == "Node":
                     self._node_changed(record.name, usable=not deleted and takes_pods(record.manifest), world=world)
+                    self._probation_changed(record.name, not deleted and opted_in_only(record.manifest), world)
             case _:
                 pass
 
@@ -189,6 +192,11 @@ class CapacityFacts:
             if now_s > 0.0:
                 self._usable_past.append((now_s, self._usable))
             self._usable, self.changed_s = names, now_s
+
+    def _probation_changed(self, name: str, only: bool, world: ClusterView) -> None:
+        names = self.opted_in_only | {name} if only else self.opted_in_only - {name}
+        if names != self.opted_in_only:
+            self.opted_in_only, self.changed_s = names, world.time_s()
 
     def _pod_changed(self, pod: Manifest, world: ClusterView) -> None:
         if pod["spec"].get("nodeName") and (pod.get("status") or {}).get("phase") == "Running":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from polyreme_api import labels
+from polyreme_operator.health.record import HEALTH, NodeState, parse
 from polyreme_operator.port import Manifest
 
 OWNED = {"key": "polyreme.dev/owned", "effect": "NoSchedule"}
@@ -29,6 +30,12 @@ def takes_pods(node: Manifest) -> bool:
     taints = (node.get("spec") or {}).get("taints") or ()
     foreign = any(taint["effect"] != "PreferNoSchedule" and taint["key"] != OWNED["key"] for taint in taints)
     return ready and not foreign and not (node.get("spec") or {}).get("unschedulable")
+
+
+def opted_in_only(node: Manifest) -> bool:
+    """Tell whether only jobs with ``acceptProbation`` use a node, since it was repaired a short while ago."""
+    record, _ = parse((node["metadata"].get("annotations") or {}).get(HEALTH))
+    return record is not None and record.opt_in and record.state is NodeState.PROBATION
 
 
 def devices_of(pod: Manifest) -> int:

@@ -176,8 +176,9 @@ class WaitingFacts:
         taken = Counter(capacity.held_by_node())
         for node, count, _ in capacity.foreign.values():
             taken[node] += count
-        blocked = self._domains_of_others(uid)
-        level = (self._observed.jobs[uid]["spec"].get("topology") or {}).get("exclusive")
+        blocked, spec = self._domains_of_others(uid), self._observed.jobs[uid]["spec"]
+        closed = frozenset() if spec.get("acceptProbation") else capacity.opted_in_only
+        level = (spec.get("topology") or {}).get("exclusive")
         if level is not None:
             busy = (node for node, count in capacity.held_by_node(without={uid}).items() if count)
             blocked |= {(level, domain) for node in busy if (domain := capacity.domains.domain(level, node))}
@@ -186,6 +187,7 @@ class WaitingFacts:
             for node in world.nodes.values()
             if node.present
             and world.usable(node.name)
+            and node.name not in closed
             and capacity.domains.labelled(node.name)
             and not any(capacity.domains.domain(level, node.name) == domain for level, domain in blocked)
         }

@@ -7,7 +7,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from polyreme_simulator.campaign import Campaign, replay, run_campaign, table
+from polyreme_simulator.run import Result
 from tests.simulator.planted_bugs import first_caught, plant
 
 PLAIN_EVERY_S = 60.0
@@ -46,7 +47,7 @@ def soak(
     bugs = sorted(bugs)
     found = {bug: _caught_at(bug, processes=processes, health=health) for bug in bugs}
     began_s = time.perf_counter()
-    with _Bar(name, len(seeds)) as bar:
+    with _Bar(name, len(seeds), health=health) as bar:
         campaign = run_campaign(seeds, processes=processes, health=health, on_done=bar.show)
     wall_s = time.perf_counter() - began_s
     unreached = campaign.unreached if needed is None else [cell for cell in needed if not campaign.reached.get(cell)]
@@ -95,13 +96,13 @@ def _caught_at(bug: str, *, processes: int, health: bool) -> int | None:
 
 
 class _Bar:
-    """A bar on a terminal, elsewhere a line a minute."""
+    """A bar on a terminal, elsewhere a line a minute; a seed that breaks a rule is named at once."""
 
-    def __init__(self, name: str, seeds: int) -> None:
+    def __init__(self, name: str, seeds: int, *, health: bool) -> None:
         console = Console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self._progress = Progress(*columns, console=console, disable=not console.is_terminal)
-        self._plain, self._seeds = not console.is_terminal, seeds
+        self._plain, self._seeds, self._health, self._named = not console.is_terminal, seeds, health, 0
         self._task: TaskID = self._progress.add_task(name, total=seeds)
         self._began_s = self._shown_s = time.perf_counter()
 
@@ -112,9 +113,12 @@ class _Bar:
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def show(self, done: int, broken: int) -> None:
+    def show(self, done: int, broken: Sequence[Result]) -> None:
         """Show how many seeds are done, and how many of them broke a rule."""
-        words = f"{broken} broken" if broken else "none broken"
+        words = f"{len(broken)} broken" if broken else "none broken"
+        for result in broken[self._named : SHOWN_MAX]:
+            self._progress.console.print(replay(result, health=self._health), markup=False, highlight=False)
+        self._named = len(broken)
         self._progress.update(self._task, completed=done, description=words)
         now_s = time.perf_counter()
         if self._plain and now_s - self._shown_s >= PLAIN_EVERY_S:

@@ -13,6 +13,7 @@ from polyreme_api import labels
 from polyreme_api.job.placement import Placement
 from polyreme_api.job.status import AttemptStatus
 from polyreme_api.times import rfc3339
+from polyreme_operator.health.record import HEALTH, NodeState, Record, render
 from polyreme_operator.port import Manifest, ObjectRef
 from polyreme_simulator.event_loop import VirtualLoop
 from polyreme_simulator.invariants import Facts
@@ -221,6 +222,23 @@ def test_a_job_that_wants_a_rack_for_itself_finds_no_room_beside_others(scene: S
     scene.say(waiting, conditions={"Queued": "WaitingForCapacity"})
     scene.look()
     assert scene.broken("a pending reason follows its cause") == (not topology)
+
+
+@pytest.mark.parametrize("spec", [{}, {"acceptProbation": True}])
+def test_a_node_on_probation_is_room_for_jobs_that_accept_it_alone(scene: Scene, spec: dict[str, bool]) -> None:
+    scene.world.store.create(topology_manifest([("rack", RACK)]))
+    scene.queue("default", 3)
+    for name, rack in (("n0", "r0"), ("n1", "r0"), ("n2", "r1")):
+        scene.world.add_node(name, 1, tags={RACK: rack})
+    record = render(Record(state=NodeState.PROBATION, opt_in=True))
+    scene.world.store.change(ObjectRef(kind="Node", name="n2"), {"metadata": {"annotations": {HEALTH: record}}})
+    scene.admit(scene.job("holder"), "n0")
+    # A place is free in each rack: too few for who may not use the second, and not near each other for who may.
+    two = {"replicas": 2, "devices": 1}
+    waiting = scene.job("waiting", topology={"required": "rack"}, workers=two, **spec)
+    scene.say(waiting, conditions={"Queued": "WaitingForNodes"})
+    scene.look()
+    assert scene.broken("a pending reason follows its cause") == bool(spec)
 
 
 @pytest.mark.parametrize("late", [False, True])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 
 from polyreme_api import labels
 from polyreme_local.api_server.record import Change
@@ -131,10 +131,17 @@ class CapacityFacts:
         }
         return self.domains.holds(spec.get("topology") or {}, slots, wanted)
 
-    def has_room(self, uid: str, *, without: Collection[str], world: ClusterView) -> bool:
-        """Tell whether a job's least size has room by all that may be known of nodes, were some jobs not there.
+    def has_room(
+        self, uid: str, *, without: Collection[str], views: Callable[[Iterable[bool]], bool], world: ClusterView
+    ) -> bool:
+        """Tell whether a job's least size has room, were some jobs not there.
 
-        Pods that ended a moment ago may be known to run.
+        Args:
+            uid: The job.
+            without: Those that are not there.
+            views: Whether by all that may be known of nodes and pods, or by any. Pods that ended a moment ago may be
+                known to run.
+            world: The cluster.
         """
         job, since_s = self._observed.jobs[uid], self.known_since_s(world)
         topology, workers = job["spec"].get("topology") or {}, job["spec"]["workers"]
@@ -142,13 +149,19 @@ class CapacityFacts:
         busy = {node for node, count in taken.items() if count}
         for node, count, _ in self.foreign.values():
             taken[node] += count
-        for until_s, node, count in self._foreign_past:
-            taken[node] += count if until_s >= since_s else 0
-        for until_s, of, node, count in self._ended:
-            taken[node] += count if until_s >= since_s and of not in {uid, *without} else 0
-        usable = self._usable.intersection(*(names for until_s, names in self._usable_past if until_s >= since_s))
+        usable_before = [names for until_s, names in self._usable_past if until_s >= since_s]
+        if views is all:
+            for until_s, node, count in self._foreign_past:
+                taken[node] += count if until_s >= since_s else 0
+            for until_s, of, node, count in self._ended:
+                taken[node] += count if until_s >= since_s and of not in {uid, *without} else 0
+            closed = frozenset[str]() if job["spec"].get("acceptProbation") else self.opted_in_only
+            usable = self._usable.intersection(*usable_before) - closed
+        else:
+            usable = self._usable.union(*usable_before)
         devices, least = workers.get("devices", 1), workers.get("minReplicas") or workers["replicas"]
         rooms = {name: (world.nodes[name].devices - taken[name]) // devices for name in sorted(usable)}
+        holds = []
         for _, domains in self.possible(world):
             shut = self._shut_domains(uid, domains, without=without)
             if level := topology.get("exclusive"):
@@ -158,9 +171,8 @@ class CapacityFacts:
                 for name, room in rooms.items()
                 if domains.labelled(name) and not any(domains.domain(at, name) == domain for at, domain in shut)
             }
-            if not domains.holds(topology, slots, least):
-                return False
-        return True
+            holds.append(domains.holds(topology, slots, least))
+        return views(holds)
 
     def _shut_domains(self, uid: str, domains: Domains, *, without: Collection[str]) -> set[tuple[str, str | None]]:
         """Return level and domain of what running jobs have for themselves."""

@@ -133,7 +133,7 @@ class PreemptionFacts:
         Args:
             uid: The job.
             without: Those that are not admitted.
-            views: Whether the quotas must admit it by all of what may be known of them, or by any.
+            views: Whether there must be quota and room by all of what may be known of them, or by any.
             world: The cluster.
         """
         capacity, job = self._capacity, self._observed.jobs[uid]
@@ -142,7 +142,7 @@ class PreemptionFacts:
         wanted = (workers.get("minReplicas") or workers["replicas"]) * workers.get("devices", 1)
         used = capacity.held_by_queue(without=gone)
         known = [queues for queues, _ in capacity.possible(world)]
-        return capacity.has_room(uid, without=gone, world=world) and views(
+        return capacity.has_room(uid, without=gone, views=views, world=world) and views(
             queues.admits(used, queue, labels.RESOURCE_DEVICE, wanted) for queues in known
         )
 

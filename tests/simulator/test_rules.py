@@ -328,6 +328,25 @@ def test_what_is_freed_may_be_taken_while_pods_that_kept_the_other_from_starting
     assert scene.broken("what is made free for one goes to no lesser one") == broken
 
 
+@pytest.mark.parametrize(("devices", "ended_s", "broken"), [(2, 0.1, False), (1, 10.0, True)])
+def test_a_pod_that_ended_makes_no_one_stand_in_the_way(
+    scene: Scene, devices: int, ended_s: float, broken: bool
+) -> None:
+    scene.world.add_node("n0", devices)
+    by, victim, lesser = scene.job("by", priority=6), scene.job("victim"), scene.job("lesser", priority=5)
+    before = scene.job("before", priority=7)
+    scene.admit(victim, "n0")
+    asked = {"by": by["metadata"]["uid"], "byName": "default/by", "requestedAt": scene.now(), "deadline": scene.now()}
+    scene.say(victim, preemption=asked, conditions={"Admitted": "!Suspended"})
+    scene.wait(10.0)
+    pod = scene.pod(before, nodeName="n0")
+    scene.runs(pod)
+    scene.world.store.change(ObjectRef.of(pod), {"status": {"phase": "Succeeded"}}, subresource="status")
+    scene.wait(ended_s)
+    scene.admit(lesser, "n0")
+    assert scene.broken("what is made free for one goes to no lesser one") == broken
+
+
 @pytest.mark.parametrize("ahead_s", [0, 45])
 @pytest.mark.parametrize(("waited_s", "broken"), [(5.0, True), (11.0, False)])
 def test_a_preempted_job_has_its_grace_by_whatever_clock_it_was_granted(

@@ -22,10 +22,15 @@ def domain_rows(inventory: Inventory, level: str | None, rows_W: RowArray) -> Bo
 
 
 def is_torn(inventory: Inventory, level: str | None, rows_W: RowArray) -> bool:
-    """Tell whether workers that must share a domain of a level no longer do, since labels or levels have changed."""
-    kept_W = rows_W[rows_W >= 0]
-    if level is None or not len(kept_W):
+    """Tell whether workers that must share a domain of a level no longer do, since labels or levels have changed.
+
+    Nor do they as far as anybody knows if all of their nodes are gone: another one could be put anywhere beside them.
+    """
+    if level is None or not len(rows_W):
         return False
+    kept_W = rows_W[rows_W >= 0]
+    if not len(kept_W):
+        return True
     depth = tree_of(inventory).depth_of(level, inventory.level_labels)
     if depth is None:
         return True

@@ -91,7 +91,8 @@ def _places(cycle: SchedulingCycle, job: JobView, nodes: Sequence[str], moved: S
     """Find new nodes for some workers, as near to the others as the topology requires; None if they don't all fit.
 
     A gang that can't stay together is evicted and waits for a place as a whole. So is a gang that does not lie together
-    any more because labels or levels have changed: new workers could be near to a part of it only.
+    any more because labels or levels have changed, or of which nobody knows where it lies since all nodes of the
+    workers that stay are gone: new workers could be near to a part of it only.
     """
     assert job.spec is not None, "only jobs that can be read are placed"
     queue, found = job.spec.queue_name, None
@@ -149,13 +150,15 @@ def _failed_rows(cycle: SchedulingCycle, spec: TrainingJobSpec) -> list[int]:
 
 def _are_apart(inventory: Inventory, asked: Topology, rows_W: RowArray, moved: Sequence[int]) -> bool:
     """Tell whether the workers that stay, of the gang or of an affected slice, don't lie together any more."""
-    if is_torn(inventory, asked.required, rows_W):
+    stays_W = np.ones(len(rows_W), dtype=np.bool_)
+    stays_W[list(moved)] = False
+    if is_torn(inventory, asked.required, rows_W[stays_W]):
         return True
     size = asked.slice_size
     if size is None:
         return False
-    slices = {index // size for index in moved}
-    return any(is_torn(inventory, asked.slice_level, rows_W[at * size : (at + 1) * size]) for at in slices)
+    slices = (slice(at * size, (at + 1) * size) for at in sorted({index // size for index in moved}))
+    return any(is_torn(inventory, asked.slice_level, rows_W[part][stays_W[part]]) for part in slices)
 
 
 def _undo(cycle: SchedulingCycle, job: JobView, found: dict[int, int]) -> None:
@@ -170,7 +173,7 @@ def _groups(
     assert job.spec is not None, "only jobs that can be read are placed"
     asked = job.spec.topology
     if not (rows_W >= 0).any():
-        # No worker stays, so they are placed like a new gang.
+        # No worker stays, or none that has to be near, so they are placed like a new gang.
         yield list(moved), None, rows_W, asked
         return
     whole_N = domain_rows(cycle.inventory, asked.required, rows_W)

@@ -144,7 +144,7 @@ def _fitting(
         rows_W = rows_of(cycle.inventory, held)
         asked = job.spec.topology
         if is_torn(cycle.inventory, asked.required, rows_W):
-            why = f"its workers are no longer in one {asked.required}, which topology.required asks for"
+            why = f"its workers are no longer known to be in one {asked.required}, which topology.required asks for"
             continue
         near_N = domain_rows(cycle.inventory, asked.required, rows_W)
         blocked_N = cycle.blocked_for(job) if near_N is None else cycle.blocked_for(job) | ~near_N

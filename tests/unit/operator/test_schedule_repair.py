@@ -74,6 +74,23 @@ def test_a_slice_that_lies_together_no_longer_is_not_mended_in_part() -> None:
     assert moved(owner, *nodes) is None
 
 
+@pytest.mark.parametrize(
+    ("topology", "placed"),
+    [
+        ({"required": "rack"}, None),
+        ({"sliceSize": 2, "sliceLevel": "rack"}, None),
+        ({"preferred": "rack"}, ["a1", "gone"]),
+        ({}, ["a1", "gone"]),
+    ],
+)
+def test_a_gang_that_stays_on_a_node_that_is_gone_gets_no_worker_elsewhere_if_they_must_be_near(
+    topology: dict[str, Any], placed: list[str] | None
+) -> None:
+    """Its own rack is not known any more, and the next one would be another."""
+    owner = running("owner", ("a0", "gone"), topology=topology)
+    assert moved(owner, lost("a0", "a"), in_rack("a1", "a", 1)) == placed
+
+
 def test_a_gang_that_lies_together_no_longer_does_not_grow() -> None:
     owner = running("owner", ("a0", "b0"), topology={"required": "rack"})
     wish = job("owner", replicas=3, topology={"required": "rack"})
@@ -83,7 +100,7 @@ def test_a_gang_that_lies_together_no_longer_does_not_grow() -> None:
         batch = schedule(cluster_of(jobs=(wished,), nodes=nodes, levels=RACKS), NOW_S)
         assert ("uid-owner" in batch.refused) == (size == 2)
         if size == 2:
-            assert batch.refused["uid-owner"].startswith("its workers are no longer in one rack")
+            assert batch.refused["uid-owner"].startswith("its workers are no longer known to be in one rack")
         stopped = dataclasses.replace(wished, status=stop_for_resize(owner, NOW_S - 1000))
         after = only(schedule(cluster_of(jobs=(stopped,), nodes=nodes, levels=RACKS), NOW_S)).after
         assert after.attempt.replicas == size

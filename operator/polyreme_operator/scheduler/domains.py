@@ -24,7 +24,7 @@ def domain_rows(inventory: Inventory, level: str | None, rows_W: RowArray) -> Bo
 def is_torn(inventory: Inventory, level: str | None, rows_W: RowArray) -> bool:
     """Tell whether workers that must share a domain of a level no longer do, since labels or levels have changed.
 
-    Nor do they as far as anybody knows if all of their nodes are gone: another one could be put anywhere beside them.
+    It is also true if all of their nodes are gone: their domain is unknown, so no other worker can be placed in it.
     """
     if level is None or not len(rows_W):
         return False

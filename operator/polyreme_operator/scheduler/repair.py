@@ -91,8 +91,8 @@ def _places(cycle: SchedulingCycle, job: JobView, nodes: Sequence[str], moved: S
     """Find new nodes for some workers, as near to the others as the topology requires; None if they don't all fit.
 
     A gang that can't stay together is evicted and waits for a place as a whole. So is a gang that does not lie together
-    any more because labels or levels have changed, or of which nobody knows where it lies since all nodes of the
-    workers that stay are gone: new workers could be near to a part of it only.
+    any more because labels or levels have changed: new workers could be near to a part of it only. So is a gang whose
+    domain is unknown, since the nodes of all workers that stay are gone.
     """
     assert job.spec is not None, "only jobs that can be read are placed"
     queue, found = job.spec.queue_name, None

@@ -59,10 +59,7 @@ def parse_node(manifest: Manifest) -> NodeView:
         labels=kept(tuple(sorted((k, v) for k, v in tags.items() if k not in _UNLISTED))),
         host=intern(tags.get(HOST_LEVEL, metadata["name"])),
         taints=kept(
-            tuple(
-                Taint(key=taint["key"], value=taint.get("value") or "", effect=taint.get("effect", "NoSchedule"))
-                for taint in taints
-            )
+            tuple(_taint(taint["key"], taint.get("value") or "", taint.get("effect", "NoSchedule")) for taint in taints)
         ),
         risk=risk,
         owned=any(taint["key"] == OWNED_TAINT for taint in taints),
@@ -130,3 +127,12 @@ def _risk(text: str | None) -> float:
 def kept(value: Any) -> Any:
     """Return a shared instance of an equal value, to save memory."""
     return value
+
+
+def _taint(key: str, value: str, effect: str) -> Taint:
+    """Return a taint; a node with one that is no text is refused here, or it would stop the placement of every job.
+
+    Raises:
+        TypeError: If a part is no text.
+    """
+    return Taint(key=intern(key), value=intern(value), effect=intern(effect))

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.operator.operator_stage import Stage
+from tests.unit.operator.operator_stage import Stage, node_manifest
 
 PATIENCE_S = 10.0
 TAINT = {"key": "team", "value": "vision", "effect": "NoSchedule"}
@@ -59,3 +59,17 @@ def test_a_malformed_template_stops_nobody_else(template: object) -> None:
         assert stage.condition("fine", "Admitted")["status"] == "True"
 
     stage.run(story)
+
+
+@pytest.mark.parametrize("taint", [{"key": 1.5}, {"key": "team", "value": 7}, {"key": "team", "effect": []}], ids=str)
+def test_a_node_with_a_malformed_taint_stops_no_job(taint: dict[str, Any]) -> None:
+    stage = Stage()
+    stage.add_nodes(1, taints=[{**TAINT, **taint}])
+    stage.store.create(node_manifest("fine", 2))
+
+    async def story() -> None:
+        stage.add_job("job")
+        await asyncio.sleep(PATIENCE_S)
+
+    stage.run(story)
+    assert stage.condition("job", "Admitted")["status"] == "True"

@@ -24,6 +24,8 @@ REASON_ABSENT = "Absent"
 """Reason of a condition whose detectors have nothing to examine, such as the network of a node without an adapter."""
 CONDITION_PRE_CHECK = f"{CONDITION_PREFIX}PreCheck"
 """Checks before training, written by the operator; ``True``: the node failed one."""
+CONDITION_POD_START = f"{CONDITION_PREFIX}PodStart"
+"""Starts of pods, written by the operator; ``True``: the node rejected pods, or did not start or end them."""
 CONDITIONS = tuple(CONDITION_PREFIX + name for name in ("GPU", "GPULink", "Network", "PCIe", "Kernel", "Storage"))
 """Types of the detectors' conditions; ``True``: a fault is there."""
 RECOVERY_ACTION = "GPURecoveryAction"

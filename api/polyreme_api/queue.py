@@ -4,7 +4,17 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from polyreme_api.fields import Amount, Condition, NameOrNone, Part, ResourceName, Seconds, StatusPart, Time
+from polyreme_api.fields import (
+    SECONDS_MAX,
+    Amount,
+    Condition,
+    NameOrNone,
+    Part,
+    ResourceName,
+    Seconds,
+    StatusPart,
+    Time,
+)
 from polyreme_api.metadata import ClusterMeta, Object
 
 QUOTAS_MAX = 32
@@ -83,6 +93,9 @@ class TrainingQueueSpec(Part):
     """Waiting time that is worth one point of priority, so that no job waits forever; 0: none."""
     preemption: QueuePreemption = Field(default_factory=QueuePreemption)
     """Whom jobs may displace."""
+    set_aside_seconds: Annotated[int, Field(ge=10, le=SECONDS_MAX)] = 900
+    """How long the pods of an admitted job may take to start. After that the job is set aside: it gives up its place,
+    and is tried again later without preempting other jobs. The least of the queue and its parents applies."""
     backfill: Backfill = Field(default_factory=Backfill)
     """Who may pass the first job that waits."""
 

@@ -250,6 +250,7 @@ class ClusterCache:
             secret_renewed=self.children.is_secret_renewed(uid),
             refusal=refusal if current else None,
             lease_read=lease_read,
+            start_limit_s=0.0 if job.spec is None else self._tree.set_aside_s(job.spec.queue_name),
         )
 
     def cluster(self, *, now_s: float, leases_read: frozenset[str] = frozenset()) -> ClusterSnapshot:
@@ -303,11 +304,6 @@ class ClusterCache:
             objects={kind: len(refs) for kind, refs in self._present.items()},
             quarantined=len(self.jobs.quarantined),
         )
-
-    @property
-    def tree(self) -> QueueTree:
-        """The queues and their cohorts."""
-        return self._tree
 
     def _places(self, uid: str) -> set[str]:
         """Return the nodes that a job's pods and placement name."""

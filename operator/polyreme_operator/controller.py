@@ -21,9 +21,9 @@ from polyreme_operator.cache.kinds import watched_kinds
 from polyreme_operator.cluster_cache import ClusterCache
 from polyreme_operator.health_worker import HealthWorker
 from polyreme_operator.incident_worker import IncidentWorker
+from polyreme_operator.node_marks import NodeMarks
 from polyreme_operator.plan_worker import InlinePlanner, Planner, Planning
 from polyreme_operator.port import ClusterPort, ConflictError, InvalidObjectError, NotFoundError, ObjectRef, PortError
-from polyreme_operator.pre_check_marks import PreCheckMarks
 from polyreme_operator.publishing.event_recorder import EventRecorder
 from polyreme_operator.publishing.status_throttle import StatusThrottle
 from polyreme_operator.quarantine import Quarantine
@@ -149,7 +149,7 @@ class _Controller:
             port, clock, self._cache, settings, observer=observer, synced=lambda: self._watcher.synced
         )
         self._repairs = RepairWorker(port, clock, self._cache, settings, emit=emit, look=self._look_at_nodes)
-        self._marks = PreCheckMarks(port, clock, self._cache, self._note)
+        self._marks = NodeMarks(port, clock, self._cache, self._note)
         self._health = HealthWorker(
             port,
             clock,
@@ -174,7 +174,7 @@ class _Controller:
             tasks.create_task(self._events.run(), name="events")
             tasks.create_task(self._write_informational(), name="status-updates")
             tasks.create_task(self._planning.run(), name="planning")
-            tasks.create_task(self._marks.run(), name="pre-check-marks")
+            tasks.create_task(self._marks.run(), name="node-marks")
             if self._settings.node_health:
                 tasks.create_task(self._health.run(), name="node-health")
                 tasks.create_task(self._incidents.run(), name="node-incidents")

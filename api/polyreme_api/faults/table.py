@@ -6,8 +6,9 @@ escalates; ``condition``, whether the code is itself a type of condition that no
 ``meaning``.
 
 Sources: N, NVIDIA's XID catalog; E, EKS node monitoring's list of fatal XIDs; S, NVSentinel's mappings; C, Crusoe's
-instance health; A, AKS; P, node-problem-detector; H, SageMaker HyperPod; B, ByteRobust (arXiv 2509.16293). Where they
-disagree, the meaning says so; a NodeFaultPolicy overrides a row by a rule of its own.
+instance health; A, AKS; P, node-problem-detector; H, SageMaker HyperPod; B, ByteRobust (arXiv 2509.16293);
+K, what kubelets do with pods. Where they disagree, the meaning says so; a NodeFaultPolicy overrides a row by a rule of
+its own.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ FaultAction = Literal["None", "Watch", "RestartApplication", "Reset", "Reboot", 
 """What a fault asks for: nothing, counting, a restart of the ranks, a reset of the device, a reboot, another node, or a
 person."""
 ROWS_MAX = 1_024
-SOURCES = frozenset("NESCAPHB")
+SOURCES = frozenset("NESCAPHBK")
 _CODE = re.compile(r"[A-Z][A-Za-z0-9]{0,62}")
 _COLUMNS = ("code", "class", "action", "count", "window_s", "sticky_s", "fatal", "condition", "source", "meaning")
 _SWITCH = {"yes": True, "no": False}

@@ -14,6 +14,8 @@ COUNTED_RESTARTS_MAX = 1000
 """Most restarts that a window's budget can allow: so many times are kept."""
 CAUSES_MAX = 32
 PREEMPTION_RECORDS_MAX = 16
+FAILED_NODES_MAX = 128
+"""Remembered failures of nodes; of more, the oldest are forgotten."""
 TELLING_CONDITIONS = ("Failed", "Succeeded", "Degraded", "Suspended", "Queued", "Preempted")
 """Conditions that, when True, say more than what the ranks do; the first of them is told."""
 
@@ -140,6 +142,30 @@ class EarlierRestarts(StatusPart):
     """When those happened that count towards `maxRestarts` [s since the epoch]."""
 
 
+class FailedNode(StatusPart):
+    """A node on which a worker's pod could not start, or did not end. The job avoids it for a while."""
+
+    node: Annotated[str, Field(max_length=253)]
+    """Name of the node."""
+    index: Annotated[int, Field(ge=0)]
+    """Worker index."""
+    cause: Annotated[str, Field(max_length=63)]
+    """Cause of the restart, one of a finite set (docs/reference/reasons.md)."""
+    at: Time
+    """When it failed last."""
+    failures: Annotated[int, Field(ge=1)] = 1
+    """How often this worker failed there, since the node was last forgotten."""
+
+
+class SetAside(StatusPart):
+    """The job gave up its place because its pods did not all start; it stays until all of them have started."""
+
+    times: Annotated[int, Field(ge=1)] = 1
+    """How often in a row. A job that was set aside preempts no others."""
+    until: Time
+    """When it may be admitted again."""
+
+
 class Preemption(StatusPart):
     """Request to stop for another job; it stays until the job is admitted again."""
 
@@ -236,6 +262,10 @@ class TrainingJobStatus(StatusPart):
     changed."""
     retry_at: Time | None = None
     """When the next attempt starts, while the job waits out a backoff."""
+    failed_nodes: Annotated[list[FailedNode], Field(max_length=FAILED_NODES_MAX)] = Field(default_factory=list)
+    """Nodes that the job avoids since its pods failed there, oldest first."""
+    set_aside: SetAside | None = None
+    """Whether the job was set aside; none once all of its pods have started."""
     last_checkpoint: LastCheckpoint | None = None
     """The newest durable checkpoint."""
     step: int = 0

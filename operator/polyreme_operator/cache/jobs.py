@@ -170,7 +170,7 @@ def waiting_of(job: JobView, kind: int) -> Waiting:
         requests=job.requests,
         kind=kind,
         arrival=job.status.arrival,
-        may_preempt=job.spec.preemption_policy != "Never",
+        may_preempt=job.spec.preemption_policy != "Never" and job.status.set_aside is None,
         min_runtime_s=float(job.spec.min_runtime_seconds),
         ends_within_s=None if job.spec.active_deadline_seconds is None else float(job.spec.active_deadline_seconds),
     )
@@ -240,6 +240,8 @@ def _kind_key(job: JobView) -> Any:
         spec.active_deadline_seconds,
         spec.min_runtime_seconds,
         plan.layout,
+        job.status.set_aside is None,
+        frozenset(each.node for each in job.status.failed_nodes),
     )
 
 

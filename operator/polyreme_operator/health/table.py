@@ -6,9 +6,18 @@ import functools
 from collections.abc import Sequence
 
 from polyreme_api.faults.table import FaultRow, fault_table
-from polyreme_api.node_report import CONDITION_AGENT, CONDITION_PRE_CHECK, CONDITION_PREFIX, NodeEvent
+from polyreme_api.node_report import (
+    CONDITION_AGENT,
+    CONDITION_POD_START,
+    CONDITION_PRE_CHECK,
+    CONDITION_PREFIX,
+    NodeEvent,
+)
 from polyreme_api.node_report import decode as decode_message
 from polyreme_operator.health.signs import ConditionView
+
+_OPERATORS = frozenset({CONDITION_PRE_CHECK, CONDITION_POD_START})
+"""Conditions that the operator writes."""
 
 
 @functools.cache
@@ -30,11 +39,11 @@ def polarity(condition: str) -> str | None:
 
 def is_agents(condition: str) -> bool:
     """Tell whether the node agent writes a condition."""
-    return condition.startswith(CONDITION_PREFIX) and condition != CONDITION_PRE_CHECK
+    return condition.startswith(CONDITION_PREFIX) and condition not in _OPERATORS
 
 
 def decode(condition: ConditionView) -> tuple[Sequence[NodeEvent], str]:
-    """Read the events of a condition: by its reason alone, where it is not the node agent's or names no event."""
-    if not is_agents(condition.type):
+    """Read the events of a condition: by its reason alone, where its message has no events."""
+    if not is_agents(condition.type) and condition.type != CONDITION_POD_START:
         return (), ""
     return decode_message(condition.message)

@@ -122,6 +122,10 @@ class QueueTree:
         policies = {self.views[above].stop_policy for above in self.path(name)}
         return next((policy for policy in stricter if policy in policies), StopPolicy.NONE)
 
+    def set_aside_s(self, name: str) -> float:
+        """Return how long pods of a queue's jobs may take to start: the least of the queue and the cohorts above it."""
+        return min((self.views[above].set_aside_s for above in self.path(name)), default=self.view(name).set_aside_s)
+
     def limited(self, name: str) -> frozenset[str]:
         """Return the resources that the queue or any cohort above it names: all others are unlimited."""
         return self._named.get(name, frozenset())

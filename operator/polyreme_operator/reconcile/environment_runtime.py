@@ -14,10 +14,14 @@ import dataclasses
 from polyreme_api import environment, labels
 from polyreme_api.job import TrainingJobSpec
 from polyreme_api.job.status import AttemptStatus
-from polyreme_operator.reconcile.observe import Failure, began_s, current_pods, lost_places
-from polyreme_operator.reconcile.pod_waiting import explain
+from polyreme_operator.reconcile.observe import (
+    Failure,
+    created_s,
+    current_pods,
+    late_start,
+    lost_places,
+)
 from polyreme_operator.types.actions import DeletePod
-from polyreme_operator.types.reasons import Cause
 from polyreme_operator.types.snapshot import JobSnapshot
 from polyreme_operator.types.views import JobView, PodPhase
 
@@ -119,18 +123,15 @@ def _late_start(snapshot: JobSnapshot, spec: TrainingJobSpec, attempt: AttemptSt
     if late_s is None or now_s < late_s:
         return None
     timeout_s = spec.health.start_timeout_seconds
-    why = explain(current_pods(snapshot).values())
-    words = f"{started(snapshot)} of {attempt.replicas} pods started in {timeout_s} s{'; ' if why else ''}{why}"
-    return Failure(cause=Cause.START_TIMED_OUT, message=words)
+    return late_start(snapshot, attempt, f"{started(snapshot)} of {attempt.replicas} pods started in {timeout_s} s")
 
 
 def start_deadline_s(snapshot: JobSnapshot, spec: TrainingJobSpec) -> float | None:
-    """Return when a late start becomes a failure; None once every pod has started."""
-    attempt, pods = snapshot.job.attempt, current_pods(snapshot)
-    if attempt is None:
+    """Return when a late start becomes a failure; None before every pod is created and once every pod has started."""
+    since_s, pods = created_s(snapshot), current_pods(snapshot)
+    if since_s is None or all(pod.phase is not PodPhase.PENDING for pod in pods.values()):
         return None
-    waits = len(pods) < attempt.replicas or any(pod.phase is PodPhase.PENDING for pod in pods.values())
-    return began_s(snapshot.job, attempt) + spec.health.start_timeout_seconds if waits else None
+    return since_s + spec.health.start_timeout_seconds
 
 
 def endings(snapshot: JobSnapshot, spec: TrainingJobSpec) -> tuple[DeletePod, ...]:

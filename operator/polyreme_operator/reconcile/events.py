@@ -20,7 +20,7 @@ _ON_CHANGE: tuple[tuple[ConditionType, frozenset[str], bool], ...] = (
         frozenset({Reason.PREEMPTING, Reason.PREEMPTED, Reason.RECLAIMED, Reason.QUEUE_STOPPED}),
         True,
     ),
-    (ConditionType.QUEUED, frozenset({Reason.EVICTED, Reason.CREATE_REFUSED}), True),
+    (ConditionType.QUEUED, frozenset({Reason.EVICTED, Reason.CREATE_REFUSED, Reason.SET_ASIDE}), True),
     (ConditionType.DATA_READY, frozenset({Reason.DATA_REFUSED, Reason.PROCESSING_FAILED, Reason.DATA_MISSING}), True),
     (ConditionType.DATA_READY, frozenset({Reason.DATA_READABLE, Reason.DATA_PROCESSED}), False),
     (ConditionType.SUSPENDED, frozenset({Reason.SUSPENDING, Reason.SUSPENDED, Reason.RESUMED}), False),

@@ -16,7 +16,7 @@ from polyreme_api.job import TrainingJobSpec, TrainingJobStatus
 from polyreme_api.job.policy import FailureRule
 from polyreme_api.job.status import COUNTED_RESTARTS_MAX, RESTART_RECORDS_MAX, EarlierRestarts, RestartRecord
 from polyreme_api.times import rfc3339
-from polyreme_operator.reconcile import environment_runtime, pre_checks
+from polyreme_operator.reconcile import environment_runtime, failed_nodes, pre_checks
 from polyreme_operator.reconcile.hang import futile_restarts
 from polyreme_operator.reconcile.observe import (
     SECRET_RENEWED,
@@ -52,6 +52,11 @@ class Restart:
         """Indices that need another node."""
         return self.failure.move
 
+    @property
+    def avoid(self) -> frozenset[int]:
+        """Those of these whose node failed them."""
+        return self.failure.avoid
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GiveUp:
@@ -71,10 +76,14 @@ EXCUSED = frozenset(
         Cause.EVICTED,
         Cause.CREATE_REFUSED,
         Cause.NODE_FAULT,
+        Cause.POD_REJECTED,
+        Cause.POD_STUCK,
         Cause.PRE_CHECK,
     }
 )
 """Causes outside the job: they count against no budget, but each repetition waits longer."""
+QUICK_MOVES_MAX = 3
+"""Moves in a row away from nodes that failed that happen at once; later ones wait longer each time."""
 REFUSALS_MAX = 20
 """Consecutive refusals (``CreateRefused``) after which a job fails even if ``maxRestarts`` allows more."""
 
@@ -158,9 +167,10 @@ def _with_earlier(earlier: EarlierRestarts, record: RestartRecord) -> EarlierRes
     )
 
 
-def _in_a_row(status: TrainingJobStatus, cause: Cause) -> int:
+def _in_a_row(status: TrainingJobStatus, cause: Cause, *, since_s: float = 0.0) -> int:
     """Count the newest restarts in a row of one cause."""
-    return sum(1 for _ in itertools.takewhile(lambda record: record.cause == cause, reversed(status.restart_records)))
+    newest = itertools.takewhile(lambda record: record.cause == cause, reversed(status.restart_records))
+    return sum(parse_time_or(record.at, 0.0) >= since_s for record in newest)
 
 
 def _refusals(status: TrainingJobStatus) -> int:
@@ -310,6 +320,10 @@ def _due_s(status: TrainingJobStatus, spec: TrainingJobSpec, failure: Failure, *
     if failure.cause is Cause.CREATE_REFUSED:
         # An immediate retry would be refused too, so even the first one waits.
         waits = _refusals(status) + 1
+    elif failure.cause in failed_nodes.CAUSES & EXCUSED:
+        moves = _in_a_row(status, failure.cause, since_s=now_s - failed_nodes.REMEMBERED_S)
+        # As long as the wait for a node that has failed as often.
+        waits = 0 if moves < QUICK_MOVES_MAX else moves + 1
     elif failure.cause in EXCUSED:
         waits = _in_a_row(status, failure.cause)
     else:

@@ -20,6 +20,7 @@ from polyreme_operator.reconcile import (
     environment_runtime,
     evacuation,
     pre_checks,
+    set_aside,
     stopping,
     transition,
     worker_pods,
@@ -27,7 +28,7 @@ from polyreme_operator.reconcile import (
 from polyreme_operator.reconcile.accounting import settlement_due_s
 from polyreme_operator.reconcile.data_gate import awaits_data, pending_data
 from polyreme_operator.reconcile.events import events_of
-from polyreme_operator.reconcile.failure_policy import GiveUp, Restart, judge
+from polyreme_operator.reconcile.failure_policy import GiveUp, Healthy, Restart, Verdict, judge
 from polyreme_operator.reconcile.hang import Stall, find_stall
 from polyreme_operator.reconcile.observe import (
     REFUSED_S,
@@ -35,7 +36,10 @@ from polyreme_operator.reconcile.observe import (
     Failure,
     current_pods,
     current_record,
+    node_lost_at_s,
     silence_deadline_s,
+    slow_start,
+    slow_start_s,
 )
 from polyreme_operator.reconcile.pod_waiting import explain
 from polyreme_operator.reconcile.quarantine import with_degraded
@@ -56,7 +60,7 @@ from polyreme_operator.types.actions import (
 from polyreme_operator.types.reasons import Cause, ConditionType, Reason
 from polyreme_operator.types.snapshot import JobSnapshot
 from polyreme_operator.types.timestamps import parse_time_or
-from polyreme_operator.types.views import JobView, PodPhase, PodView
+from polyreme_operator.types.views import ENDS_WITHIN_S, JobView, PodPhase, PodView
 
 RUNNING_PHASES = {
     RankPhase.STARTING: Reason.STARTING,
@@ -113,13 +117,10 @@ def _running(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float, default
         return Decision()
     if _succeeded(snapshot):
         return _succeed(snapshot, now_s)
-    verdict = judge(snapshot, spec, now_s)
-    if isinstance(verdict, GiveUp | Restart) and not snapshot.lease_read and _depends_on_lease(verdict.failure):
-        return Decision(actions=(ReadLease(ref=_lease_ref(snapshot)),))
-    if isinstance(verdict, GiveUp):
-        return _fail(snapshot, verdict.reason, verdict.message, verdict.failure, now_s)
-    if isinstance(verdict, Restart):
-        return _restart(snapshot, attempt, verdict, now_s)
+    aside_s = set_aside.due_s(snapshot)
+    ended = _ended(snapshot, attempt, judge(snapshot, spec, now_s), aside_s, now_s)
+    if ended is not None:
+        return ended
     if left := evacuation.leaving(snapshot, spec, now_s):
         asked = transition.stop_for_move(job, now_s, message=evacuation.message_of(left))
         return Decision(actions=_status_write(snapshot, asked))
@@ -140,7 +141,24 @@ def _running(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float, default
     settle_s = settlement_due_s(status)
     # A settlement that is due waits for its status update, or for the leader's next record.
     settle_s = settle_s if settle_s is not None and settle_s > now_s else None
-    return _wake(Decision(actions=actions, wake_at_s=_next_deadline_s(snapshot, spec)), settle_s)
+    return _wake(_wake(Decision(actions=actions, wake_at_s=_next_deadline_s(snapshot, spec)), settle_s), aside_s)
+
+
+def _ended(
+    snapshot: JobSnapshot, attempt: AttemptStatus, verdict: Verdict, aside_s: float | None, now_s: float
+) -> Decision | None:
+    """Answer the end of an attempt; None while it runs."""
+    aside = aside_s is not None and now_s >= aside_s
+    unsure = aside if isinstance(verdict, Healthy) else _depends_on_lease(verdict.failure)
+    if unsure and not snapshot.lease_read:
+        return Decision(actions=(ReadLease(ref=_lease_ref(snapshot)),))
+    if isinstance(verdict, GiveUp):
+        return _fail(snapshot, verdict.reason, verdict.message, verdict.failure, now_s)
+    if aside:
+        return Decision(actions=_status_write(snapshot, set_aside.set_aside(snapshot, now_s)))
+    if isinstance(verdict, Restart):
+        return _wake(_restart(snapshot, attempt, verdict, now_s), aside_s)
+    return None
 
 
 def _restart(snapshot: JobSnapshot, attempt: AttemptStatus, verdict: Restart, now_s: float) -> Decision:
@@ -148,7 +166,10 @@ def _restart(snapshot: JobSnapshot, attempt: AttemptStatus, verdict: Restart, no
         return Decision(actions=_status_write(snapshot, transition.give_up_place(snapshot, verdict, now_s)))
     if verdict.due_s > now_s:
         after = StatusBuilder(snapshot.job, now_s).update(retry_at=rfc3339(verdict.due_s))
-        after.set(ConditionType.RESTARTING, True, verdict.failure.cause, verdict.failure.message)
+        known = snapshot.job.status.condition(ConditionType.RESTARTING)
+        # The scheduler may have added why the worker waits.
+        if known is None or not known.message.startswith(verdict.failure.message):
+            after.set(ConditionType.RESTARTING, True, verdict.failure.cause, verdict.failure.message)
         after.set(ConditionType.RUNNING, False, Reason.STARTING)
         return Decision(actions=_status_write(snapshot, after.build()), wake_at_s=verdict.due_s)
     if verdict.move:
@@ -176,10 +197,10 @@ def _observed(
     ready = running == attempt.replicas and (released or joined == attempt.replicas)
 
     if ready:
-        after.set(ConditionType.PODS_READY, True, Reason.JOINED)
+        after.set(ConditionType.PODS_READY, True, Reason.JOINED).update(set_aside=None)
     else:
         refused = "" if snapshot.refusal is None else f"; {snapshot.refusal.message}"
-        waits = "" if not (why := explain(pods.values())) else f"; {why}"
+        waits = "" if not (why := explain(pods.values()) or slow_start(snapshot, now_s)) else f"; {why}"
         words = f"{running} of {attempt.replicas} pods run{refused}{waits}"
         after.set(ConditionType.PODS_READY, False, Reason.WAITING_FOR_PODS, words)
     reason = RUNNING_PHASES[phase] if released else Reason.STARTING
@@ -225,14 +246,20 @@ def _is_new(snapshot: JobSnapshot) -> bool:
 def _pod_actions(
     snapshot: JobSnapshot, spec: TrainingJobSpec, attempt: AttemptStatus, defaults: PodDefaults, now_s: float
 ) -> tuple[Action, ...]:
-    """Delete pods of earlier attempts; when all of them have ended, create missing ones."""
+    """Delete pods of earlier attempts; when all of them have ended, create missing ones.
+
+    A pod that is stuck or has never run is waited for only by a worker that is placed on its node: ranks that live on
+    in it are fenced like those on a lost node, and what it holds stays charged to its node.
+    """
     pods = current_pods(snapshot)
     names = {pod.name for pod in pods.values()}
     past = [pod for pod in snapshot.pods if pod.name not in names]
     removed = _removals(snapshot, past, spec, now_s)
-    if any(not pod.ended for pod in past):
-        return removed
     nodes = attempt.placement.node_by_index()
+    places = set(enumerate(nodes))
+    ending = [pod for pod in past if not pod.ended]
+    if any((pod.index, pod.node) in places or (pod.start.ran and not pod.is_stuck(now_s)) for pod in ending):
+        return removed
     mode = binding.mode_of(defaults.binding, snapshot, attempt)
     missing = [(index, node) for index, node in enumerate(nodes) if index not in pods]
     created: tuple[CreatePod, ...] = ()
@@ -393,9 +420,10 @@ def _next_deadline_s(snapshot: JobSnapshot, spec: TrainingJobSpec) -> float | No
     placed = () if attempt is None else dict.fromkeys(attempt.placement.node_by_index())
     nodes = [snapshot.nodes[name] for name in placed if name in snapshot.nodes]
     times_s = [
-        node.not_ready_since_s + spec.health.node_lost_seconds
-        for node in nodes
-        if node.not_ready_since_s is not None and not node.held
+        at_s
+        for index, name in enumerate(() if attempt is None else attempt.placement.node_by_index())
+        if (node := snapshot.nodes.get(name)) is not None and not node.ready
+        if (at_s := node_lost_at_s(snapshot, spec, index, node)) is not None
     ]
     times_s += [
         pod.unschedulable_since_s + UNSCHEDULABLE_S for pod in snapshot.pods if pod.unschedulable_since_s is not None
@@ -404,7 +432,8 @@ def _next_deadline_s(snapshot: JobSnapshot, spec: TrainingJobSpec) -> float | No
     environment = environment_runtime.is_used(spec)
     silent_s = (environment_runtime.start_deadline_s if environment else silence_deadline_s)(snapshot, spec)
     refused_s = None if snapshot.refusal is None else snapshot.refusal.since_s + REFUSED_S
-    times_s += [at_s for at_s in (silent_s, snapshot.children_until_s, refused_s) if at_s is not None]
+    slow_s = slow_start_s(snapshot)
+    times_s += [at_s for at_s in (silent_s, snapshot.children_until_s, refused_s, slow_s) if at_s is not None]
     return min(times_s, default=None)
 
 
@@ -413,11 +442,13 @@ def _node_lost_s(spec: TrainingJobSpec | None) -> float:
 
 
 def _fence_deadline_s(snapshot: JobSnapshot, now_s: float) -> float | None:
-    """Return when a node counts as lost that holds a pod which is being deleted."""
-    lost_s = _node_lost_s(snapshot.job.spec)
-    nodes = (snapshot.nodes.get(pod.node) for pod in snapshot.pods if pod.deleting)
+    """Return when a pod that is being deleted counts as stuck, or its node as lost."""
+    lost_s, deleting = _node_lost_s(snapshot.job.spec), [pod for pod in snapshot.pods if pod.deleting]
+    nodes = (snapshot.nodes.get(pod.node) for pod in deleting)
     since_s = (node.not_ready_since_s for node in nodes if node is not None)
-    return min((at_s + lost_s for at_s in since_s if at_s is not None and at_s + lost_s > now_s), default=None)
+    times_s = [at_s + lost_s for at_s in since_s if at_s is not None]
+    times_s += [pod.ends_by_s + ENDS_WITHIN_S for pod in deleting if pod.ends_by_s is not None]
+    return min((at_s for at_s in times_s if at_s > now_s), default=None)
 
 
 def _lease_ref(snapshot: JobSnapshot) -> ObjectRef:

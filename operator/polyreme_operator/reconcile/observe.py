@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 
+from polyreme_api import labels
 from polyreme_api.exit_codes import ExitCode, code_of_signal
-from polyreme_api.job import TrainingJobSpec
+from polyreme_api.job import TrainingJobSpec, TrainingJobStatus
 from polyreme_api.job.status import AttemptStatus
 from polyreme_api.progress import Outcome, ProgressRecord, RankExit, name_stopped
 from polyreme_operator.placement.eligible import tolerated
-from polyreme_operator.reconcile import pre_checks
+from polyreme_operator.reconcile import failed_nodes, pre_checks
 from polyreme_operator.reconcile.evacuation import Departure, departure_of
 from polyreme_operator.reconcile.hang import find_stall
-from polyreme_operator.reconcile.pod_waiting import explain
-from polyreme_operator.types.reasons import Cause
+from polyreme_operator.reconcile.pod_waiting import explain, not_started
+from polyreme_operator.types.reasons import Cause, ConditionType
 from polyreme_operator.types.snapshot import JobSnapshot
 from polyreme_operator.types.timestamps import parse_time_or
-from polyreme_operator.types.views import JobView, PodPhase, PodView
+from polyreme_operator.types.views import JobView, NodeView, PodPhase, PodView
 
 UNSCHEDULABLE_S = 10.0
 """How long a pod may stay unschedulable before it is placed on another node."""
 REFUSED_S = 3.0
 """How long a pod may be refused before its gang gives up its nodes: quota usage lags behind deleted pods."""
+SLOW_START_S = 60.0
+"""How long pods may take to start before the status says which has not."""
 SECRET_RENEWED = "the job's Secret was deleted and created again; pods that have read the old one can't join new ones"
 
 
@@ -41,6 +44,8 @@ class Failure:
     """Indices whose pods must be replaced."""
     move: frozenset[int] = frozenset()
     """Those of these indices that need another node."""
+    avoid: frozenset[int] = frozenset()
+    """Those of these whose node failed them: they may return only where no other node has room."""
 
 
 def current_record(snapshot: JobSnapshot) -> ProgressRecord | None:
@@ -123,7 +128,7 @@ def silence_deadline_s(snapshot: JobSnapshot, spec: TrainingJobSpec) -> float | 
         return None
     record = current_record(snapshot)
     started_s = began_s(snapshot.job, attempt)
-    joins_since_s = _joins_since_s(snapshot, started_s)
+    joins_since_s = _joins_since_s(snapshot)
     heard_s = _heard_s(snapshot, attempt, started_s)
     beat_s = None if heard_s is None else heard_s + spec.health.heartbeat_timeout_seconds
     if joins_since_s is None or (record is not None and record.released):
@@ -151,16 +156,33 @@ def lost_places(
     status = snapshot.job.status
     all_created = status.replicas >= attempt.replicas or (record is not None and record.released)
     # An attempt that waits for its restart had all of its pods, even if its Lease is gone: none is created again.
-    all_created = all_created or status.retry_at is not None
+    all_created = all_created or (status.retry_at is not None and not _waits_for_start(status))
     lost: dict[int, _Lost] = {}
     for index, node in enumerate(attempt.placement.node_by_index()):
         if index in done:
             continue
-        missing = all_created and index not in pods
-        found = _lost_place(snapshot, spec, node, pods.get(index), missing=missing, now_s=now_s)
+        place = _Place(index=index, node=node, pod=pods.get(index), missing=all_created and index not in pods)
+        found = _lost_place(snapshot, spec, place, now_s)
         if found is not None:
             lost[index] = found
     return None if not lost else _one_failure(lost)
+
+
+def _waits_for_start(status: TrainingJobStatus) -> bool:
+    """Tell whether the job waits for its restart since its pods did not start: then some may never have existed."""
+    restarting = status.condition(ConditionType.RESTARTING)
+    return restarting is not None and restarting.reason in failed_nodes.CAUSES
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Place:
+    """The place of one worker in the current attempt."""
+
+    index: int
+    node: str
+    pod: PodView | None
+    missing: bool
+    """Whether its pod existed, and does so no more."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -170,14 +192,29 @@ class _Lost:
     cause: Cause
     why: str
     move: bool = False
+    avoid: bool = False
     code: int | None = None
 
 
-def _lost_place(
-    snapshot: JobSnapshot, spec: TrainingJobSpec, node: str, pod: PodView | None, *, missing: bool, now_s: float
-) -> _Lost | None:
+def node_lost_at_s(snapshot: JobSnapshot, spec: TrainingJobSpec, index: int, node: NodeView) -> float | None:
+    """Return when a worker's node counts as lost; None while nothing speaks for it.
+
+    A node that is not ready while the worker's launcher reports is not lost: its kubelet is silent, the ranks are not.
+    The leader names workers whose launchers say nothing any more.
+    """
+    if node.out_of_service or node.held or node.not_ready_since_s is None:
+        return 0.0 if node.out_of_service else None
+    record, lease = current_record(snapshot), snapshot.lease
+    reports = record is not None and record.released and index not in record.leaving
+    heard_s = lease.seen_s if reports and lease is not None else 0.0
+    return max(node.not_ready_since_s, heard_s) + spec.health.node_lost_seconds
+
+
+def _lost_place(snapshot: JobSnapshot, spec: TrainingJobSpec, place: _Place, now_s: float) -> _Lost | None:
+    node, pod = place.node, place.pod
     view = snapshot.nodes.get(node)
-    if view is not None and view.lost(now_s, node_lost_s=spec.health.node_lost_seconds):
+    lost_at_s = None if view is None else node_lost_at_s(snapshot, spec, place.index, view)
+    if lost_at_s is not None and now_s >= lost_at_s:
         return _Lost(Cause.NODE_LOST, f"node {node} is lost", move=True)
     departure = Departure.STAY if view is None else departure_of(view, spec, now_s)
     if view is not None and departure is not Departure.STAY:
@@ -192,7 +229,12 @@ def _lost_place(
     # A worker can't return to a node that is absent, cordoned, or tainted since.
     leaves = view is None or view.unschedulable or not tolerated(snapshot.job.constraints.tolerations, view.taints)
     if pod is None:
-        return _Lost(Cause.POD_LOST, "its pod is gone", move=leaves) if missing else None
+        if not place.missing:
+            return _blocked_place(snapshot, place, now_s)
+        attempt = snapshot.job.attempt
+        number = 0 if attempt is None else attempt.replacement(place.index)
+        name = labels.pod_name(snapshot.job.name, snapshot.job.uid, index=place.index, replacement=number)
+        return _Lost(Cause.POD_LOST, f"pod {name} is gone", move=leaves)
     evicted = ("DisruptionTarget", "True") in pod.conditions
     if pod.deleting:
         cause = Cause.EVICTED if evicted else Cause.POD_LOST
@@ -202,7 +244,19 @@ def _lost_place(
     since_s = pod.unschedulable_since_s
     if since_s is not None and not pod.node and now_s - since_s >= UNSCHEDULABLE_S:
         why = f": {pod.unschedulable}" if pod.unschedulable else ""
-        return _Lost(Cause.UNSCHEDULABLE, f"pod {pod.name} could not be scheduled on node {node}{why}", move=True)
+        message = f"pod {pod.name} could not be scheduled on node {node}{why}"
+        return _Lost(Cause.UNSCHEDULABLE, message, move=True, avoid=True)
+    return None
+
+
+def _blocked_place(snapshot: JobSnapshot, place: _Place, now_s: float) -> _Lost | None:
+    """Find the pod of an earlier attempt that does not end, so that the worker's pod can't be created on its node."""
+    view = snapshot.nodes.get(place.node)
+    for pod in snapshot.pods if view is not None and view.ready else ():
+        if (pod.index, pod.node) == (place.index, place.node) and pod.is_stuck(now_s):
+            since = f"{now_s - (pod.ends_by_s or now_s):.0f} s after its grace period"
+            message = f"pod {pod.name} on node {pod.node} is still terminating {since}, although the node is ready"
+            return _Lost(Cause.POD_STUCK, message, move=True, avoid=True)
     return None
 
 
@@ -211,12 +265,17 @@ def _ended_place(pod: PodView, *, evicted: bool, move: bool) -> _Lost:
     code = "" if pod.exit_code is None else f" with exit code {pod.exit_code}"
     why = f": {pod.message}" if pod.message else ""
     failed = pod.phase is PodPhase.FAILED
-    cause = Cause.POD_FAILED if failed else Cause.POD_LOST
     if pod.reason == Cause.HOST_RESTARTED:
-        cause = Cause.HOST_RESTARTED
-    elif evicted:
-        cause = Cause.EVICTED
+        return _Lost(Cause.HOST_RESTARTED, f"pod {pod.name} ended as {pod.phase}{said}{code}{why}", move=move)
+    if failed and pod.node and not pod.start.ran:
+        message = f"node {pod.node} rejected pod {pod.name}{said}{why}"
+        return _Lost(Cause.POD_REJECTED, message, move=True, avoid=True)
+    cause = Cause.EVICTED if evicted else Cause.POD_FAILED if failed else Cause.POD_LOST
     words = f"pod {pod.name} ended as {pod.phase}{said}{code}{why}"
+    if failed and pod.start.failed:
+        # What can't be started may be the template's fault or the node's: it costs budget, and another node is tried.
+        words = f"{words}; node {pod.node} could not start its container"
+        return _Lost(cause, words, move=True, avoid=bool(pod.node), code=pod.exit_code)
     return _Lost(cause, words, move=move, code=pod.exit_code if failed else None)
 
 
@@ -225,6 +284,8 @@ _DEEPEST_FIRST = (
     Cause.POD_FAILED,
     Cause.POD_LOST,
     Cause.EVICTED,
+    Cause.POD_STUCK,
+    Cause.POD_REJECTED,
     Cause.UNSCHEDULABLE,
     Cause.NODE_FAULT,
     Cause.HOST_RESTARTED,
@@ -243,6 +304,7 @@ def _one_failure(lost: dict[int, _Lost]) -> Failure:
         pod_code=lost[first].code,
         replace=frozenset(lost),
         move=frozenset(index for index, place in lost.items() if place.move),
+        avoid=frozenset(index for index, place in lost.items() if place.avoid),
     )
 
 
@@ -305,32 +367,83 @@ def _silence(
         )
     released = record is not None and record.released
     start_s = _start_timeout_s(spec, attempt)
-    joins_since_s = _joins_since_s(snapshot, started_s)
+    joins_since_s = _joins_since_s(snapshot)
     if not released and joins_since_s is not None and now_s - joins_since_s >= start_s:
         joined = 0 if record is None else record.joined
-        why = explain(current_pods(snapshot).values())
-        return Failure(
-            cause=Cause.START_TIMED_OUT,
-            message=f"{joined} of {attempt.replicas} workers joined in {start_s:g} s{'; ' if why else ''}{why}",
-            replace=frozenset(range(attempt.replicas)),
-        )
+        return late_start(snapshot, attempt, f"{joined} of {attempt.replicas} workers joined in {start_s:g} s")
     return None
+
+
+def late_start(snapshot: JobSnapshot, attempt: AttemptStatus, message: str) -> Failure:
+    """Return the failure of an attempt that did not start in time.
+
+    Pods that run keep their places. A worker whose pod has not started gets another node, unless no pod of the gang has
+    and a container says why: then the template is at fault.
+    """
+    pods = current_pods(snapshot)
+    idle = sorted(index for index in range(attempt.replicas) if index not in pods or not pods[index].start.ran)
+    if not idle:
+        return Failure(
+            cause=Cause.START_TIMED_OUT, message=message, index=None, replace=frozenset(range(attempt.replicas))
+        )
+    stays = [pods[index] for index in idle if index in pods and pods[index].node]
+    alone = len(idle) < attempt.replicas
+    blamed = frozenset(pod.index for pod in stays if alone or pod.waiting is None)
+    why = explain(stays) or not_started(stays)
+    return Failure(
+        cause=Cause.START_TIMED_OUT,
+        message=f"{message}{'; ' if why else ''}{why}",
+        index=idle[0],
+        replace=frozenset(idle),
+        move=blamed,
+        avoid=blamed,
+    )
 
 
 def _start_timeout_s(spec: TrainingJobSpec, attempt: AttemptStatus) -> float:
     return spec.health.start_timeout_seconds + pre_checks.start_extension_s(spec, attempt)
 
 
-def _joins_since_s(snapshot: JobSnapshot, started_s: float) -> float | None:
-    """Return since when the workers could have reported that they joined; None while there is no Lease.
+def _joins_since_s(snapshot: JobSnapshot) -> float | None:
+    """Return since when the workers could have reported that they joined; None while a pod or the Lease is missing.
 
     A Lease without a record may have been deleted and created again while the gang works: its leader reports with its
     next renewal.
     """
-    lease = snapshot.lease
-    if lease is None:
+    lease, since_s = snapshot.lease, created_s(snapshot)
+    if lease is None or since_s is None:
         return None
-    return max(started_s, lease.advanced_seen_s) if lease.record is None else started_s
+    return max(since_s, lease.advanced_seen_s) if lease.record is None else since_s
+
+
+def created_s(snapshot: JobSnapshot) -> float | None:
+    """Return when the last pod of the attempt was created, or the attempt began with pods that it kept.
+
+    None while a pod is missing: pods are created after the last one of an earlier attempt has ended, and a restart
+    would not create them sooner.
+    """
+    attempt, pods = snapshot.job.attempt, current_pods(snapshot)
+    if attempt is None or len(pods) < attempt.replicas:
+        return None
+    return max(began_s(snapshot.job, attempt), *(pod.seen_s for pod in pods.values()))
+
+
+def slow_start_s(snapshot: JobSnapshot) -> float | None:
+    """Return when it is worth reporting which pod has not started; None once all have."""
+    since_s = created_s(snapshot)
+    starts = since_s is not None and not all(pod.start.ran for pod in current_pods(snapshot).values())
+    return since_s + SLOW_START_S if since_s is not None and starts else None
+
+
+def slow_start(snapshot: JobSnapshot, now_s: float) -> str:
+    """Say which pod has not started for a while, or which stuck pod of an earlier attempt a worker waits for."""
+    due_s, pods = slow_start_s(snapshot), current_pods(snapshot)
+    if due_s is not None and now_s >= due_s:
+        return not_started(pods.values())
+    names = {pod.name for pod in pods.values()}
+    stuck = next((pod for pod in snapshot.pods if pod.name not in names and pod.is_stuck(now_s)), None)
+    missing = len(pods) < (0 if snapshot.job.attempt is None else snapshot.job.attempt.replicas)
+    return f"pod {stuck.name} on node {stuck.node} is still terminating" if missing and stuck is not None else ""
 
 
 def _heard_s(snapshot: JobSnapshot, attempt: AttemptStatus, started_s: float) -> float | None:

@@ -1,4 +1,4 @@
-"""Explains why pods don't start: a missing Secret, an image that can't be pulled, a refused security context."""
+"""Explains why pods don't start: a missing Secret, an image that can't be pulled, a node that creates no containers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,19 @@ def explain(pods: Iterable[PodView]) -> str:
         return ""
     index, pod = waiting[0]
     more = f" (and {len(waiting) - 1} more)" if len(waiting) > 1 else ""
-    return f"worker {index}{more} can't start: {_sentence(pod)}"
+    where = f" on node {pod.node}" if pod.node else ""
+    return f"worker {index}{more} can't start{where}: {_sentence(pod)}"
+
+
+def not_started(pods: Iterable[PodView]) -> str:
+    """Return one sentence about the first pod that has not started, and its node; empty if there is none."""
+    found = sorted((pod.index, pod) for pod in pods if not pod.start.ran)
+    if not found:
+        return ""
+    index, pod = found[0]
+    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    where = f"on node {pod.node}" if pod.node else "and is not bound to a node"
+    return f"worker {index}{more}: pod {pod.name} has not started {where} ({pod.start.state or pod.phase})"
 
 
 def _sentence(pod: PodView) -> str:

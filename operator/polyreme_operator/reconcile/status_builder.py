@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Literal, Self
 
 from polyreme_api.fields import Condition, bounded_message
@@ -9,7 +10,7 @@ from polyreme_api.job import TrainingJobStatus
 from polyreme_api.job.status import EarlierRestarts, RestartRecord
 from polyreme_api.progress import ProgressRecord
 from polyreme_api.times import rfc3339
-from polyreme_operator.reconcile import accounting
+from polyreme_operator.reconcile import accounting, failed_nodes
 from polyreme_operator.reconcile.data_gate import readiness
 from polyreme_operator.reconcile.failure_policy import with_restart
 from polyreme_operator.types.reasons import Cause, ConditionType, Reason
@@ -133,6 +134,13 @@ class StatusBuilder:
         """Record a restart."""
         self._status = with_restart(self._status, record)
         return self
+
+    def remember_nodes(self, indices: Collection[int], cause: Cause) -> Self:
+        """Remember the nodes of workers of the current attempt on which these have failed."""
+        attempt = self._status.attempt
+        if attempt is None or not (indices or self._status.failed_nodes):
+            return self
+        return self.update(failed_nodes=failed_nodes.with_failures(self._status, attempt, indices, cause, self.now_s))
 
     def request_stop(self, *, checkpoint: bool = False) -> Self:
         """Ask the launchers to stop the ranks, after a checkpoint if asked for."""

@@ -71,7 +71,7 @@ def restart(snapshot: JobSnapshot, verdict: Restart, nodes: Sequence[str], now_s
     hung_s = lease.seen_s - lease.advanced_seen_s if cause is Cause.HUNG and lease is not None else 0.0
     after = StatusBuilder(snapshot.job, now_s)
     after.close_attempt(current_record(snapshot), ended_by=cause, hung_s=hung_s)
-    after.record_restart(verdict.record)
+    after.record_restart(verdict.record).remember_nodes(verdict.avoid, cause)
     begin_attempt(after, nodes=nodes, replace=verdict.replace, scope=verdict.scope)
     return after.set(ConditionType.RESTARTING, True, cause, verdict.failure.message).build()
 
@@ -218,7 +218,7 @@ def evict(
     record = verdict.record.model_copy(update={"scope": Scope.GANG.value})
     after = StatusBuilder(snapshot.job, now_s)
     after.close_attempt(current_record(snapshot), ended_by=verdict.failure.cause)
-    after.record_restart(record)
+    after.record_restart(record).remember_nodes(verdict.avoid, verdict.failure.cause)
     after.withdraw(reason, verdict.failure.message).request_stop()
     return after.set(ConditionType.QUEUED, True, reason, verdict.failure.message).build()
 

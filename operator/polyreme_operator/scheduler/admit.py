@@ -11,9 +11,11 @@ import itertools
 from polyreme_operator.placement.eligible import slots_N
 from polyreme_operator.placement.unsatisfiable import unsatisfiable
 from polyreme_operator.queueing.order import SchedulingOrder, scheduling_order
+from polyreme_operator.reconcile import set_aside
 from polyreme_operator.reconcile.failure_policy import recorded_retry_s
 from polyreme_operator.reconcile.quarantine import blaming
 from polyreme_operator.scheduler import elastic
+from polyreme_operator.scheduler.avoidance import avoided_nodes
 from polyreme_operator.scheduler.cycle import SchedulingCycle
 from polyreme_operator.scheduler.gangs import gang_of
 from polyreme_operator.scheduler.head_of_line import HeadReservations
@@ -22,7 +24,7 @@ from polyreme_operator.scheduler.preemption.victims import make_room
 from polyreme_operator.scheduler.reservations import unused
 from polyreme_operator.types.inventory import BoolArray, RowArray, Unschedulable
 from polyreme_operator.types.queues import Waiting
-from polyreme_operator.types.reasons import Cause, Reason
+from polyreme_operator.types.reasons import Cause, ConditionType, Reason
 from polyreme_operator.types.snapshot import Pending
 from polyreme_operator.types.views import JobView
 from polyreme_planner.plan import Plan
@@ -76,6 +78,7 @@ class _Admissions:
             uid: unused(cluster.jobs, cluster.jobs[uid], victims)
             for uid, victims in sorted(cluster.victims_of.items())
             if uid in cluster.waiting and closed(cluster.tree, cluster.waiting[uid].queue) is None
+            if cluster.waiting[uid].may_preempt
         }
         held = []
         for uid, victims in asked.items():
@@ -138,11 +141,16 @@ class _Admissions:
         if retry_s > self._cycle.now_s and last and last[0].cause == Cause.CREATE_REFUSED:
             self._cycle.wake_at(retry_s)
             return Pending(Reason.CREATE_REFUSED, f"retried at {job.status.retry_at}; {last[0].message}")
+        aside_s = set_aside.until_s(job.status, self._cycle.now_s)
+        if aside_s is not None:
+            self._cycle.wake_at(aside_s)
+            queued = job.status.condition(ConditionType.QUEUED)
+            return Pending(Reason.SET_ASIDE, "" if queued is None else queued.message)
         if self._cycle.has_succeeded(job):
             return Pending(Reason.WAITING_FOR_CAPACITY, "has succeeded, which is being recorded")
-        lingering = self._cycle.lingering(job.uid)
-        if lingering:
-            return Pending(Reason.WAITING_FOR_CAPACITY, f"waits for {lingering} of its own pods to end")
+        leaving = self._cycle.leaving(job.uid)
+        if leaving:
+            return Pending(Reason.WAITING_FOR_CAPACITY, f"waits for {len(leaving)} of its own pods to end")
         preemptor = self._preempted_for.get(job.uid)
         if preemptor is not None:
             return Pending(Reason.BEHIND_OTHERS, f"was preempted by {_name(preemptor)}, which starts first")
@@ -188,7 +196,15 @@ class _Admissions:
         return None if quota is None else Pending(Reason.EXCEEDS_QUOTA, quota)
 
     def _find(self, job: JobView, blocked_N: BoolArray) -> Found | Pending:
-        """Find a place with the best size that fits."""
+        """Find a place with the best size that fits; on nodes that have failed the job only if it fits on no others."""
+        found: Found | Pending | None = None
+        for avoided_N in avoided_nodes(self._cycle, job):
+            found = self._find_among(job, blocked_N | avoided_N)
+            if isinstance(found, Found):
+                return found
+        return self._find_among(job, blocked_N) if found is None else found
+
+    def _find_among(self, job: JobView, blocked_N: BoolArray) -> Found | Pending:
         cycle, why = self._cycle, None
         for count in self._sizes(job, blocked_N):
             quota = over_quota(cycle, job, count)

@@ -24,11 +24,8 @@ from polyreme_operator.types.actions import WriteIntents, WriteStatus
 from polyreme_operator.types.intents import Intent, next_attempt
 from polyreme_operator.types.inventory import BoolArray, GangRequest, RowArray, SparesView, Unschedulable
 from polyreme_operator.types.snapshot import JobSnapshot, Pending
-from polyreme_operator.types.views import JobView, PodView
+from polyreme_operator.types.views import ENDS_WITHIN_S, JobView, PodView
 from polyreme_planner.plan import Plan
-
-LEAVES_WITHIN_S = 60.0
-"""How long after its grace period a pod may take to end. After that it counts as stuck, and no job waits for it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,21 +171,14 @@ class SchedulingCycle:
         names = self.inventory.names
         return [names[row] for row in rows_W.tolist()]
 
-    def lingering(self, uid: str) -> int:
-        """Return how many pods of a job have not ended."""
-        return sum(not pod.ended for pod in self.cluster.pods.get(uid, {}).values())
-
     def leaving(self, uid: str) -> list[PodView]:
         """Return the pods of a job that have not ended and are not stuck."""
-        found = []
-        for pod in self.cluster.pods.get(uid, {}).values():
-            if pod.ended:
-                continue
-            stuck_at_s = None if pod.ends_by_s is None else pod.ends_by_s + LEAVES_WITHIN_S
-            if stuck_at_s is None or self.now_s < stuck_at_s:
-                found.append(pod)
-                if stuck_at_s is not None:
-                    self.wake_at(stuck_at_s)
+        found = [
+            pod for pod in self.cluster.pods.get(uid, {}).values() if not pod.ended and not pod.is_stuck(self.now_s)
+        ]
+        for pod in found:
+            if pod.ends_by_s is not None:
+                self.wake_at(pod.ends_by_s + ENDS_WITHIN_S)
         return found
 
     def book(self, job: JobView, rows_W: RowArray, *, sign: int = 1) -> None:

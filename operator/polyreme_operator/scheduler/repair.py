@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
 from polyreme_api.job import TrainingJobSpec
+from polyreme_api.job.status import FailedNode
 from polyreme_api.job.workers import Topology
 from polyreme_api.progress import Outcome
-from polyreme_operator.reconcile import transition
+from polyreme_api.times import rfc3339
+from polyreme_operator.reconcile import failed_nodes, transition
 from polyreme_operator.reconcile.evacuation import leaving
 from polyreme_operator.reconcile.failure_policy import Restart, judge
 from polyreme_operator.reconcile.observe import current_record, lost_places
 from polyreme_operator.reconcile.pre_checks import is_fresh
 from polyreme_operator.reconcile.quarantine import blaming
+from polyreme_operator.reconcile.status_builder import StatusBuilder
 from polyreme_operator.reconcile.stopping import has_stopped, requested_stop
+from polyreme_operator.scheduler.avoidance import fits_elsewhere
 from polyreme_operator.scheduler.cycle import SchedulingCycle
-from polyreme_operator.scheduler.domains import domain_rows, is_torn, rows_of
+from polyreme_operator.scheduler.domains import domain_rows, is_torn, known_rows, rows_of
 from polyreme_operator.scheduler.gangs import gang_of
 from polyreme_operator.types.inventory import BoolArray, Inventory, RowArray, Unschedulable
+from polyreme_operator.types.reasons import Cause, ConditionType, Reason
+from polyreme_operator.types.snapshot import JobSnapshot
 from polyreme_operator.types.views import JobView
 
 
@@ -54,15 +60,41 @@ def _repair_job(cycle: SchedulingCycle, job: JobView) -> None:
         return
     if cycle.must_read(job):
         return
-    nodes = attempt.placement.node_by_index()
-    moved = sorted(verdict.move)
-    found = _places(cycle, job, nodes, moved)
+    cause, nodes = verdict.failure.cause, attempt.placement.node_by_index()
+    failures = failed_nodes.with_failures(job.status, attempt, verdict.avoid, cause, cycle.now_s)
+    found = None
+    widely = failed_nodes.has_failed_widely(failures, verdict.avoid)
+    if not (widely and fits_elsewhere(cycle, job, nodes, failures)):
+        found = _places(cycle, job, nodes, sorted(verdict.move), failures)
+        if found is None and verdict.move == verdict.avoid and cause is not Cause.UNSCHEDULABLE:
+            _stay(cycle, snapshot, verdict, failures)
+            return
     if found is None:
         cycle.write(job, transition.evict(snapshot, verdict, cycle.now_s))
         return
     for index, node in found.items():
         nodes[index] = node
     cycle.write(job, transition.restart(snapshot, verdict, nodes, cycle.now_s))
+
+
+def _stay(cycle: SchedulingCycle, snapshot: JobSnapshot, verdict: Restart, failures: list[FailedNode]) -> None:
+    """Try the nodes that have failed again, after a wait, since no other node has room."""
+    job = snapshot.job
+    assert job.attempt is not None, "only an attempt can fail"
+    assert job.spec is not None, "only jobs that can be read are placed"
+    nodes, cause = job.attempt.placement.node_by_index(), verdict.failure.cause
+    if job.status.retry_at is not None:
+        cycle.write(job, transition.restart(snapshot, verdict, nodes, cycle.now_s))
+        return
+    retry_by_node = failed_nodes.avoided(failures, job.spec.failure_policy.backoff)
+    retry_at = rfc3339(max(retry_by_node[nodes[index]] for index in verdict.avoid))
+    # A pod that is stuck would only be waited for again: the worker stays as it is until there is room elsewhere.
+    tried = "it waits for that pod to end" if cause is Cause.POD_STUCK else f"it is tried again at {retry_at}"
+    after = StatusBuilder(job, cycle.now_s)
+    after.set(ConditionType.RESTARTING, True, cause, f"{verdict.failure.message}; no other node has room, {tried}")
+    if cause is not Cause.POD_STUCK:
+        after.update(retry_at=retry_at)
+    cycle.write(job, after.set(ConditionType.RUNNING, False, Reason.STARTING).build())
 
 
 def _move(cycle: SchedulingCycle, job: JobView, spec: TrainingJobSpec) -> None:
@@ -78,7 +110,8 @@ def _move(cycle: SchedulingCycle, job: JobView, spec: TrainingJobSpec) -> None:
     if lost is not None:
         moved, replaced = moved | lost.move, set(lost.replace)
     if moved:
-        found = _places(cycle, job, nodes, sorted(moved))
+        failures = failed_nodes.remembered(job.status, cycle.now_s)
+        found = _places(cycle, job, nodes, sorted(moved), failures)
         if found is None:
             cycle.write(job, transition.give_back(snapshot, stop, cycle.now_s))
             return
@@ -87,7 +120,9 @@ def _move(cycle: SchedulingCycle, job: JobView, spec: TrainingJobSpec) -> None:
     cycle.write(job, transition.move(snapshot, nodes, sorted(moved | replaced), cycle.now_s))
 
 
-def _places(cycle: SchedulingCycle, job: JobView, nodes: Sequence[str], moved: Sequence[int]) -> dict[int, str] | None:
+def _places(
+    cycle: SchedulingCycle, job: JobView, nodes: Sequence[str], moved: Sequence[int], failures: Collection[FailedNode]
+) -> dict[int, str] | None:
     """Find new nodes for some workers, as near to the others as the topology requires; None if they don't all fit.
 
     A gang that can't stay together is evicted and waits for a place as a whole. So is a gang that does not lie together
@@ -100,14 +135,14 @@ def _places(cycle: SchedulingCycle, job: JobView, nodes: Sequence[str], moved: S
     # quota was lowered or reclaimed, has none for workers that begin again.
     cycle.quotas.release(queue, job.requests, len(moved))
     if cycle.quotas.fits(queue, job.requests, len(moved)):
-        found = _nodes_for(cycle, job, nodes, moved)
+        found = _nodes_for(cycle, job, nodes, moved, failures)
     if found is None:
         cycle.quotas.charge(queue, job.requests, len(moved))
     return found
 
 
 def _nodes_for(
-    cycle: SchedulingCycle, job: JobView, nodes: Sequence[str], moved: Sequence[int]
+    cycle: SchedulingCycle, job: JobView, nodes: Sequence[str], moved: Sequence[int], failures: Collection[FailedNode]
 ) -> dict[int, str] | None:
     """Find and book new nodes for some workers, whose quota is released."""
     assert job.spec is not None, "only jobs that can be read are placed"
@@ -124,6 +159,7 @@ def _nodes_for(
         # A node that could not hold a pod looks free in our accounts, so it must be excluded.
         blocked_N[left_W[left_W >= 0]] = True
         blocked_N[_failed_rows(cycle, job.spec)] = True
+        blocked_N[known_rows(cycle.inventory, {each.node for each in failures})] = True
         request = gang_of(job, len(group), topology=topology)
         own_W = np.concatenate((rows_W, left_W))
         placed = cycle.place(request, blocked_N=blocked_N, ignoring_W=own_W, near_W=near_W[near_W >= 0])

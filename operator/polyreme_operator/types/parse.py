@@ -25,8 +25,9 @@ from polyreme_operator.types.intents import INTENTS_KEY, Intents, parse_intents
 from polyreme_operator.types.inventory import PODS, Constraints, Requests
 from polyreme_operator.types.parse_node import OWNED_TAINT, kept, parse_node
 from polyreme_operator.types.plans import PlanRequest
+from polyreme_operator.types.pod_start import start_of
 from polyreme_operator.types.pod_waiting import waiting_of
-from polyreme_operator.types.reasons import Reason
+from polyreme_operator.types.reasons import ConditionType, Reason
 from polyreme_operator.types.resources import canonical, constraints_of, pod_requests
 from polyreme_operator.types.timestamps import parse_time_or
 from polyreme_operator.types.views import ForeignPod, JobView, LeaseView, PodPhase, PodView
@@ -77,7 +78,6 @@ def parse_job_view(
     if read.spec is None and status.is_true("Admitted"):
         # It was read once, by another version of the operator: it is left as it is.
         unreadable = unreadable or read.invalid
-    admitted_s = None if known is None else known.admitted_s
     data_report, data_unreadable = read_report(metadata.get("annotations"))
     return JobView(
         namespace=intern(metadata.get("namespace", "")),
@@ -102,21 +102,7 @@ def parse_job_view(
         fault_reason=Reason.INTERNAL_ERROR if known is None else known.fault_reason,
         fault_in_cycle=known is not None and known.fault_in_cycle,
         attempt_seen_s=_attempt_seen_s(status, known, seen_s),
-        first_admitted_s=_on_our_clock_s(
-            status.first_admitted_at,
-            seen_s,
-            known=None if known is None else known.first_admitted_s,
-            watched=known is not None and known.status.first_admitted_at is None,
-        ),
-        admitted_s=_on_our_clock_s(
-            _admitted_at(status), seen_s, known=admitted_s, watched=known is not None and not known.admitted
-        ),
-        finished_s=_on_our_clock_s(
-            (status.completed_at or "") if status.finished else None,
-            seen_s,
-            known=None if known is None else known.finished_s,
-            watched=known is not None and not known.status.finished,
-        ),
+        **_times(status, known, seen_s),
         data_gate=data_gate,
         data_digest=read.data_digest,
         schedule_fault=read.schedule_fault,
@@ -158,9 +144,34 @@ def _attempt_seen_s(status: TrainingJobStatus, known: JobView | None, seen_s: fl
     return known.attempt_seen_s if same else seen_s
 
 
-def _admitted_at(status: TrainingJobStatus) -> str | None:
-    admitted = status.condition("Admitted")
-    return admitted.last_transition_time if admitted is not None and admitted.status == "True" else None
+def _times(status: TrainingJobStatus, known: JobView | None, seen_s: float) -> dict[str, Any]:
+    """Return when a job's admissions, its end and its pods' readiness changed, by the operator's clock."""
+    before = {} if known is None else _recorded(known.status)
+    return {
+        name: _on_our_clock_s(
+            at,
+            seen_s,
+            known=None if known is None else getattr(known, name),
+            watched=known is not None and before[name] is None,
+        )
+        for name, at in _recorded(status).items()
+    }
+
+
+def _recorded(status: TrainingJobStatus) -> dict[str, str | None]:
+    """Return the recorded times, by the view's field that says when this operator saw them."""
+    return {
+        "first_admitted_s": status.first_admitted_at,
+        "admitted_s": _since(status, ConditionType.ADMITTED, "True"),
+        "finished_s": (status.completed_at or "") if status.finished else None,
+        "unready_s": _since(status, ConditionType.PODS_READY, "False"),
+    }
+
+
+def _since(status: TrainingJobStatus, kind: ConditionType, truth: str) -> str | None:
+    """Return since when a condition has had this truth; None if it has another."""
+    found = status.condition(kind)
+    return found.last_transition_time if found is not None and found.status == truth else None
 
 
 def _on_our_clock_s(recorded: str | None, seen_s: float, *, known: float | None, watched: bool) -> float | None:
@@ -288,15 +299,17 @@ def parse_pod(manifest: Manifest, *, seen_s: float | None = None, known: PodView
         scheduler=intern(spec.get("schedulerName") or ""),
         requests=pod_requests(spec),
         phase=PodPhase(status.get("phase", "Pending")),
+        seen_s=(seen_s or 0.0) if known is None else known.seen_s,
         deleting=metadata.get("deletionTimestamp") is not None,
         ends_by_s=_ends_by_s(metadata, seen_s, known),
         exit_code=None if ended is None else int(ended.get("exitCode", 0)),
         reason=intern(status.get("reason") or ""),
-        message="" if ended is None else str(ended.get("message") or ""),
+        message=str((status if ended is None else ended).get("message") or ""),
         conditions=kept(tuple((entry["type"], entry["status"]) for entry in conditions)),
         unschedulable_since_s=None if refused is None else _refused_since_s(refused, seen_s, known),
         unschedulable="" if refused is None else str(refused.get("message") or ""),
         waiting=waiting_of(status, None if known is None else known.waiting),
+        start=start_of(status),
     )
 
 

@@ -8,7 +8,7 @@ from sys import intern
 from typing import Any
 
 from polyreme_api import labels
-from polyreme_api.node_report import CONDITION_AGENT, CONDITION_PRE_CHECK
+from polyreme_api.node_report import CONDITION_AGENT, CONDITION_POD_START, CONDITION_PRE_CHECK
 from polyreme_operator.health.node import HealthNode
 from polyreme_operator.health.owners import REPAIR_OWNER, other_owner
 from polyreme_operator.health.record import HEALTH, PROBATION, Leave, NodeState, parse
@@ -27,6 +27,7 @@ CONDITIONS_MAX = 128
 """Conditions of one node that are read."""
 MESSAGE_CHARACTERS_MAX = 1_024
 _OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
+_MARKS = frozenset({CONDITION_PRE_CHECK, CONDITION_POD_START})
 _UNLISTED = frozenset({HOST_LEVEL, HEALTH})
 """Labels that are left out, so that nodes stay alike when one of them is tainted."""
 
@@ -48,7 +49,8 @@ def parse_node(manifest: Manifest) -> NodeView:
             leave, leave_since_s = record.leave, record.since_s
         elif record.opt_in and record.state is NodeState.PROBATION:
             taints = (*taints, {"key": PROBATION, "value": "", "effect": "NoSchedule"})
-    check = next((entry for entry in status.get("conditions") or () if entry["type"] == CONDITION_PRE_CHECK), None)
+    marks = {entry["type"]: entry for entry in status.get("conditions") or () if entry["type"] in _MARKS}
+    check, start = marks.get(CONDITION_PRE_CHECK), marks.get(CONDITION_POD_START)
     return NodeView(
         name=intern(metadata["name"]),
         allocatable=allocatable(status.get("allocatable") or status.get("capacity")),
@@ -67,6 +69,7 @@ def parse_node(manifest: Manifest) -> NodeView:
         leave_since_s=leave_since_s,
         checked_s=None if check is None else parse_time_or(check.get("lastHeartbeatTime"), None),
         check_failed=check is not None and check.get("status") == "True",
+        start_failed=start is not None and start.get("status") == "True",
         fault="" if record is None or leave is Leave.STAY else f"{record.fault_class}, {record.reason}",
     )
 

@@ -55,6 +55,7 @@ def parse_queue(manifest: Manifest) -> QueueView:
         preemption_window_s=float(preemption.get("windowSeconds", unsaid.preemption_window_s)),
         cooldown_s=float(preemption.get("cooldownSeconds", unsaid.cooldown_s)),
         backfill=(spec.get("backfill") or {}).get("mode", "Conservative") != "Off",
+        set_aside_s=float(spec.get("setAsideSeconds", unsaid.set_aside_s)),
         used_seconds=tuple(
             sorted((entry["resource"], float(entry["seconds"])) for entry in status.get("decayed") or ())
         ),

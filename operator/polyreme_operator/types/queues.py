@@ -69,6 +69,8 @@ class QueueView:
     cooldown_s: float = 60.0
     """Time after an admission or a preemption in which a job is protected."""
     backfill: bool = True
+    set_aside_s: float = 900.0
+    """How long the pods of an admitted job may take to start before it is set aside."""
     used_seconds: tuple[tuple[str, float], ...] = ()
     """Decayed usage by resource [amount x s], from the status."""
     used_at_s: float = 0.0

@@ -42,6 +42,8 @@ class JobSnapshot:
     nodes: Mapping[str, NodeView] = dataclasses.field(default_factory=dict)
     """By name, at least those of the job's pods and placement. A node without a Node object counts as not ready."""
     lease: LeaseView | None = None
+    start_limit_s: float = 0.0
+    """How long its queue lets pods take to start before the job is set aside; 0: no limit."""
     pending: Pending | None = None
     """The published pending reason; None until a cycle has looked at the job."""
     refused: str = ""

@@ -15,9 +15,13 @@ from polyreme_operator.health.record import HEALTH, Leave
 from polyreme_operator.port import ObjectRef
 from polyreme_operator.types.inventory import Constraints, LevelView, Requests, SparesView, Taint
 from polyreme_operator.types.plans import PlanRequest
+from polyreme_operator.types.pod_start import RAN, PodStart
 from polyreme_operator.types.pod_waiting import Waiting
 from polyreme_operator.types.reasons import Reason
 from polyreme_planner.plan import Plan
+
+ENDS_WITHIN_S = 60.0
+"""How long after its grace period a deleted pod may take to end. After that it is stuck, and nothing waits for it."""
 
 
 class PodPhase(StrEnum):
@@ -52,6 +56,8 @@ class PodView:
     requests: Requests = ()
     """Its requests, including devices."""
     phase: PodPhase = PodPhase.PENDING
+    seen_s: float = 0.0
+    """When it was first seen, by the operator's clock."""
     deleting: bool = False
     ends_by_s: float | None = None
     """When the grace period of its deletion ends."""
@@ -67,6 +73,8 @@ class PodView:
     """The scheduler's message about it."""
     waiting: Waiting | None = None
     """Why a container of it can't be started."""
+    start: PodStart = RAN
+    """How far it has come."""
 
     @property
     def place(self) -> str:
@@ -82,6 +90,10 @@ class PodView:
     def ended(self) -> bool:
         """Whether its containers have ended for good, so that it holds no devices."""
         return self.phase in {PodPhase.SUCCEEDED, PodPhase.FAILED}
+
+    def is_stuck(self, now_s: float) -> bool:
+        """Tell whether it was deleted and did not end within a minute after its grace period."""
+        return not self.ended and self.ends_by_s is not None and now_s >= self.ends_by_s + ENDS_WITHIN_S
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +135,8 @@ class NodeView:
     """When its checks before training ended last; None: never."""
     check_failed: bool = False
     """Whether it failed them."""
+    start_failed: bool = False
+    """Whether it has failed to start or to end pods since the last one that started on it."""
     held: bool = False
     """Whether it is part of a mass outage: its pods don't count as lost then, however long it is not ready."""
 
@@ -254,6 +268,8 @@ class JobView:
     """When it got its present admission, measured in the same way."""
     finished_s: float | None = None
     """When it finished, measured in the same way."""
+    unready_s: float | None = None
+    """Since when its pods are not ready, measured in the same way; None while they are."""
 
     @property
     def ref(self) -> ObjectRef:

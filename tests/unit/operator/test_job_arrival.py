@@ -21,7 +21,7 @@ def seen(*manifests: dict[str, Any]) -> ClusterCache:
 
 
 def order(model: ClusterCache) -> list[str]:
-    jobs = first_of(model.jobs.waiting, model.tree, "default", NOW_S, limit=10)
+    jobs = first_of(model.jobs.waiting, QueueTree.of(()), "default", NOW_S, limit=10)
     return [job.uid.removeprefix("uid-") for job in jobs]
 
 

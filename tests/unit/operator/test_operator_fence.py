@@ -47,8 +47,8 @@ def running(**metadata: Any) -> ClusterCache:
 
 
 def hear(model: ClusterCache, at_s: float) -> None:
-    """Have the leader renew its Lease."""
-    record = '{"attempt": 1, "released": true, "joined": 2, "phase": "Training", "step": 3}'
+    """Have the leader renew its Lease: it hears nothing of worker 1."""
+    record = '{"attempt": 1, "released": true, "joined": 2, "phase": "Training", "step": 3, "leaving": [1]}'
     version = str(int(at_s - NOW_S) + 100)
     model.put(lease_manifest(resourceVersion=version, annotations={"polyreme.dev/progress": record}), now_s=at_s)
 

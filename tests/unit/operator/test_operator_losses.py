@@ -77,7 +77,7 @@ def test_a_scheduler_is_given_some_seconds_and_then_looked_at_again() -> None:
     assert not decide(seen).reschedule
 
 
-def test_each_move_that_finds_no_room_waits_longer_and_none_ends_the_job() -> None:
+def test_moves_after_the_third_wait_longer_each_time_and_none_ends_the_job() -> None:
     owner = admitted(job(failurePolicy={"noProgressMax": 1, "maxRestarts": 0}), ("n0", "n1"))
     records = [
         RestartRecord(attempt=n, at=rfc3339(NOW_S), cause="Unschedulable", scope="RestartPod", counts=False)
@@ -88,7 +88,7 @@ def test_each_move_that_finds_no_room_waits_longer_and_none_ends_the_job() -> No
         status = owner.status.model_copy(update={"restart_records": records[:count]})
         seen = refused(dataclasses.replace(owner, status=status), for_s=UNSCHEDULABLE_S)
         waits.append(verdict_of(seen).due_s - NOW_S)
-    assert waits == [0, 5, 10, 20, 40, 80]
+    assert waits == [0, 0, 0, 40, 80, 160]
 
 
 @pytest.mark.parametrize(

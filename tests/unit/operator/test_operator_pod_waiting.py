@@ -11,6 +11,7 @@ from polyreme_operator.reconcile.observe import find_failure
 from polyreme_operator.reconcile.worker_pods import PodDefaults
 from polyreme_operator.types.actions import CreatePod
 from polyreme_operator.types.parse import parse_pod
+from polyreme_operator.types.pod_start import PodStart
 from polyreme_operator.types.pod_waiting import MESSAGE_CHARACTERS_MAX, Waiting
 from polyreme_operator.types.reasons import Cause, ConditionType
 from polyreme_operator.types.views import PodPhase, PodView
@@ -50,12 +51,12 @@ def said(*pods: PodView) -> str:
 
 
 def waits(index: int, why: Waiting | None) -> PodView:
-    return pod(admitted(job()), index, phase=PodPhase.PENDING, waiting=why)
+    return pod(admitted(job()), index, phase=PodPhase.PENDING, waiting=why, start=PodStart(ran=False))
 
 
 def test_a_missing_secret_is_named_with_its_namespace_and_what_to_do() -> None:
     words = said(waits(0, SECRET), waits(1, SECRET))
-    assert words.startswith("0 of 2 pods run; worker 0 (and 1 more) can't start: ")
+    assert words.startswith("0 of 2 pods run; worker 0 (and 1 more) can't start on node n0: ")
     assert "Secret store does not exist in namespace default" in words
     assert "kubectl create secret generic store -n default --from-env-file=FILE" in words
 
@@ -63,7 +64,7 @@ def test_a_missing_secret_is_named_with_its_namespace_and_what_to_do() -> None:
 def test_another_reason_is_repeated_and_goes_when_the_pods_start() -> None:
     owner = admitted(job())
     why = Waiting("CreateContainerConfigError", "container has runAsNonRoot and image will run as root")
-    assert said(waits(0, None), waits(1, why)).endswith(f"worker 1 can't start: {why.reason}: {why.message}")
+    assert said(waits(0, None), waits(1, why)).endswith(f"worker 1 can't start on node n0: {why.reason}: {why.message}")
     started = status_of(
         decide(snapshot(owner, pods=(pod(owner, 0), pod(owner, 1)), lease=lease(owner, joined=1, released=False)))
     )

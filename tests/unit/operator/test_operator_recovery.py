@@ -21,7 +21,7 @@ from polyreme_operator.reconcile.observe import SECRET_RENEWED
 from polyreme_operator.types.reasons import Reason, Scope
 from polyreme_operator.types.snapshot import JobSnapshot
 from polyreme_operator.types.views import JobView, PodPhase
-from tests.unit.operator.operator_scenes import NOW_S, admitted, job, lease, node, pod, snapshot
+from tests.unit.operator.operator_scenes import NOW_S, admitted, decide, job, lease, node, pod, snapshot
 
 
 def running(owner: JobView, **fields: Any) -> JobSnapshot:
@@ -113,8 +113,9 @@ def waits_for_retry(owner: JobView) -> JobSnapshot:
 
 
 def lost_node(owner: JobView) -> JobSnapshot:
-    gone = {"n0": node(), "n1": node("n1", not_ready_since_s=NOW_S - 3600)}
-    return running(owner, pods=(pod(owner, 0), pod(owner, 1, where="n1")), nodes=gone)
+    gone = {"n0": node(), "n1": node("n1", ready=False, not_ready_since_s=NOW_S - 3600)}
+    quiet = lease(owner, phase="Training", step=10, leaving=[1])
+    return running(owner, pods=(pod(owner, 0), pod(owner, 1, where="n1")), nodes=gone, lease=quiet)
 
 
 def failed_pod(owner: JobView) -> JobSnapshot:
@@ -194,10 +195,24 @@ def test_a_pod_that_was_never_created_is_no_loss() -> None:
 def test_a_node_is_lost_after_its_time_or_by_its_taint(away: dict[str, Any], moved: bool) -> None:
     owner = admitted(job(), ("n0", "n1"))
     nodes = {"n0": node(), "n1": node("n1", **away)}
-    said = verdict(running(owner, pods=(pod(owner, 0), pod(owner, 1, where="n1")), nodes=nodes))
+    pods = (pod(owner, 0), pod(owner, 1, where="n1"))
+    said = verdict(running(owner, pods=pods, nodes=nodes, lease=lease(owner, step=10, leaving=[1])))
     assert isinstance(said, Restart) == moved
     if moved:
         assert (said.failure.cause, said.move) == ("NodeLost", frozenset({1}))
+
+
+@pytest.mark.parametrize("silent_s", [0, 20, 28])
+def test_a_node_that_is_not_ready_is_not_lost_while_its_ranks_report(silent_s: int) -> None:
+    """A kubelet that is silent says nothing of its pods; the time counts from the gang's last report."""
+    owner = admitted(job(), ("n0", "n1"))
+    nodes = {"n0": node(), "n1": node("n1", ready=False, not_ready_since_s=NOW_S - 3600)}
+    pods = (pod(owner, 0), pod(owner, 1, where="n1"))
+    seen = running(owner, pods=pods, nodes=nodes, lease=lease(owner, step=10, seen_s=NOW_S - silent_s))
+    assert verdict(seen) == Healthy()
+    assert decide(seen).wake_at_s == NOW_S - silent_s + 30, "the silent leader comes before the lost node"
+    unreleased = running(owner, pods=pods, nodes=nodes, lease=lease(owner, released=False, joined=1))
+    assert verdict(unreleased).failure.cause == "NodeLost"
 
 
 @pytest.mark.parametrize(("silent_s", "lost"), [(29, False), (30, True)])

@@ -3,8 +3,8 @@
 import pytest
 
 from polyreme_operator.scheduler import cluster_of, schedule
-from polyreme_operator.scheduler.cycle import LEAVES_WITHIN_S
 from polyreme_operator.types.queues import QueueView, Quota
+from polyreme_operator.types.views import ENDS_WITHIN_S
 from tests.unit.operator.operator_scenes import DEVICE, NOW_S, job, node, pod, why
 from tests.unit.operator.test_scheduling_cycles import admitted_uids, asked_to_make_way, gone, running, stopped_uids
 
@@ -76,10 +76,10 @@ def test_who_waits_for_pods_that_never_end_looks_for_others_in_the_end(deleted: 
     pods = tuple(pod(stuck, index, deleting=True, ends_by_s=NOW_S) for index in range(2))
     jobs = (high, running("low", ("n1", "n1")), *([] if deleted else [stuck]))
     cluster = cluster_of(jobs=jobs, nodes=(node("n0", devices=2), node("n1", devices=2)), pods=pods)
-    waits = schedule(cluster, NOW_S + LEAVES_WITHIN_S - 1)
+    waits = schedule(cluster, NOW_S + ENDS_WITHIN_S - 1)
     assert stopped_uids(waits) == set()
     assert why(cluster, waits)["uid-high"].reason == "WaitingForPreemption"
-    assert waits.wake_at_s == NOW_S + LEAVES_WITHIN_S
-    looks = schedule(cluster, NOW_S + LEAVES_WITHIN_S)
+    assert waits.wake_at_s == NOW_S + ENDS_WITHIN_S
+    looks = schedule(cluster, NOW_S + ENDS_WITHIN_S)
     assert stopped_uids(looks) == {"uid-low"}
     assert looks.wake_at_s is None

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from polyreme_simulator.anomalies import CLASSES
 from polyreme_simulator.datahub import FAULTS as DATA_FAULTS
+from polyreme_simulator.kubelet_faults import KINDS as KUBELET_FAULTS
 from polyreme_simulator.run import Result, simulate
 
 CHUNK_SEEDS = 4
@@ -102,6 +103,7 @@ EVENTS = (
     "Unschedulable",
     *CLASSES,
     *DATA_FAULTS,
+    *KUBELET_FAULTS,
 )
 """What must happen at least once over the seeds, beside the cells of both tables."""
 

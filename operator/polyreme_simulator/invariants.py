@@ -26,6 +26,7 @@ from polyreme_simulator.ownership import is_malformed, owner_uid
 from polyreme_simulator.places import PlaceFacts
 from polyreme_simulator.preemptions import PreemptionFacts
 from polyreme_simulator.repair_facts import RepairFacts
+from polyreme_simulator.start_facts import StartFacts
 from polyreme_simulator.successors import SuccessorFacts
 from polyreme_simulator.waiting import WaitingFacts
 
@@ -33,7 +34,15 @@ CHILDREN = ("Service", "Secret", "Lease", "Role", "RoleBinding")
 LATENCY_S = 0.004
 """Longest time that the answer to a read is on its way."""
 WAITING_REASONS = frozenset(
-    {"Misconfigured", "ExceedsQuota", "WaitingForCapacity", "WaitingForTopology", "WaitingForNodes", "Evicted"}
+    {
+        "Misconfigured",
+        "ExceedsQuota",
+        "WaitingForCapacity",
+        "WaitingForTopology",
+        "WaitingForNodes",
+        "Evicted",
+        "SetAside",
+    }
 )
 
 
@@ -56,6 +65,7 @@ class Facts(ObservedState):
         self.health = HealthFacts(self, capacity=self.capacity)
         self.repairs = RepairFacts(self, capacity=self.capacity)
         self.incidents = IncidentFacts(self, capacity=self.capacity)
+        self.starts = StartFacts(self, capacity=self.capacity)
         self.waiting = WaitingFacts(self, capacity=self.capacity, anomalies=self.anomalies, data=self.data)
         self.places = PlaceFacts(
             self, capacity=self.capacity, batches=self.batches, anomalies=self.anomalies, data=self.data
@@ -184,6 +194,8 @@ class Facts(ObservedState):
             self.broke("attempts count by one", f"{name} to {number}", world)
         records = status.get("restartRecords") or [{}]
         self.anomalies.begun(uid, records, number, world)
+        if old is not None and records[-1].get("attempt") == number - 1:
+            self.starts.begun(uid, name, records[-1], replacements_by_index(old["replacements"]), world)
         # A move is written as an intent first, which may take any time.
         moved = records[-1].get("attempt") == number - 1 and records[-1].get("cause") in {"NodeLost", "NodeFault"}
         # No write spans Lease and job. A success that comes while the restart is under way comes too late: the next

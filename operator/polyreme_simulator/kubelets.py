@@ -148,6 +148,11 @@ class Kubelets:
         """Change a Node object, as an administrator does."""
         self._store.change(ObjectRef(kind="Node", name=name), patch)
 
+    def resume(self, name: str) -> None:
+        """A kubelet does its work again: it looks at the pods of its node."""
+        if self.nodes[name].up and self.nodes[name].present:
+            self._sync_bound_to(name)
+
     def _sync_bound_to(self, name: str) -> None:
         """Do what a kubelet does that begins: it lists the pods of its node, those that wait for their end too."""
         for record in list(self._store.records("Pod")):
@@ -206,6 +211,11 @@ class Kubelets:
     def _sync_bound(self, pod: Manifest, ref: ObjectRef, uid: str, node: SimNode) -> None:
         launcher = self._world.launchers.get(uid)
         deleting = pod["metadata"].get("deletionTimestamp") is not None
+        if (deleting and not node.ends_pods) or not (deleting or node.starts_pods):
+            if launcher is not None:
+                # What runs in it is fenced like what runs on a node that is cut off.
+                launcher.zombie = launcher.zombie or deleting
+            return
         ended = (pod.get("status") or {}).get("phase") in {"Succeeded", "Failed"}
         if deleting:
             if launcher is not None and launcher.alive:
@@ -227,6 +237,10 @@ class Kubelets:
 
     def _start(self, pod: Manifest, ref: ObjectRef, uid: str, node: SimNode) -> None:
         if uid in self.foreign:
+            return
+        if node.rejects and owner_uid(pod):
+            self._world.facts.starts.rejected(pod, self._world)
+            self._set_status(ref, {"phase": "Failed", "reason": node.rejects, "message": "Pod was rejected"})
             return
         devices = devices_of(pod)
         if self.taken(node.name) + devices > node.devices:

@@ -22,6 +22,15 @@ class SimNode:
     up: bool = True
     present: bool = True
     """Whether the cluster has it: a removed one is no more."""
+    rejects: str = ""
+    """Reason for which its kubelet rejects every pod; empty: it does not."""
+    starts_pods: bool = True
+    ends_pods: bool = True
+
+    @property
+    def fails(self) -> bool:
+        """Whether its kubelet is up and does not do its work."""
+        return bool(self.rejects) or not (self.starts_pods and self.ends_pods)
 
 
 def takes_pods(node: Manifest) -> bool:

@@ -104,6 +104,8 @@ class PlaceFacts:
 def _retried_s(job: Manifest, world: ClusterView) -> float:
     """Return the time until which a job waits for its retry since its pods were refused: others pass it meanwhile."""
     status = job.get("status") or {}
+    if aside := status.get("setAside"):
+        return world.time_s() + parse_rfc3339(aside["until"]) - world.clock.now_s()
     last = (status.get("restartRecords") or [{}])[-1]
     if not status.get("retryAt") or last.get("cause") != "CreateRefused":
         return float("-inf")

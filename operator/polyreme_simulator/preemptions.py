@@ -155,6 +155,8 @@ class PreemptionFacts:
         if self._resumed_s.get(uid, float("-inf")) > self._capacity.known_since_s(world):
             # Nothing is held for a suspended job, and the admission that lands now may have been decided before.
             return False
+        if (job.get("status") or {}).get("setAside"):
+            return False
         if uid in self._anomalies.quarantined or self._data.may_have_awaited(uid, job, world):
             return False
         known = [queues for queues, _ in self._capacity.possible(world)]
@@ -174,6 +176,8 @@ class PreemptionFacts:
         victim, by = self._observed.jobs[uid], self._observed.jobs.get(asked["by"])
         if by is None or asked.get("reclaim"):
             return
+        if (by.get("status") or {}).get("setAside"):
+            self._observed.broke("a job that was set aside preempts none", f"{name} for {asked.get('byName')}", world)
         least, most = min(self._priorities(victim, world)), max(self._priorities(by, world))
         if most <= least:
             what = f"{name} ({least}) for {asked.get('byName')} ({most})"

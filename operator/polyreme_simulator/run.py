@@ -24,6 +24,7 @@ from polyreme_simulator.faults import NO_FAULTS, PortFaults
 from polyreme_simulator.health_agents import HealthAgents, has_evacuations, has_hooks
 from polyreme_simulator.incident_facts import OF_ALL_MAX, OF_NODE_MAX
 from polyreme_simulator.invariants import Facts
+from polyreme_simulator.kubelet_faults import KubeletFaults, has_kubelet_faults
 from polyreme_simulator.ownership import is_malformed
 from polyreme_simulator.profiles import BEGINS, Profile, profile_of
 from polyreme_simulator.repair_hooks import NAMESPACE
@@ -172,6 +173,9 @@ class _Simulation:
             random.Random(f"anomalies of seed {seed}"),
             self._reached,
         )
+        kubelets = faults and has_kubelet_faults(seed)
+        rng_of_kubelets = random.Random(f"kubelets of seed {seed}")
+        self._kubelets = KubeletFaults(self._world, rng_of_kubelets, self._reached) if kubelets else None
         self._datahub = DataHub(self._world, random.Random(f"datahub of seed {seed}")) if is_gated(seed) else None
         self._agents = (
             HealthAgents(
@@ -227,14 +231,20 @@ class _Simulation:
         """A time of faults."""
         self._chaos.begin(FAULTS_S)
         self._anomalies.begin(FAULTS_S)
+        if self._kubelets is not None:
+            self._kubelets.begin(FAULTS_S)
         await asyncio.sleep(FAULTS_S)
         self._faults = NO_FAULTS
         self._chaos.end()
+        if self._kubelets is not None:
+            self._kubelets.end()
 
     async def _change_in_calm(self) -> None:
         """Change the cluster after the faults: the pending reasons of waiting jobs must follow."""
         await self._watch(SETTLED_S)
         self._anomalies.calm(LONGEST_CHANGE_S)
+        if self._kubelets is not None:
+            self._kubelets.calm(LONGEST_CHANGE_S)
         profile = self._scenario.profile
         for number in range(self._rng.choice(profile.calm_changes)):
             name, act = self._changes.draw()
@@ -256,6 +266,7 @@ class _Simulation:
             await asyncio.sleep(LOOK_S)
             self._facts.waiting.look(self._world)
             self._facts.data.look(self._world)
+            self._facts.starts.look(self._world)
             self._facts.anomalies.look(self._world)
             self._facts.health.look(self._world)
 

@@ -30,6 +30,7 @@ TELLS_LEVELS = "patch ClusterTopology"
 BINDS = "bind Pod"
 """Write points that few scenarios come to: a seed that aims its faults at one draws a scenario that does."""
 STEPS_MIN, STEPS_MAX, SHORT_STEPS_MAX, LONG_STEPS = 10, 150, 40, (120, 300)
+SET_ASIDE_S = 50
 COOLDOWN_S = 5
 SHORT_TTL_S = 2
 BORROWER, LENDER, COHORT = "small", "large", "org"
@@ -142,7 +143,8 @@ def queue_spec(
         quota["borrowingLimit"] = borrowing
     if lending is not None:
         quota["lendingLimit"] = lending
-    spec: dict[str, Any] = {"quotas": [quota], "preemption": {"cooldownSeconds": COOLDOWN_S}}
+    preemption = {"cooldownSeconds": COOLDOWN_S}
+    spec: dict[str, Any] = {"quotas": [quota], "preemption": preemption, "setAsideSeconds": SET_ASIDE_S}
     if parent:
         spec["parent"] = parent
     if rng is not None and rng.random() < 0.3:

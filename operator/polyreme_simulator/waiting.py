@@ -10,6 +10,7 @@ from collections import Counter
 from typing import Any
 
 from polyreme_api import labels
+from polyreme_api.times import parse_rfc3339
 from polyreme_local.api_server.record import Change
 from polyreme_operator.port import Manifest
 from polyreme_simulator.anomaly_facts import AnomalyFacts
@@ -28,6 +29,7 @@ TURN = frozenset({"BehindOthers", "WaitingForPreemption"})
 """Reasons that speak of other jobs."""
 LEAVING = frozenset({"WaitingForPreemption"})
 """Said while others stop, or their pods outlive their admission: what they hold comes free."""
+SET_ASIDE = frozenset({"SetAside"})
 LEVELS = ("required", "preferred", "exclusive", "sliceLevel")
 
 
@@ -96,6 +98,8 @@ class WaitingFacts:
     def _reasons(self, uid: str, job: Manifest, world: ClusterView) -> frozenset[str]:
         """Return the reasons that would be true; none where the oracle does not know."""
         capacity, spec = self._capacity, job["spec"]
+        if set_aside_for_s(job, world) > -FOLLOWS_S:
+            return SET_ASIDE if set_aside_for_s(job, world) > FOLLOWS_S else frozenset()
         if self._data.awaits(job):
             return frozenset() if (job.get("status") or {}).get("attempt") else frozenset({"WaitingForData"})
         queue = spec.get("queueName", "default")
@@ -211,6 +215,12 @@ class WaitingFacts:
                 if domain is not None:
                     found.add((level, domain))
         return found
+
+
+def set_aside_for_s(job: Manifest, world: ClusterView) -> float:
+    """Return for how long a job stays set aside; negative for one whose time is over, or that is not."""
+    aside = (job.get("status") or {}).get("setAside")
+    return float("-inf") if not aside else parse_rfc3339(aside["until"]) - world.clock.now_s()
 
 
 def _conditions(job: Manifest) -> list[dict[str, Any]]:

@@ -240,7 +240,7 @@ def _kind_key(job: JobView) -> Any:
         spec.active_deadline_seconds,
         spec.min_runtime_seconds,
         plan.layout,
-        job.status.set_aside is None,
+        job.status.set_aside and job.status.set_aside.until,
         frozenset(each.node for each in job.status.failed_nodes),
     )
 

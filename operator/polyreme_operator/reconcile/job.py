@@ -248,8 +248,8 @@ def _pod_actions(
 ) -> tuple[Action, ...]:
     """Delete pods of earlier attempts; when all of them have ended, create missing ones.
 
-    A pod that is stuck or has never run is waited for only by a worker that is placed on its node: ranks that live on
-    in it are fenced like those on a lost node, and what it holds stays charged to its node.
+    A pod that is stuck on a node is waited for only by a worker that is placed there: ranks that live on in it are
+    fenced like those on a lost node, and what it holds stays charged to its node.
     """
     pods = current_pods(snapshot)
     names = {pod.name for pod in pods.values()}
@@ -258,7 +258,7 @@ def _pod_actions(
     nodes = attempt.placement.node_by_index()
     places = set(enumerate(nodes))
     ending = [pod for pod in past if not pod.ended]
-    if any((pod.index, pod.node) in places or (pod.start.ran and not pod.is_stuck(now_s)) for pod in ending):
+    if any((pod.index, pod.node) in places or not pod.is_stuck(now_s) for pod in ending):
         return removed
     mode = binding.mode_of(defaults.binding, snapshot, attempt)
     missing = [(index, node) for index, node in enumerate(nodes) if index not in pods]

@@ -25,7 +25,8 @@ SKEW_S = 5.0
 def due_s(snapshot: JobSnapshot) -> float | None:
     """Return when the job is set aside; None while all of its pods run, or its ranks do.
 
-    The time counts from the admission, or from when the pods were ready last.
+    The time counts from the admission, or from when the pods were ready last, and again after a failover: no clock of
+    another machine can shorten it.
     """
     job, attempt, record = snapshot.job, snapshot.job.attempt, current_record(snapshot)
     if attempt is None or job.spec is None or not job.admitted or not snapshot.start_limit_s:
@@ -35,8 +36,7 @@ def due_s(snapshot: JobSnapshot) -> float | None:
             return None
     elif (record is not None and record.released) or _all_started(snapshot, attempt):
         return None
-    since_s = max(job.admitted_s or 0.0, job.unready_s or 0.0)
-    return since_s + snapshot.start_limit_s if since_s else None
+    return None if job.unready_s is None else job.unready_s + snapshot.start_limit_s
 
 
 def until_s(status: TrainingJobStatus, now_s: float) -> float | None:
@@ -44,8 +44,11 @@ def until_s(status: TrainingJobStatus, now_s: float) -> float | None:
 
     A wait that would last longer than any may was written by a clock that is ahead of ours: it is over.
     """
-    until = None if status.set_aside is None else parse_time_or(status.set_aside.until, None)
-    return until if until is not None and now_s < until <= now_s + LONGEST_WAIT_S + SKEW_S else None
+    aside = status.set_aside
+    until = None if aside is None else parse_time_or(aside.until, None)
+    if aside is None or until is None or not now_s < until <= now_s + _wait_s(aside.times) + SKEW_S:
+        return None
+    return until
 
 
 def set_aside(snapshot: JobSnapshot, now_s: float) -> TrainingJobStatus:
@@ -54,13 +57,18 @@ def set_aside(snapshot: JobSnapshot, now_s: float) -> TrainingJobStatus:
     assert attempt is not None, "only an admitted job is set aside"
     failure = late_start(snapshot, attempt, f"its pods did not all start in {snapshot.start_limit_s:g} s")
     times = 1 if job.status.set_aside is None else job.status.set_aside.times + 1
-    until = rfc3339(now_s + min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** min(times - 1, 30)))
+    until = rfc3339(now_s + _wait_s(times))
     message = f"{failure.message}; set aside until {until}, then tried again without preempting others"
     after = StatusBuilder(job, now_s)
     after.close_attempt(current_record(snapshot), ended_by=Cause.START_TIMED_OUT)
     after.remember_nodes(failure.avoid, failure.cause).withdraw(Reason.SET_ASIDE, message).request_stop()
     after.drop(ConditionType.RESTARTING).update(retry_at=None, set_aside=SetAside(times=times, until=until))
     return after.set(ConditionType.QUEUED, True, Reason.SET_ASIDE, message).build()
+
+
+def _wait_s(times: int) -> float:
+    """Return how long a job waits after it was set aside so many times in a row."""
+    return min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** min(times - 1, 30))
 
 
 def _all_started(snapshot: JobSnapshot, attempt: AttemptStatus) -> bool:

@@ -15,7 +15,7 @@ from polyreme_operator.reconcile import set_aside
 from polyreme_operator.reconcile.failure_policy import recorded_retry_s
 from polyreme_operator.reconcile.quarantine import blaming
 from polyreme_operator.scheduler import elastic
-from polyreme_operator.scheduler.avoidance import avoided_nodes
+from polyreme_operator.scheduler.avoidance import retry_times
 from polyreme_operator.scheduler.cycle import SchedulingCycle
 from polyreme_operator.scheduler.gangs import gang_of
 from polyreme_operator.scheduler.head_of_line import HeadReservations
@@ -103,7 +103,7 @@ class _Admissions:
             self._cycle.release_reservation(job)
             if self._cycle.has_succeeded(job):
                 return
-            found = self._find(job, self._cycle.blocked_for(job))
+            found = self._find(job)
             if isinstance(found, Found):
                 self._cycle.admit(job, found.rows_W, found.plan)
 
@@ -162,13 +162,12 @@ class _Admissions:
             return never
         if (quota := self._never_within_quota(waiting, job)) is not None:
             return quota
-        blocked_N = self._cycle.blocked_for(job)
         with self._heads.beside(waiting) as (held_N, before):
-            found = self._find(job, blocked_N if held_N is None else blocked_N | held_N)
+            found = self._find(job, held_N)
         if isinstance(found, Found) or not before:
             return found
         with self._heads.none(waiting):
-            alone = self._find(job, blocked_N)
+            alone = self._find(job)
         if isinstance(alone, Pending):
             return alone
         name = _name(self._cluster.jobs[before[0].uid])
@@ -195,14 +194,20 @@ class _Admissions:
             quota = over_quota(self._cycle, job, requested)
         return None if quota is None else Pending(Reason.EXCEEDS_QUOTA, quota)
 
-    def _find(self, job: JobView, blocked_N: BoolArray) -> Found | Pending:
-        """Find a place with the best size that fits; on nodes that have failed the job only if it fits on no others."""
-        found: Found | Pending | None = None
-        for avoided_N in avoided_nodes(self._cycle, job):
-            found = self._find_among(job, blocked_N | avoided_N)
-            if isinstance(found, Found):
-                return found
-        return self._find_among(job, blocked_N) if found is None else found
+    def _find(self, job: JobView, held_N: BoolArray | None = None) -> Found | Pending:
+        """Find a place with the best size that fits; on nodes that have failed the job only if it fits on no others.
+
+        Args:
+            job: The job.
+            held_N: Nodes that are held for others.
+        """
+        cycle = self._cycle
+        found = self._find_among(job, _with(cycle.blocked_for(job), held_N))
+        if isinstance(found, Found) or not (retries := retry_times(job, cycle.now_s)):
+            return found
+        if early := [retry_s for retry_s in retries.values() if retry_s > cycle.now_s]:
+            cycle.wake_at(min(early))
+        return self._find_among(job, _with(cycle.blocked_for(job, retries=True), held_N))
 
     def _find_among(self, job: JobView, blocked_N: BoolArray) -> Found | Pending:
         cycle, why = self._cycle, None
@@ -247,6 +252,10 @@ class _Admissions:
         self._cycle.kinds[waiting.kind] = why
         order.refuse(waiting.kind)
         self._heads.add(waiting, why)
+
+
+def _with(blocked_N: BoolArray, held_N: BoolArray | None) -> BoolArray:
+    return blocked_N if held_N is None else blocked_N | held_N
 
 
 def _is_final(why: Pending) -> bool:

@@ -15,6 +15,7 @@ from polyreme_operator.queueing.fair_share import Shares
 from polyreme_operator.queueing.quota import QuotaLedger
 from polyreme_operator.reconcile import pre_checks, transition
 from polyreme_operator.reconcile.observe import current_record
+from polyreme_operator.scheduler.avoidance import avoided_nodes, marked
 from polyreme_operator.scheduler.domains import domain_rows, exclusive_domains, rows_of
 from polyreme_operator.scheduler.gangs import gang_of
 from polyreme_operator.scheduler.limits import Limits
@@ -219,14 +220,16 @@ class SchedulingCycle:
         self.intend(job)
         self.write(job, transition.admit(job, self.names(rows_W), self.now_s, plan=plan))
 
-    def blocked_for(self, job: JobView, *, spares: bool = False) -> BoolArray:
-        """Return the nodes that a job may not use: other jobs' exclusive domains, nodes reserved for others, spares.
+    def blocked_for(self, job: JobView, *, spares: bool = False, retries: bool = False) -> BoolArray:
+        """Return the nodes that a job may not use: exclusive or reserved for others, spares, and those that failed it.
 
         Args:
             job: The job.
             spares: Whether it may use spares: only repairs may.
+            retries: Whether it may use nodes that have failed it and may be tried again.
         """
-        blocked_N = np.zeros(len(self.inventory.names), dtype=np.bool_)
+        pods = self.cluster.pods.get(job.uid, {}).values()
+        blocked_N = marked(self.inventory, avoided_nodes(job, pods, self.now_s, retries=retries))
         if self.cluster.spares is not None and not spares:
             blocked_N |= self._spares_N(self.cluster.spares)
         for uid, own_N in self.exclusive.items():

@@ -56,8 +56,3 @@ def rows_of(inventory: Inventory, nodes: Collection[str]) -> RowArray:
     """Return the rows of nodes; -1 for nodes that don't exist."""
     known = inventory.rows
     return np.fromiter((known.get(node, -1) for node in nodes), dtype=np.int32, count=len(nodes))
-
-
-def known_rows(inventory: Inventory, nodes: Collection[str]) -> list[int]:
-    """Return the rows of those of these nodes that exist."""
-    return [inventory.rows[node] for node in nodes if node in inventory.rows]

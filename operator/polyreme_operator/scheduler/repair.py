@@ -20,14 +20,16 @@ from polyreme_operator.reconcile.pre_checks import is_fresh
 from polyreme_operator.reconcile.quarantine import blaming
 from polyreme_operator.reconcile.status_builder import StatusBuilder
 from polyreme_operator.reconcile.stopping import has_stopped, requested_stop
-from polyreme_operator.scheduler.avoidance import fits_elsewhere
+from polyreme_operator.scheduler.avoidance import marked
 from polyreme_operator.scheduler.cycle import SchedulingCycle
-from polyreme_operator.scheduler.domains import domain_rows, is_torn, known_rows, rows_of
+from polyreme_operator.scheduler.domains import domain_rows, is_torn, rows_of
 from polyreme_operator.scheduler.gangs import gang_of
 from polyreme_operator.types.inventory import BoolArray, Inventory, RowArray, Unschedulable
 from polyreme_operator.types.reasons import Cause, ConditionType, Reason
 from polyreme_operator.types.snapshot import JobSnapshot
 from polyreme_operator.types.views import JobView
+
+NO_ROOM = "no other node has room"
 
 
 def repair(cycle: SchedulingCycle) -> None:
@@ -62,14 +64,14 @@ def _repair_job(cycle: SchedulingCycle, job: JobView) -> None:
         return
     cause, nodes = verdict.failure.cause, attempt.placement.node_by_index()
     failures = failed_nodes.with_failures(job.status, attempt, verdict.avoid, cause, cycle.now_s)
-    found = None
+    found: dict[int, str] | str = "the whole gang fits elsewhere"
     widely = failed_nodes.has_failed_widely(failures, verdict.avoid)
-    if not (widely and fits_elsewhere(cycle, job, nodes, failures)):
+    if not (widely and _fits_elsewhere(cycle, job, nodes, failures)):
         found = _places(cycle, job, nodes, sorted(verdict.move), failures)
-        if found is None and verdict.move == verdict.avoid and cause is not Cause.UNSCHEDULABLE:
-            _stay(cycle, snapshot, verdict, failures)
+        if isinstance(found, str) and verdict.move == verdict.avoid and cause is not Cause.UNSCHEDULABLE:
+            _stay(cycle, snapshot, verdict, failures, why=found)
             return
-    if found is None:
+    if isinstance(found, str):
         cycle.write(job, transition.evict(snapshot, verdict, cycle.now_s))
         return
     for index, node in found.items():
@@ -77,8 +79,23 @@ def _repair_job(cycle: SchedulingCycle, job: JobView) -> None:
     cycle.write(job, transition.restart(snapshot, verdict, nodes, cycle.now_s))
 
 
-def _stay(cycle: SchedulingCycle, snapshot: JobSnapshot, verdict: Restart, failures: list[FailedNode]) -> None:
-    """Try the nodes that have failed again, after a wait, since no other node has room."""
+def _fits_elsewhere(
+    cycle: SchedulingCycle, job: JobView, nodes: Sequence[str], failures: Collection[FailedNode]
+) -> bool:
+    """Tell whether a running gang would fit as a whole if it gave up its place, away from the nodes that failed it."""
+    rows_W = rows_of(cycle.inventory, nodes)
+    own_W = rows_W[rows_W >= 0]
+    cycle.book(job, own_W, sign=-1)
+    blocked_N = cycle.blocked_for(job) | marked(cycle.inventory, {each.node for each in failures})
+    found = cycle.place(gang_of(job, len(nodes)), blocked_N=blocked_N)
+    cycle.book(job, own_W)
+    return not isinstance(found, Unschedulable)
+
+
+def _stay(
+    cycle: SchedulingCycle, snapshot: JobSnapshot, verdict: Restart, failures: list[FailedNode], *, why: str
+) -> None:
+    """Try the nodes that have failed again, after a wait, since there is no other place."""
     job = snapshot.job
     assert job.attempt is not None, "only an attempt can fail"
     assert job.spec is not None, "only jobs that can be read are placed"
@@ -91,7 +108,7 @@ def _stay(cycle: SchedulingCycle, snapshot: JobSnapshot, verdict: Restart, failu
     # A pod that is stuck would only be waited for again: the worker stays as it is until there is room elsewhere.
     tried = "it waits for that pod to end" if cause is Cause.POD_STUCK else f"it is tried again at {retry_at}"
     after = StatusBuilder(job, cycle.now_s)
-    after.set(ConditionType.RESTARTING, True, cause, f"{verdict.failure.message}; no other node has room, {tried}")
+    after.set(ConditionType.RESTARTING, True, cause, f"{verdict.failure.message}; {why}, {tried}")
     if cause is not Cause.POD_STUCK:
         after.update(retry_at=retry_at)
     cycle.write(job, after.set(ConditionType.RUNNING, False, Reason.STARTING).build())
@@ -112,7 +129,7 @@ def _move(cycle: SchedulingCycle, job: JobView, spec: TrainingJobSpec) -> None:
     if moved:
         failures = failed_nodes.remembered(job.status, cycle.now_s)
         found = _places(cycle, job, nodes, sorted(moved), failures)
-        if found is None:
+        if isinstance(found, str):
             cycle.write(job, transition.give_back(snapshot, stop, cycle.now_s))
             return
         for index, node in found.items():
@@ -122,22 +139,23 @@ def _move(cycle: SchedulingCycle, job: JobView, spec: TrainingJobSpec) -> None:
 
 def _places(
     cycle: SchedulingCycle, job: JobView, nodes: Sequence[str], moved: Sequence[int], failures: Collection[FailedNode]
-) -> dict[int, str] | None:
-    """Find new nodes for some workers, as near to the others as the topology requires; None if they don't all fit.
+) -> dict[int, str] | str:
+    """Find new nodes for some workers, as near to the others as the topology requires; or why they don't all fit.
 
     A gang that can't stay together is evicted and waits for a place as a whole. So is a gang that does not lie together
     any more because labels or levels have changed: new workers could be near to a part of it only. So is a gang whose
     domain is unknown, since the nodes of all workers that stay are gone.
     """
     assert job.spec is not None, "only jobs that can be read are placed"
-    queue, found = job.spec.queue_name, None
+    queue = job.spec.queue_name
     # A move adds no worker, so a queue that is exactly full has quota for it. One that uses more than it may, since its
     # quota was lowered or reclaimed, has none for workers that begin again.
     cycle.quotas.release(queue, job.requests, len(moved))
-    if cycle.quotas.fits(queue, job.requests, len(moved)):
-        found = _nodes_for(cycle, job, nodes, moved, failures)
+    fits = cycle.quotas.fits(queue, job.requests, len(moved))
+    found = _nodes_for(cycle, job, nodes, moved, failures) if fits else None
     if found is None:
         cycle.quotas.charge(queue, job.requests, len(moved))
+        return NO_ROOM if fits else f"queue {queue} uses more than its quota, so no worker of it may move"
     return found
 
 
@@ -159,7 +177,7 @@ def _nodes_for(
         # A node that could not hold a pod looks free in our accounts, so it must be excluded.
         blocked_N[left_W[left_W >= 0]] = True
         blocked_N[_failed_rows(cycle, job.spec)] = True
-        blocked_N[known_rows(cycle.inventory, {each.node for each in failures})] = True
+        blocked_N |= marked(cycle.inventory, {each.node for each in failures})
         request = gang_of(job, len(group), topology=topology)
         own_W = np.concatenate((rows_W, left_W))
         placed = cycle.place(request, blocked_N=blocked_N, ignoring_W=own_W, near_W=near_W[near_W >= 0])

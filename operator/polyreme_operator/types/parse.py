@@ -102,6 +102,7 @@ def parse_job_view(
         fault_reason=Reason.INTERNAL_ERROR if known is None else known.fault_reason,
         fault_in_cycle=known is not None and known.fault_in_cycle,
         attempt_seen_s=_attempt_seen_s(status, known, seen_s),
+        unready_s=_unready_s(status, known, seen_s),
         **_times(status, known, seen_s),
         data_gate=data_gate,
         data_digest=read.data_digest,
@@ -144,8 +145,15 @@ def _attempt_seen_s(status: TrainingJobStatus, known: JobView | None, seen_s: fl
     return known.attempt_seen_s if same else seen_s
 
 
+def _unready_s(status: TrainingJobStatus, known: JobView | None, seen_s: float) -> float | None:
+    """Return since when the job has been seen admitted while its pods were not ready."""
+    if not status.is_true(ConditionType.ADMITTED) or status.is_true(ConditionType.PODS_READY):
+        return None
+    return seen_s if known is None or known.unready_s is None else known.unready_s
+
+
 def _times(status: TrainingJobStatus, known: JobView | None, seen_s: float) -> dict[str, Any]:
-    """Return when a job's admissions, its end and its pods' readiness changed, by the operator's clock."""
+    """Return when a job was admitted and when it ended, by the operator's clock."""
     before = {} if known is None else _recorded(known.status)
     return {
         name: _on_our_clock_s(
@@ -164,7 +172,6 @@ def _recorded(status: TrainingJobStatus) -> dict[str, str | None]:
         "first_admitted_s": status.first_admitted_at,
         "admitted_s": _since(status, ConditionType.ADMITTED, "True"),
         "finished_s": (status.completed_at or "") if status.finished else None,
-        "unready_s": _since(status, ConditionType.PODS_READY, "False"),
     }
 
 

@@ -269,7 +269,7 @@ class JobView:
     finished_s: float | None = None
     """When it finished, measured in the same way."""
     unready_s: float | None = None
-    """Since when its pods are not ready, measured in the same way; None while they are."""
+    """Since when this operator has seen it admitted while its pods were not ready; None if they are, or it is not."""
 
     @property
     def ref(self) -> ObjectRef:

@@ -1,0 +1,98 @@
+"""Rules for pods that their nodes reject: they cost no budget, and a worker leaves a node that rejected it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from polyreme_api import labels
+from polyreme_operator.port import Manifest
+from polyreme_simulator.capacity import CapacityFacts
+from polyreme_simulator.cluster_view import ClusterView
+from polyreme_simulator.observed_state import ObservedState
+
+FREE_FOR_S = 10.0
+"""How long another node must have had room before a worker must have been moved there."""
+LONG_S = 30.0
+"""Time within which two rejections of one worker by one node count as a return."""
+
+
+class StartFacts:
+    """Which pods were rejected, and where there was room.
+
+    Args:
+        observed: What the store's log showed; a broken rule is noted there.
+        capacity: Who holds what.
+    """
+
+    def __init__(self, observed: ObservedState, *, capacity: CapacityFacts) -> None:
+        self._observed = observed
+        self._capacity = capacity
+        self._rejected: set[tuple[str, int, int]] = set()
+        """Job, worker index and replacement number."""
+        self._last: dict[tuple[str, int], tuple[str, float]] = {}
+        """Node and time of the last rejection of a worker."""
+        self._free_since_s: dict[str, float] = {}
+        """Since when each node has had a free device and taken pods."""
+
+    def rejected(self, pod: Manifest, world: ClusterView) -> None:
+        """A kubelet rejects a pod."""
+        tags, node, now_s = pod["metadata"]["labels"], pod["spec"]["nodeName"], world.time_s()
+        uid, index = tags[labels.LABEL_JOB_UID], int(tags[labels.LABEL_INDEX])
+        self._rejected.add((uid, index, int(tags[labels.LABEL_REPLACEMENT])))
+        before = self._last.get((uid, index))
+        self._last[uid, index] = (node, now_s)
+        if before is None or before[0] != node or now_s - before[1] > LONG_S or self._capacity.blind(world):
+            return
+        job = self._observed.jobs.get(uid)
+        if job is None or job["spec"].get("topology") or job["spec"]["workers"].get("devices", 1) > 1:
+            # Which other node would do is not told from single devices.
+            return
+        queues, queue = self._capacity.queues, job["spec"].get("queueName", "default")
+        used = self._capacity.held_by_queue(without={uid})
+        size = job["spec"]["workers"]["replicas"]
+        if not queues.in_order(queue) or not queues.admits(used, queue, labels.RESOURCE_DEVICE, size):
+            # A queue that uses more than its quota has none for a move.
+            return
+        if any(_holds_nodes(other) for other in self._observed.jobs.values()):
+            return
+        failed = {each["node"] for each in (job.get("status") or {}).get("failedNodes") or ()}
+        others = [name for name, since_s in self._free_since_s.items() if name not in failed and since_s <= before[1]]
+        if others:
+            what = f"{pod['metadata']['name']} is rejected by {node} again, {others[0]} has room"
+            self._observed.broke("a worker leaves a node that rejects it", what, world)
+
+    def begun(self, uid: str, name: str, record: dict[str, Any], old: dict[int, int], world: ClusterView) -> None:
+        """An attempt begins after a failure.
+
+        Args:
+            uid: The job.
+            name: Its name.
+            record: The restart's record.
+            old: Replacement numbers of the attempt that failed.
+            world: The cluster.
+        """
+        index = record.get("index")
+        world.reached[f"restart: {record.get('cause')}", ""] += 1
+        if index is None or (uid, index, old.get(index, 0)) not in self._rejected:
+            return
+        if record.get("counts", True) and record.get("cause") in {"PodFailed", "PodLost"}:
+            what = f"{name} worker {index}: {record.get('cause')}"
+            self._observed.broke("a pod that was rejected costs no budget", what, world)
+
+    def look(self, world: ClusterView) -> None:
+        """Note since when nodes have had room."""
+        taken = self._capacity.held_by_node()
+        for name, count, _ in self._capacity.foreign.values():
+            taken[name] += count
+        for node in world.nodes.values():
+            free = node.present and node.up and not node.fails and world.usable(node.name)
+            if free and taken[node.name] < node.devices and self._capacity.domains.labelled(node.name):
+                self._free_since_s.setdefault(node.name, world.time_s() + FREE_FOR_S)
+            else:
+                self._free_since_s.pop(node.name, None)
+
+
+def _holds_nodes(job: Manifest) -> bool:
+    """Tell whether nodes are kept free for a job, since others were preempted for it, or its domain is exclusive."""
+    topology, status = job["spec"].get("topology") or {}, job.get("status") or {}
+    return bool(topology.get("exclusive") or status.get("preemption"))

@@ -12,6 +12,8 @@ from polyreme_simulator.observed_state import ObservedState
 
 FREE_FOR_S = 10.0
 """How long another node must have had room before a worker must have been moved there."""
+FRESH_S = 1.5
+"""How old that may be: it is looked at every second, but not all the time."""
 LONG_S = 30.0
 """Time within which two rejections of one worker by one node count as a return."""
 
@@ -33,6 +35,7 @@ class StartFacts:
         """Node and time of the last rejection of a worker."""
         self._free_since_s: dict[str, float] = {}
         """Since when each node has had a free device and taken pods."""
+        self._looked_s = 0.0
 
     def rejected(self, pod: Manifest, world: ClusterView) -> None:
         """A kubelet rejects a pod."""
@@ -42,6 +45,8 @@ class StartFacts:
         before = self._last.get((uid, index))
         self._last[uid, index] = (node, now_s)
         if before is None or before[0] != node or now_s - before[1] > LONG_S or self._capacity.blind(world):
+            return
+        if now_s - self._looked_s > FRESH_S:
             return
         job = self._observed.jobs.get(uid)
         if job is None or job["spec"].get("topology") or job["spec"]["workers"].get("devices", 1) > 1:
@@ -81,6 +86,7 @@ class StartFacts:
 
     def look(self, world: ClusterView) -> None:
         """Note since when nodes have had room."""
+        self._looked_s = world.time_s()
         taken = self._capacity.held_by_node()
         for name, count, _ in self._capacity.foreign.values():
             taken[name] += count

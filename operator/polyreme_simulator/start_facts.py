@@ -80,7 +80,7 @@ class StartFacts:
         world.reached[f"restart: {record.get('cause')}", ""] += 1
         if index is None or (uid, index, old.get(index, 0)) not in self._rejected:
             return
-        if record.get("counts", True) and record.get("cause") in {"PodFailed", "PodLost"}:
+        if record.get("counts", True) and record.get("cause") in {"PodFailed", "PodLost", "PodRejected"}:
             what = f"{name} worker {index}: {record.get('cause')}"
             self._observed.broke("a pod that was rejected costs no budget", what, world)
 

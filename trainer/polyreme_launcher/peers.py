@@ -186,6 +186,8 @@ class FollowerLink:
         self._port = int(port)
         self._job_uid, self._index, self._replacement, self._secret = job_uid, index, replacement, secret
         self._clock = clock
+        self._tries = 0
+        """Connections that brought no message."""
         self._on_connected, self._on_lost, self._on_message = on_connected, on_lost, on_message
         self._writer: asyncio.StreamWriter | None = None
 
@@ -201,6 +203,8 @@ class FollowerLink:
             if await self._connect():
                 # Reconnect quickly only to a leader that sends messages: one that drops us has no place for us.
                 delay_s = RECONNECT_FIRST_S
+            else:
+                self._tries += 1
             await self._clock.sleep(delay_s)
             delay_s = min(2 * delay_s, RECONNECT_MAX_S)
 
@@ -210,7 +214,8 @@ class FollowerLink:
         proven = heard = False
         try:
             async with asyncio.timeout(GREETING_S):
-                reader, writer = await asyncio.open_connection(self._host, self._port, limit=LINE_BYTES_MAX)
+                host = await self._next_address()
+                reader, writer = await asyncio.open_connection(host, self._port, limit=LINE_BYTES_MAX)
                 proven = await self._greet(reader, writer)
             if not proven:
                 return False
@@ -231,6 +236,16 @@ class FollowerLink:
             if proven:
                 self._on_lost()
         return heard
+
+    async def _next_address(self) -> str:
+        """Return one of the leader's addresses, another after each failure.
+
+        While the pod of an earlier leader can't be ended by its node, the name leads to that pod as well.
+        """
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+        addresses = sorted({str(entry[4][0]) for entry in found})
+        return addresses[self._tries % len(addresses)]
 
     async def _next_line(self, reader: asyncio.StreamReader) -> bytes:
         # The connection itself never reports the end of a leader that is frozen, or whose node is lost.

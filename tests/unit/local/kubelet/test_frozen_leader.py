@@ -7,6 +7,7 @@ import secrets
 import signal
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,6 +89,54 @@ def test_a_follower_leaves_a_leader_that_falls_silent(tmp_path: Path) -> None:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await server.close()
+
+    asyncio.run(story())
+
+
+def test_follower_finds_the_leader_beside_the_pod_of_an_earlier_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pod that its node does not end stays behind the leader's name; its process may be stopped for good."""
+
+    async def story() -> None:
+        secret, told = secrets.token_bytes(32), []
+        stuck = socket.create_server(("127.0.0.1", 0))
+        port = stuck.getsockname()[1]
+        server = LeaderServer(
+            job_uid="u",
+            secret=secret,
+            on_connected=lambda index, _: server.send(index, Beat()),
+            on_lost=lambda *_: None,
+            on_message=lambda *_: None,
+        )
+        await server.start(socket.create_server(("127.0.0.2", port)))
+        both = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"127.0.0.{last}", port)) for last in (1, 2)]
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr("polyreme_launcher.peers.GREETING_S", 0.3)
+        with monkeypatch.context() as resolved:
+            known = loop.getaddrinfo
+
+            async def look_up(host: str, *arguments: Any, **options: Any) -> Any:
+                return both if host == "leader" else await known(host, *arguments, **options)
+
+            resolved.setattr(loop, "getaddrinfo", look_up)
+            link = FollowerLink(
+                address=f"leader:{port}",
+                job_uid="u",
+                index=1,
+                replacement=0,
+                secret=secret,
+                clock=SystemClock(),
+                on_connected=lambda: told.append("connected"),
+                on_lost=lambda: None,
+                on_message=lambda message: told.append(type(message).__name__),
+            )
+            task = asyncio.create_task(link.run())
+            async with asyncio.timeout(20):
+                while "Beat" not in told:
+                    await asyncio.sleep(0.01)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        await server.close()
+        stuck.close()
 
     asyncio.run(story())
 

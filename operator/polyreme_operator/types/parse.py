@@ -156,12 +156,7 @@ def _times(status: TrainingJobStatus, known: JobView | None, seen_s: float) -> d
     """Return when a job was admitted and when it ended, by the operator's clock."""
     before = {} if known is None else _recorded(known.status)
     return {
-        name: _on_our_clock_s(
-            at,
-            seen_s,
-            known=None if known is None else getattr(known, name),
-            watched=known is not None and before[name] is None,
-        )
+        name: _on_our_clock_s(at, seen_s, known=getattr(known, name, None), watched=before.get(name, "") is None)
         for name, at in _recorded(status).items()
     }
 

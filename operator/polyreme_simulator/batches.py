@@ -50,9 +50,14 @@ class BatchFacts:
         return any((entry["uid"], entry["attempt"], entry["cancelledAdmissions"]) == wanted for entry in self._entries)
 
     def _open(self, entry: dict[str, Any]) -> bool:
-        """Tell whether the write may still land: what settles an entry is never undone."""
-        job = self._observed.jobs.get(entry["uid"])
-        if job is None or entry["uid"] in self._refused:
+        """Tell whether the write may still land: what settles an entry is never undone.
+
+        An admission is decided on a state in which its job has not ended, and names that state's version: once the job
+        has ended, the write conflicts (``test_an_admission_never_lands_on_a_job_that_has_ended``).
+        """
+        uid = entry["uid"]
+        job = self._observed.jobs.get(uid)
+        if job is None or uid in self._refused or self._observed.true(uid, "Succeeded", "Failed"):
             return False
         status = job.get("status") or {}
         begun = (status.get("attempt") or {}).get("number", 0) >= entry["attempt"]

@@ -39,9 +39,9 @@ class ObservedState:
         self.sent_s = 0.0
         """When the write of the operator that landed last was sent."""
 
-    def true(self, uid: str, kind: str) -> bool:
-        """Tell whether a condition of a job holds."""
-        return kind in self.conditions[uid]
+    def true(self, uid: str, *kinds: str) -> bool:
+        """Tell whether one of these conditions of a job holds."""
+        return not self.conditions[uid].isdisjoint(kinds)
 
     def broke(self, rule: str, what: str, world: ClusterView) -> None:
         """Note a broken rule, a few times each."""

@@ -87,7 +87,7 @@ class PlaceFacts:
 
     def _waits_its_turn(self, uid: str, job: Manifest) -> bool:
         """Tell whether nothing of its own keeps a job back: its pods have ended, and whom it made way for has begun."""
-        if job["spec"].get("suspend") or any(self._observed.true(uid, kind) for kind in OVER):
+        if job["spec"].get("suspend") or self._observed.true(uid, *OVER):
             return False
         if self._data.awaits(job):
             return False
@@ -97,7 +97,7 @@ class PlaceFacts:
         by = _made_way_for(job)
         pods = (pod for pod in self._observed.pods.values() if pod["metadata"]["labels"][labels.LABEL_JOB_UID] == uid)
         lingers = any((pod.get("status") or {}).get("phase") not in ENDED for pod in pods)
-        yields = by in self._observed.jobs and not any(self._observed.true(by, kind) for kind in OVER)
+        yields = by in self._observed.jobs and not self._observed.true(by, *OVER)
         return not (lingers or yields or self._batches.intended(uid, job))
 
 

@@ -149,7 +149,7 @@ class PreemptionFacts:
     def _waits(self, uid: str, job: Manifest, world: ClusterView) -> bool:
         """Tell whether a job still wants what others make free, and may have it by all that may be known of queues."""
         queue = job["spec"].get("queueName", "default")
-        over = any(self._observed.true(uid, kind) for kind in ("Admitted", "Succeeded", "Failed"))
+        over = self._observed.true(uid, "Admitted", "Succeeded", "Failed")
         if over or job["spec"].get("suspend") or self._batches.intended(uid, job):
             return False
         if self._resumed_s.get(uid, float("-inf")) > self._capacity.known_since_s(world):

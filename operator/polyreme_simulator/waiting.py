@@ -93,7 +93,7 @@ class WaitingFacts:
 
     def _waits(self, uid: str, job: Manifest) -> bool:
         over = ("Admitted", "Succeeded", "Failed", "Suspended")
-        return not job["spec"].get("suspend") and not any(self._observed.true(uid, kind) for kind in over)
+        return not job["spec"].get("suspend") and not self._observed.true(uid, *over)
 
     def _reasons(self, uid: str, job: Manifest, world: ClusterView) -> frozenset[str]:
         """Return the reasons that would be true; none where the oracle does not know."""

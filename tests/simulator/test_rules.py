@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +16,7 @@ from polyreme_api.job.status import AttemptStatus
 from polyreme_api.times import rfc3339
 from polyreme_operator.health.record import HEALTH, NodeState, Record, render
 from polyreme_operator.port import Manifest, ObjectRef
+from polyreme_operator.types.intents import INTENTS_KEY
 from polyreme_simulator.event_loop import VirtualLoop
 from polyreme_simulator.invariants import Facts
 from polyreme_simulator.quotas import queue_manifest
@@ -96,6 +98,15 @@ class Scene:
         }
         spec = {"schedulerName": "none", "containers": [{"name": "c", "image": "i", "resources": resources}], **fields}
         return self.world.store.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+
+    def intend(self, *entries: Manifest) -> None:
+        """Write a batch of intents; the first call creates their object."""
+        head = {"apiVersion": "v1", "kind": "ConfigMap"}
+        metadata = {"name": labels.INTENTS_NAME, "namespace": "polyreme-system"}
+        ref = ObjectRef(kind="ConfigMap", **metadata)
+        if not list(self.world.store.records("ConfigMap")):
+            self.world.store.create({**head, "metadata": metadata})
+        self.world.store.change(ref, {"data": {INTENTS_KEY: json.dumps(entries)}})
 
     def runs(self, pod: Manifest) -> None:
         self.world.store.change(ObjectRef.of(pod), {"status": {"phase": "Running"}}, subresource="status")
@@ -381,3 +392,14 @@ def test_a_job_that_others_made_way_for_goes_before_an_equal_one_that_came_first
     scene.wait(10.0)
     scene.admit(twin, "n0")
     assert scene.broken("a job keeps its place") == (not for_twin)
+
+
+@pytest.mark.parametrize("ended", ["Succeeded", "Failed", None])
+def test_an_admission_may_still_be_written_unless_its_job_has_ended(scene: Scene, ended: str | None) -> None:
+    job = scene.job("j")
+    entry = {"namespace": "default", "name": "j", "uid": job["metadata"]["uid"]}
+    scene.world.steps[job["metadata"]["uid"]] = 0
+    scene.intend({**entry, "attempt": 1, "cancelledAdmissions": 0})
+    scene.say(job, conditions={"Queued": "WaitingForCapacity"} if ended is None else {ended: "Completed"})
+    scene.intend()
+    assert scene.broken("a batch is settled before the next") == (ended is None)

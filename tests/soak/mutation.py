@@ -1,8 +1,8 @@
 """``make soak-mutation``: one-line bugs in the operator's core, the launchers' protocol and the rule of history.
 
-A fixed list (``mutation_list.json``) of 400 mutants, spread over the files, against the tests that come to their lines
-and some seeds of the simulator; a mutant that changes nothing visible carries the argument why. 100 others are drawn
-with a seed of the day (``UNSEEN_SEED=``) and reported separately: no test was written with them in view.
+A fixed list (``mutation_list.json``) of some 400 mutants, spread over the files, against the tests that come to their
+lines and some seeds of the simulator; a mutant that changes nothing visible carries the argument why. 100 others are
+drawn with a seed of the day (``UNSEEN_SEED=``) and reported separately: no test was written with them in view.
 ``SAMPLE=60`` runs a part of either, ``ONLY=queueing`` the listed ones of some files or functions; ``UPDATE=1`` renews
 the list, and keeps the entries whose code still exists.
 """
@@ -35,6 +35,7 @@ LIST = Path(__file__).with_name("mutation_list.json")
 MUTATED = (
     *(f"operator/polyreme_operator/{name}" for name in ("cache", "placement", "queueing", "reconcile", "scheduler")),
     "operator/polyreme_operator/publishing/queue_status.py",
+    "operator/polyreme_operator/types/intents.py",
     "trainer/polyreme_launcher/protocol",
     "api/polyreme_api/history.py",
 )
@@ -189,8 +190,7 @@ def renewed(entries: Iterable[Listed]) -> list[Listed]:
         by_file[mutant.file].append(mutant)
     for file, quota in _quotas({file: len(mutants) for file, mutants in by_file.items()}).items():
         before = [mutant for mutant in by_file[file] if mutant in known_before]
-        before.sort(key=lambda mutant: not known_before[mutant])
-        kept |= {mutant: known_before[mutant] for mutant in before[:quota]}
+        kept |= {mutant: known_before[mutant] for mutant in before}
         for mutant in by_file[file]:
             if sum(each.file == file for each in kept) >= quota:
                 break

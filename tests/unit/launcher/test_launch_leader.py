@@ -74,6 +74,22 @@ def test_a_peer_that_leaves_before_the_release_must_join_again() -> None:
     assert releases(leader.written()) == [1]
 
 
+def test_a_follower_that_connects_again_before_the_release_must_join_again() -> None:
+    leader = Leader()
+    for index in range(2):
+        leader.connected(index)
+    leader.feed(l.JobChanged(attempt=view()))
+    leader.joined(0, 1)
+    leader.joined(1, 1)
+    leader.connected(1)  # its earlier connection broke, and the leader has not noticed yet
+    assert leader.state.joined == {0}
+    assert leader.record.joined == 1
+    leader.fixed(1)
+    assert releases(leader.written()) == []
+    leader.joined(1, 1)
+    assert releases(leader.written()) == [1]
+
+
 def test_a_join_of_another_attempt_does_not_count() -> None:
     leader = Leader()
     for index in range(2):

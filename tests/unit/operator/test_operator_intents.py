@@ -1,16 +1,19 @@
 """The object of the intents may be deleted or defaced by hand: admission goes on, and nothing is given twice."""
 
 import asyncio
+import dataclasses
 
 import pytest
 
 from polyreme_api import labels
+from polyreme_api.times import rfc3339
 from polyreme_operator.cluster_cache import ClusterCache
-from polyreme_operator.port import ConflictError, Manifest, ObjectRef, PortError
-from polyreme_operator.scheduler import Limits, cluster_of, schedule
-from polyreme_operator.types.intents import INTENTS_KEY, Intents, assume_all
+from polyreme_operator.port import STATUS_SUBRESOURCE, ConflictError, Manifest, ObjectRef, PortError
+from polyreme_operator.scheduler import Batch, Limits, cluster_of, schedule
+from polyreme_operator.types.intents import INTENTS_KEY, Intents, IntentState, assume_all, intent_state, next_attempt
+from polyreme_operator.types.views import JobView
 from polyreme_operator.writer import status_patch
-from tests.unit.operator.operator_scenes import NOW_S, answered, job, node
+from tests.unit.operator.operator_scenes import NOW_S, admitted, answered, job, node
 from tests.unit.operator.operator_stories import Story, play
 
 SYSTEM = "polyreme-system"
@@ -111,6 +114,33 @@ def test_an_admission_that_an_earlier_leader_still_writes_meets_another_version(
     play(told)
 
 
+@pytest.mark.parametrize("kind", ["Succeeded", "Failed"])
+def test_an_admission_never_lands_on_a_job_that_has_ended(kind: str) -> None:
+    """Decided before the end, it names an older version; a job that has ended is not admitted, so none is decided."""
+
+    async def told(story: Story) -> None:
+        story.node()
+        story.job("early")
+
+        def decided() -> Batch:
+            model = ClusterCache()
+            for manifest in (*story.objects("TrainingJob"), *story.objects("Node")):
+                model.put(manifest, now_s=story.clock.now_s())
+            model.put({"kind": "ConfigMap", "metadata": _metadata("1"), "data": {INTENTS_KEY: "[]"}}, now_s=0.0)
+            return schedule(answered(model).cluster(now_s=story.clock.now_s()), story.clock.now_s())
+
+        (late,) = decided().writes
+        now = rfc3339(story.clock.now_s())
+        end = {"type": kind, "status": "True", "reason": "Completed", "lastTransitionTime": now}
+        story.store.change(late.ref, {"status": {"conditions": [end]}}, subresource=STATUS_SUBRESOURCE)
+        patch = {"status": status_patch(late.before, late.after)}
+        with pytest.raises(ConflictError):
+            story.store.patch(late.ref, patch, resource_version=late.resource_version, subresource=STATUS_SUBRESOURCE)
+        assert decided().writes == ()
+
+    play(told)
+
+
 def test_jobs_are_cancelled_a_bounded_number_at_a_time() -> None:
     owners = tuple(job(f"j{at}") for at in range(5))
     unknown = assume_all(Intents(known=False), owners)
@@ -118,6 +148,35 @@ def test_jobs_are_cancelled_a_bounded_number_at_a_time() -> None:
     assert [write.after.cancelled_admissions for write in batch.writes] == [1, 1]
     assert batch.again
     assert batch.intents is None
+
+
+@pytest.mark.parametrize(
+    ("attempt", "cancelled", "state"),
+    [
+        (2, 3, IntentState.OPEN),
+        (3, 3, IntentState.CONFIRMED),
+        (4, 3, IntentState.CONFIRMED),
+        (2, 4, IntentState.CANCELLED),
+        (3, 4, IntentState.CONFIRMED),
+        (None, 3, IntentState.VOID),
+    ],
+    ids=["not yet", "landed", "and the next attempt begun", "cancelled", "landed, the next cancelled", "job deleted"],
+)
+def test_an_intent_is_settled_once_its_attempt_or_a_cancellation_is_recorded(
+    attempt: int | None, cancelled: int, state: IntentState
+) -> None:
+    def at(number: int, cancelled: int) -> JobView:
+        owner = admitted(job())
+        assert owner.attempt is not None
+        changed = {
+            "attempt": owner.attempt.model_copy(update={"number": number}),
+            "cancelled_admissions": cancelled,
+        }
+        return dataclasses.replace(owner, status=owner.status.model_copy(update=changed))
+
+    before = at(2, 3)
+    jobs = {} if attempt is None else {before.uid: at(attempt, cancelled)}
+    assert intent_state(next_attempt(before), jobs) is state
 
 
 def test_another_objects_deletion_changes_nothing() -> None:

@@ -30,6 +30,11 @@ def queued(owner: JobView) -> TrainingJobStatus:
     return after.set(ConditionType.QUEUED, True, Reason.WAITING_FOR_CAPACITY, "needs 2 devices").build()
 
 
+def failed(owner: JobView) -> TrainingJobStatus:
+    after = StatusBuilder(owner, NOW_S)
+    return after.set(ConditionType.FAILED, True, Reason.MAX_RESTARTS_EXCEEDED, "ended").build()
+
+
 def newer(owner: JobView, **changes: Any) -> JobView:
     return dataclasses.replace(owner, resource_version="9", **changes)
 
@@ -49,8 +54,9 @@ def test_an_admission_moves_to_the_version_that_only_told_why_the_job_waits() ->
         {"deleting": True},
         {"status": job().status.model_copy(update={"cancelled_admissions": 1})},
         {"status": admitted(job()).status},
+        {"status": failed(job())},
     ],
-    ids=["spec", "deletion", "admission taken back", "admitted meanwhile"],
+    ids=["spec", "deletion", "admission taken back", "admitted meanwhile", "ended meanwhile"],
 )
 def test_an_admission_stays_on_its_version_when_what_it_was_decided_by_changed(changes: dict[str, Any]) -> None:
     write = admission_of(job())

@@ -51,12 +51,12 @@ def test_a_planted_mutant_changes_one_thing() -> None:
     assert results == [[1, 0, 0], [1, 2, 0]]
 
 
-def test_the_list_holds_400_mutants_each_once() -> None:
+def test_the_list_holds_at_least_400_mutants_each_once() -> None:
     entries = json.loads((ROOT / "tests" / "soak" / "mutation_list.json").read_text("utf-8"))
     named = {
         tuple(entry[key] for key in ("file", "function", "operator", "expression", "occurrence")) for entry in entries
     }
-    assert len(entries) == len(named) == 400
+    assert len(entries) == len(named) >= 400
 
 
 def test_every_mutant_of_the_list_is_in_a_function_that_exists() -> None:

@@ -221,7 +221,7 @@ def _on_connected(state: LeaderState, event: PeerConnected) -> Step:
     peers = {**state.peers, event.index: event.replacement}
     # A new connection of an index reports its state again; until then it has not joined.
     joined = state.joined if state.released else state.joined - {event.index}
-    state = dataclasses.replace(state, peers=peers, joined=joined)
+    state = _counted(dataclasses.replace(state, peers=peers, joined=joined))
     if attempt is None or event.index >= attempt.replicas:
         return state, ()
     return state, (SendTo(index=event.index, message=_directive(attempt, event.index)),)

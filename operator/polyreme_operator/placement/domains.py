@@ -6,10 +6,8 @@ Room is counted in workers. With slices, a domain at or above the slices' level 
 over the slices' domains below it of ``slots // sliceSize * sliceSize``.
 
 The search goes up from the hosts to the first level at which one domain has room for the gang. Of the domains of that
-level the one with the least room is chosen (best fit keeps large ones whole), then the one with the lowest risk, then
-the first by name. A required level ends the search; a preferred one does not, and the last choice is the whole cluster.
-
-Risky nodes are avoided before that (``place``): if a gang is as near together without them, they have no room for it.
+level the one with the least room is chosen (best fit keeps large ones whole), then the first by name; ``risk.py`` may
+choose another. A required level ends the search; a preferred one does not, and the last choice is the whole cluster.
 
 Inside, from level to level downwards: a domain that must hold ``n`` fills its largest children until the rest fits into
 one, and takes for that the smallest that holds it. No choice of children is smaller. All domains of a level are done at
@@ -19,13 +17,14 @@ once, so a gang of any size costs a few sorts.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from polyreme_operator.placement.topology_request import TopologyRequest
-from polyreme_operator.placement.tree import Level, Tree
-from polyreme_operator.types.inventory import FloatArray, IntArray, RowArray
+from polyreme_operator.placement.tree import Tree
+from polyreme_operator.types.inventory import IntArray, RowArray
 
 CLUSTER = -1
 """The depth above the top level, where all nodes are one domain."""
@@ -44,13 +43,16 @@ class Rooms:
     """Room of every domain, in workers."""
 
     slots_N: RowArray
-    risk_N: FloatArray
     by_depth: tuple[IntArray, ...]
     cluster: int
     """Room of the whole cluster."""
 
+    def of_level(self, depth: int) -> IntArray:
+        """Return the room of each domain of a level, or of the whole cluster."""
+        return self.by_depth[depth] if depth != CLUSTER else np.array([self.cluster], dtype=np.int64)
 
-def rooms_of(tree: Tree, requested: TopologyRequest, slots_N: RowArray, risk_N: FloatArray) -> Rooms:
+
+def rooms_of(tree: Tree, requested: TopologyRequest, slots_N: RowArray) -> Rooms:
     """Sum the room of every domain."""
     whole_N: Any = slots_N
     if requested.slice_workers > 1:
@@ -64,19 +66,16 @@ def rooms_of(tree: Tree, requested: TopologyRequest, slots_N: RowArray, risk_N: 
         else level.sums(whole_N if depth <= requested.slice_depth else slots_N)
         for depth, level in enumerate(tree.levels)
     )
-    return Rooms(slots_N=slots_N, risk_N=risk_N, by_depth=by_depth, cluster=int(by_depth[0].sum()))
+    return Rooms(slots_N=slots_N, by_depth=by_depth, cluster=int(by_depth[0].sum()))
 
 
 def smallest_domain(tree: Tree, requested: TopologyRequest, rooms: Rooms, workers: int) -> Domain | None:
     """Find the smallest domain with room for the gang; None if no domain of the required level has."""
-    top = CLUSTER + 1 if requested.required is None else requested.required
+    top = CLUSTER if requested.required is None else requested.required
     for depth in range(len(tree.levels) - 1, top - 1, -1):
-        room_D = rooms.by_depth[depth]
-        holding = np.flatnonzero(room_D >= workers)
+        holding = np.flatnonzero(rooms.of_level(depth) >= workers)
         if len(holding):
-            return Domain(depth, _best(tree, requested, rooms, depth, holding))
-    if requested.required is None and rooms.cluster >= workers:
-        return Domain(CLUSTER, 0)
+            return Domain(depth, int(best_fit(tree, requested, rooms, depth, holding)[0]))
     return None
 
 
@@ -96,62 +95,65 @@ def nearest_domain(
     return None
 
 
-def _best(tree: Tree, requested: TopologyRequest, rooms: Rooms, depth: int, holding: Any) -> int:
-    """Choose among the domains of one level that hold the gang; among equals the first by name wins."""
+def best_fit(tree: Tree, requested: TopologyRequest, rooms: Rooms, depth: int, holding: Any) -> Any:
+    """Return those of some domains of one level with the least room, by name."""
     if requested.exclusive is not None and requested.exclusive < depth:
         taken = tree.domain_LN[requested.exclusive, tree.levels[depth].start_D[holding]]
-        holding = _least(holding, rooms.by_depth[requested.exclusive][taken])
-    holding = _least(holding, rooms.by_depth[depth][holding])
-    if len(holding) > 1:
-        holding = _least(holding, risks(tree.levels[depth], rooms)[holding])
-    return int(holding[0])
+        holding = least(holding, rooms.by_depth[requested.exclusive][taken])
+    return least(holding, rooms.of_level(depth)[holding])
 
 
-def _least(candidates: Any, value: Any) -> Any:
+def least(candidates: Any, value: Any) -> Any:
+    """Return the candidates with the lowest value."""
     return candidates[value == value.min()]
 
 
-def risks(level: Level, rooms: Rooms) -> FloatArray:
-    """Return the mean risk of each domain's free slots, in steps of 1/1000, so that rounding decides nothing."""
-    milli_N = np.rint(rooms.risk_N.astype(np.float64) * 1000).astype(np.int64)
-    total_D, room_D = level.sums(milli_N * rooms.slots_N), level.sums(rooms.slots_N)
-    mean_D: FloatArray = (total_D // np.maximum(room_D, 1)).astype(np.float32)
-    return mean_D
+def spread(
+    tree: Tree,
+    requested: TopologyRequest,
+    rooms: Rooms,
+    depth: int,
+    need_D: IntArray,
+    *,
+    risk_by_depth: tuple[IntArray, ...] | None = None,
+) -> Iterator[IntArray]:
+    """Yield how many workers each domain gets, level by level downwards, the hosts last.
 
-
-def spread(tree: Tree, requested: TopologyRequest, rooms: Rooms, domain: Domain, workers: int) -> IntArray:
-    """Return how many workers each node gets."""
-    if domain.depth == CLUSTER:
-        need_P = np.array([workers], dtype=np.int64)
-    else:
-        need_P = np.zeros(len(tree.levels[domain.depth].start_D), dtype=np.int64)
-        need_P[domain.number] = workers
-    for depth in range(domain.depth + 1, len(tree.levels)):
-        level = tree.levels[depth]
+    Args:
+        tree: Of domains.
+        requested: Workers of a slice stay together.
+        rooms: Room of every domain.
+        depth: Level of the domains whose workers are distributed.
+        need_D: Workers of each of them, never more than its room; each is distributed by itself.
+        risk_by_depth: Of equal children the calmer is filled first; None: the first by name.
+    """
+    for below in range(depth + 1, len(tree.levels)):
         # Room of children is counted in whole slices down to the slices' level, and in workers below it.
-        room_D = rooms.by_depth[depth]
-        risk_D = risks(level, rooms)
-        step = requested.slice_workers if depth <= requested.slice_depth else 1
-        need_P = _fill(level.parent_D, room_D, need_P, risk_D, step)
-    return need_P
+        step = requested.slice_workers if below <= requested.slice_depth else 1
+        risk_D = None if risk_by_depth is None else risk_by_depth[below]
+        need_D = _fill(tree.levels[below].parent_D, rooms.by_depth[below], need_D, risk_D, step)
+        yield need_D
 
 
-def _fill(parent_D: IntArray, room_D: IntArray, need_P: IntArray, risk_D: FloatArray, step: int) -> IntArray:
+def _fill(parent_D: IntArray, room_D: IntArray, need_P: IntArray, risk_D: IntArray | None, step: int) -> IntArray:
     """Distribute each parent's workers to as few of its children as possible.
 
     Args:
         parent_D: Parent of each child.
         room_D: Room of each child.
         need_P: What each parent must hold; never more than its children's room.
-        risk_D: Of equal children the calmer is filled first.
+        risk_D: Of equal children the calmer is filled first; None: the first by name.
         step: A child is given multiples of this.
     """
     total_P = np.bincount(parent_D, weights=room_D, minlength=len(need_P)).astype(np.int64)
     given_D = np.where((need_P == total_P)[parent_D], room_D, 0)
     partly_P = (need_P > 0) & (need_P < total_P)
     child = np.flatnonzero(partly_P[parent_D] & (room_D > 0))
+    if not len(child):
+        return given_D
     # Within each parent: largest first, then lowest risk, then by name.
-    child = child[np.lexsort((risk_D[child], -room_D[child], parent_D[child]))]
+    keys = () if risk_D is None else (risk_D[child],)
+    child = child[np.lexsort((*keys, -room_D[child], parent_D[child]))]
     group_C, room_C = parent_D[child], room_D[child]
     before_C = np.cumsum(room_C) - room_C
     first_C = np.diff(group_C, prepend=-1) != 0
@@ -162,7 +164,7 @@ def _fill(parent_D: IntArray, room_D: IntArray, need_P: IntArray, risk_D: FloatA
     last = np.flatnonzero((rest_C > 0) & (room_C >= rest_C))
     full = (rest_C > 0) & (room_C < rest_C)
     given_D[child[full]] = room_C[full]
-    widest = int(room_C.max(initial=0)) + 1
+    widest = int(room_C.max()) + 1
     key_C = group_C * widest - room_C
     stop = np.searchsorted(key_C, group_C[last] * widest - rest_C[last], side="right")
     chosen = np.maximum(np.searchsorted(key_C, key_C[stop - 1], side="left"), last)

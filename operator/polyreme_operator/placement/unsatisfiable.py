@@ -122,7 +122,7 @@ def _gang(inventory: Inventory, request: GangRequest) -> Unschedulable | None:
     every_N: RowArray = room_N(inventory, request.requests, empty=True)
     every_N[~labelled_N] = 0
     slots_N = np.where(selected_N(inventory, request.constraints), every_N, 0).astype(every_N.dtype)
-    rooms = rooms_of(tree, requested, slots_N, inventory.risk_N)
+    rooms = rooms_of(tree, requested, slots_N)
     if smallest_domain(tree, requested, rooms, request.workers) is not None:
         return None
     have = int(slots_N.sum())

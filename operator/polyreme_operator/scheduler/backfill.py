@@ -164,7 +164,7 @@ class _Future:
         held_N: BoolArray = free_N > 0
         if isinstance(requested, Unschedulable) or requested.required is None:
             return held_N
-        room_D = rooms_of(tree, requested, free_N, inventory.risk_N).by_depth[requested.required]
+        room_D = rooms_of(tree, requested, free_N).by_depth[requested.required]
         held_N &= tree.domain_LN[requested.required] == int(room_D.argmax())
         return held_N
 

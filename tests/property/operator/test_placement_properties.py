@@ -2,14 +2,16 @@
 
 import dataclasses
 import itertools
+import operator
 from collections import Counter
 from typing import Any
 
 import numpy as np
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from polyreme_operator.placement.place import charge, place
+from polyreme_operator.placement.risk import avoided_risks
 from polyreme_operator.placement.traffic import cost_of, traffic_of
 from polyreme_operator.placement.tree import tree_of
 from polyreme_operator.types.inventory import GangRequest, Inventory, Placed, Unschedulable
@@ -25,6 +27,7 @@ HOSTS = st.lists(
     min_size=1,
     max_size=6,
 )
+FOUR_PLAIN: dict[str, Any] = {"workers": 4, "required": None, "sliced": None, "size": 1, "exclusive": None}
 AXES = ("tp", "cp", "dp", "pp", "ep", "edp")
 
 
@@ -91,6 +94,50 @@ def test_a_gang_is_placed_exactly_when_it_can_be_and_as_near_as_it_can_be(
         assert oracle.spans(inventory, counts, depth + 1) == min(
             oracle.spans(inventory, other, depth + 1) for other in inside
         )
+
+
+@given(
+    hosts=HOSTS,
+    workers=st.integers(1, 6),
+    required=LEVEL,
+    sliced=LEVEL,
+    size=st.integers(1, 3),
+    exclusive=st.sampled_from([None, None, "rack", "block"]),
+)
+@example(hosts=[(0, 0, free, False, risk) for free, risk in ((1, 0), (1, 0), (2, 0), (2, 2))], **FOUR_PLAIN)
+@example(hosts=[(0, 0, 2, False, 1), (0, 0, 2, False, 1), *[(0, 1, 1, False, 0)] * 4], **FOUR_PLAIN)
+@settings(max_examples=400)
+def test_a_gang_avoids_risky_nodes_exactly_where_that_spreads_it_no_wider(
+    hosts: list[tuple[int, int, int, bool, int]],
+    workers: int,
+    required: str | None,
+    sliced: str | None,
+    size: int,
+    exclusive: str | None,
+) -> None:
+    inventory = built(hosts)
+    request = asked(workers, required, sliced, size, exclusive)
+    found = place(inventory, request)
+    plain = place(dataclasses.replace(inventory, risk_N=np.zeros_like(inventory.risk_N)), request)
+    if isinstance(found, Unschedulable) or isinstance(plain, Unschedulable):
+        assert type(found) is type(plain)
+        return
+    chosen, without = (tuple(np.bincount(each.rows_W, minlength=len(hosts)).tolist()) for each in (found, plain))
+    depth, levels = oracle.smallest_depth(inventory, without), range(len(inventory.levels))
+    most = [oracle.spans(inventory, without, level) for level in levels]
+
+    def no_wider(counts: tuple[int, ...]) -> bool:
+        spans = [oracle.spans(inventory, counts, level) for level in levels]
+        return oracle.smallest_depth(inventory, counts) == depth and all(map(operator.le, spans, most))
+
+    assert no_wider(chosen)
+    risky = inventory.risk_N >= avoided_risks(workers)[0]
+    # Above a rack the choice of racks decides how many hosts there are, and not all choices are tried.
+    if depth >= inventory.levels.index("rack"):
+        calm = any(
+            no_wider(other) and not risky[np.array(other) > 0].any() for other in oracle.divisions(inventory, request)
+        )
+        assert calm == (not risky[np.array(chosen) > 0].any())
 
 
 @given(

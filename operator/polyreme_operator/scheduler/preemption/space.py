@@ -132,7 +132,7 @@ def reachable(space: VictimSpace, depth: int) -> list[tuple[float, Domain]]:
     np.subtract.at(busy_N, space.row_P, space.workers_P.astype(busy_N.dtype))
     slots_N = np.where(space.open_N, _room(inventory, slice(None), used_NR, space.request), 0).astype(np.int32)
     slots_N[_shared_N(space, busy_N)] = 0
-    rooms = rooms_of(tree, space.requested, slots_N, inventory.risk_N)
+    rooms = rooms_of(tree, space.requested, slots_N)
     if depth == CLUSTER:
         domains = [Domain(CLUSTER, 0)] if rooms.cluster >= space.request.workers else []
     else:

@@ -13,6 +13,7 @@ import time
 
 import numpy as np
 
+from polyreme_operator.placement.metric import metric_of
 from polyreme_operator.placement.place import place
 from polyreme_operator.placement.topology import arrange
 from polyreme_operator.placement.traffic import cost_of, traffic_of
@@ -72,10 +73,11 @@ def measure(workers: int, free_N: list[int]) -> dict[str, float]:
     found = place(inventory, request)
     took_ms = (time.perf_counter() - begin) * 1e3
     assert isinstance(found, Placed), found
-    tree, traffic = tree_of(inventory), traffic_of(request)
-    by_rank = cost_of(tree, traffic, np.sort(found.rows_W))
+    metric, traffic = metric_of(tree_of(inventory), np.sort(found.rows_W)), traffic_of(request)
+    assert metric is not None
+    by_rank = cost_of(traffic, metric, np.arange(workers))
     rng = np.random.default_rng(SEED)
-    chance = statistics.mean(cost_of(tree, traffic, rng.permutation(found.rows_W)) for _ in range(RANDOM_ORDERS))
+    chance = statistics.mean(cost_of(traffic, metric, rng.permutation(workers)) for _ in range(RANDOM_ORDERS))
     hurried = place(inventory, request, work_units=5 * traffic.lookups)
     assert isinstance(hurried, Placed), hurried
     return {

@@ -54,7 +54,8 @@ def place(
     slots_S = np.repeat(np.arange(len(found.need_N), dtype=np.int32), found.need_N)
     order = ordered(tree, requested, request, slots_S, work_units=work_units)
     level, name = _named(tree, found.domain)
-    return Placed(rows_W=order.rows_W, level=level, domain=name, cost=order.cost, work_units=order.work_units)
+    rows_W = slots_S[order.place_W]
+    return Placed(rows_W=rows_W, level=level, domain=name, cost=order.cost, work_units=order.work_units)
 
 
 def charge(inventory: Inventory, request: GangRequest, rows_W: RowArray, *, sign: int = 1) -> None:

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from polyreme_operator.placement.metric import Metric
 from polyreme_operator.placement.traffic import Graph
-from polyreme_operator.placement.tree import Tree
-from polyreme_operator.types.inventory import IntArray, RowArray
+from polyreme_operator.types.inventory import RowArray
 
 PARTNERS = 8
 """Partners that a worker tries in a round, half of them on each side of the neighbour."""
@@ -29,72 +29,6 @@ ROUND_SHARE = 8
 """At most one in this many workers moves in a round, so that early gains guide later rounds."""
 GAIN_MIN = 1e-9
 """Smallest gain of a swap relative to the cost of its worker's traffic, above rounding errors."""
-CODE_BITS_MAX = 62
-TABLE_BITS_MAX = 16
-"""A table of distances has at most 2^16 entries (512 KiB), so that it stays in the CPU's cache."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Metric:
-    """Distances between the places of one gang.
-
-    A place's code holds the number of its domain within the domain above, level by level, the top level in the highest
-    bits: two places part at a level or above it when the exclusive or of their codes reaches that level's bits.
-    """
-
-    code_S: IntArray
-    steps: tuple[tuple[int, float], ...]
-    """Lowest bit of each level, and what parting there adds to the distance."""
-    table: NDArray[np.float64] | None = None
-    """Distance by the exclusive or of two codes, if codes are short."""
-
-    def between(self, here: IntArray, there: IntArray) -> NDArray[np.float64]:
-        """Return the distances of pairs of codes."""
-        apart = here ^ there
-        return self._summed(apart) if self.table is None else self.table[apart]
-
-    def tabled(self) -> Metric:
-        """Return the same distances with a lookup table."""
-        codes = 1 << int(self.code_S.max()).bit_length()
-        return dataclasses.replace(self, table=self._summed(np.arange(codes, dtype=np.int64)))
-
-    def _summed(self, apart: IntArray) -> NDArray[np.float64]:
-        total = np.zeros(apart.shape)
-        for bit, rise in self.steps:
-            total += rise * (apart >= bit)
-        return total
-
-
-def metric_of(tree: Tree, slots_S: RowArray) -> Metric | None:
-    """Encode the places of a gang; None if the tree needs more than 62 bits, so that its ranks are not searched.
-
-    Args:
-        tree: Of domains.
-        slots_S: Rows of the places, rising.
-    """
-    above_S = np.zeros(len(slots_S), dtype=np.int64)
-    fields: list[tuple[IntArray, int, float]] = []
-    for rise, domain_N in zip(tree.rise_L, tree.domain_LN, strict=True):
-        own_S = np.cumsum(np.diff(domain_N[slots_S], prepend=domain_N[slots_S[:1]]) != 0)
-        first_S = np.flatnonzero(np.diff(above_S, prepend=-1))
-        local_S = own_S - own_S[first_S][above_S]
-        bits = int(local_S.max()).bit_length()
-        if bits:
-            fields.append((local_S, bits, float(rise)))
-        elif fields:  # wherever two places part here, they part at the level above
-            fields[-1] = (*fields[-1][:2], fields[-1][2] + float(rise))
-        above_S = own_S
-    if sum(bits for _, bits, _ in fields) > CODE_BITS_MAX:
-        return None
-    code_S = np.zeros(len(slots_S), dtype=np.int64)
-    steps: list[tuple[int, float]] = []
-    shift = 0
-    for local_S, bits, rise in reversed(fields):
-        code_S |= local_S << shift
-        steps.append((1 << shift, rise))
-        shift += bits
-    metric = Metric(code_S, tuple(steps))
-    return metric.tabled() if shift <= TABLE_BITS_MAX else metric
 
 
 @dataclasses.dataclass(slots=True)
@@ -105,7 +39,7 @@ class _State:
     graph: Graph
     place_W: NDArray[np.intp]
     worker_S: NDArray[np.intp]
-    code_W: IntArray
+    code_W: NDArray[Any]
     cost_KW: NDArray[np.float64]
     cost_W: NDArray[np.float64]
     tried_W: RowArray
@@ -132,18 +66,19 @@ def improve(
         metric: Distances between places.
         graph: Who talks to whom.
         place_W: The order to begin with; not changed.
-        work_units: Distances that may be looked up.
+        work_units: Distances that may be looked up. Without enough for one worker to move, nothing is looked up.
         domain_S: Domains whose workers may only be swapped with each other, by place, so that slices stay together.
 
     Returns:
         The order, and the work units that it cost.
     """
     neighbours, workers = graph.neighbour_KW.shape
-    spent = neighbours * workers
-    if not neighbours or spent > work_units:
+    if not movers_max(neighbours, workers, work_units):
         return place_W, 0
+    spent = neighbours * workers
     worker_S = np.empty_like(place_W)
     worker_S[place_W] = np.arange(workers)
+    metric = metric.tabled()
     state = _State(
         metric=metric,
         graph=graph,
@@ -157,7 +92,7 @@ def improve(
     )
     state.refresh(np.arange(workers))
     while True:
-        wanting = min(max(1, workers // ROUND_SHARE), _affordable(graph, work_units - spent))
+        wanting = min(max(1, workers // ROUND_SHARE), _affordable(neighbours, workers, work_units - spent))
         mover_B = np.flatnonzero((state.tried_W < WINDOWS) & (state.cost_W > 0))
         mover_B = mover_B[np.lexsort((-state.cost_W[mover_B], state.tried_W[mover_B]))][:wanting]
         if not len(mover_B):
@@ -170,9 +105,14 @@ def improve(
     return state.place_W, spent
 
 
-def _affordable(graph: Graph, work_units: int) -> int:
+def movers_max(neighbours: int, workers: int, work_units: int) -> int:
+    """Return how many workers may try to move in the first round of a search; 0 if it can't begin."""
+    left = work_units - neighbours * workers  # the search looks up everyone's traffic first
+    return _affordable(neighbours, workers, left) if neighbours and left >= 0 else 0
+
+
+def _affordable(neighbours: int, workers: int, work_units: int) -> int:
     """Return how many workers may try to move within the budget, including the recomputation of affected costs."""
-    neighbours, workers = graph.neighbour_KW.shape
     trying = 2 * neighbours * PARTNERS
     touching = 2 * neighbours * (neighbours + 1)
     most: int = max(0, work_units // (trying + touching), (work_units - neighbours * workers) // trying)

@@ -1,7 +1,7 @@
 """Traffic between the workers of a gang, derived from the communication groups of a plan.
 
-Shape suffixes: W workers, M members of groups, C columns (one receiver for each worker), K neighbours of a worker,
-L levels.
+Shape suffixes: W workers, M members of groups, G groups, Z members of one group, C columns (one receiver for each
+worker), K neighbours of a worker, A runs, R ranks of a group, S ranks between them.
 
 Ranks are ``index x devices + device``. Two meshes stand over them, dense ``(pp, dp, cp, tp)`` and sparse ``(pp, edp,
 ep)``, the last axis fastest, so that the groups of every axis are arithmetic: rank ``k`` of a group lies ``k x stride``
@@ -13,21 +13,22 @@ after its first. What a group's ranks send in a step, ``bytes_per_rank`` each:
 - ``ep``: an all-to-all; each sends an equal part to each of the others.
 
 The *cost* of an order is the sum over all that is sent of bytes x distance between the nodes of sender and receiver. It
-is worked out in Python's integers from counts in int64 of pairs that part at each level: bytes of a step times 100,000
-ranks times distances do not fit into 64 bits. The local search compares differences in float64 and is judged by the
-exact cost.
+is worked out in Python's integers from counts of pairs that part at each level: bytes of a step times 100,000 ranks
+times distances do not fit into 64 bits. The local search compares differences in float64 and is judged by the exact
+cost.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from polyreme_operator.placement.tree import Tree
+from polyreme_operator.placement.metric import Metric, lengths
 from polyreme_operator.types.inventory import GangRequest, IntArray, RowArray
 from polyreme_planner.layout import Layout
 
@@ -59,20 +60,11 @@ class Exchange:
     """Ranks of a group less one."""
     members: int
     size: int
-    """Members of a group."""
-    stride: int
-    """Between the members of a group."""
+    """Members of a group; they are consecutive."""
     each: int
     """Members of one worker."""
     times: int
     """Pairs of ranks that a pair of members stands for."""
-
-    @property
-    def group_M(self) -> IntArray:
-        """Group of each member."""
-        member_M = np.arange(self.members, dtype=np.int64)
-        group_M: IntArray = member_M // (self.size * self.stride) * self.stride + member_M % self.stride
-        return group_M
 
     @property
     def worker_M(self) -> IntArray:
@@ -86,11 +78,9 @@ class Exchange:
 
     def peers(self) -> Iterator[RowArray]:
         """Yield another worker of the group for each worker, until all have been."""
-        member_M = np.arange(self.members, dtype=np.int64)
-        place_M = member_M // self.stride % self.size
+        worker_GZ = self.worker_M.astype(np.int32).reshape(-1, self.size)
         for on in range(1, self.size):
-            other_M = member_M + ((place_M + on) % self.size - place_M) * self.stride
-            yield from (other_M // self.each).reshape(-1, self.each).T.astype(np.int32)
+            yield from np.roll(worker_GZ, -on, axis=1).reshape(-1, self.each).T
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +100,19 @@ class Traffic:
         """Distances that the cost of one order takes."""
         linked = sum(link.to_CW.size for link in self.links)
         return linked + sum(exchange.members for exchange in self.exchanges)
+
+    @property
+    def neighbours(self) -> int:
+        """Neighbours of each worker in ``graph_of``."""
+        if self.workers <= DENSE_MAX:
+            return self.workers - 1
+        linked = 2 * sum(len(link.to_CW) for link in self.links)
+        return linked + sum(exchange.columns for exchange in self.searched)
+
+    @property
+    def searched(self) -> tuple[Exchange, ...]:
+        """All-to-alls that the local search considers."""
+        return tuple(exchange for exchange in self.exchanges if exchange.columns <= PEERS_MAX)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -152,7 +155,7 @@ def traffic_of(request: GangRequest) -> Traffic:
         if ranks == 1 or devices % (ranks * stride) == 0:
             continue  # a group of one, or one that never leaves its worker
         if volume.axis == "ep":
-            exchanges.append(_exchange(volume.bytes_per_rank, ranks, stride, layout.world, devices))
+            exchanges.append(_exchange(volume.bytes_per_rank, ranks, layout.world, devices))
         else:
             chain = volume.axis == "pp"
             links.append(_links(volume.bytes_per_rank, ranks, stride, layout.world, devices, chain=chain))
@@ -176,15 +179,14 @@ def _stride(layout: Layout, axis: str) -> int:
 
 
 def _links(sent_bytes: int, ranks: int, stride: int, world: int, devices: int, *, chain: bool) -> Links:
-    copies = 1
-    if stride % devices == 0:  # all ranks of a worker have theirs on the same other worker
-        stride, world, copies, devices = stride // devices, world // devices, devices, 1
-    rank = np.arange(world, dtype=np.int64)
-    place = rank // stride % ranks
-    wrap = (ranks - 1) * stride
-    after = np.where(place < ranks - 1, rank + stride, rank if chain else rank - wrap)
-    before = np.where(place > 0, rank - stride, rank if chain else rank + wrap)
-    to, back = ((other // devices).reshape(-1, devices).T.astype(np.int32) for other in (after, before))
+    # Consecutive ranks of a worker that have theirs on the same other worker count as one.
+    copies = math.gcd(stride, devices)
+    stride, world, devices = stride // copies, world // copies, devices // copies
+    rank_GRS = np.arange(world, dtype=np.int32).reshape(-1, ranks, stride)
+    after, before = np.roll(rank_GRS, -1, axis=1), np.roll(rank_GRS, 1, axis=1)
+    if chain:
+        after[:, -1], before[:, 0] = rank_GRS[:, -1], rank_GRS[:, 0]
+    to, back = ((other // devices).reshape(-1, devices).T for other in (after, before))
     keep, times = [0], [copies]
     for column in range(1, devices):
         if np.array_equal(to[column], to[column - 1]) and np.array_equal(back[column], back[column - 1]):
@@ -195,54 +197,47 @@ def _links(sent_bytes: int, ranks: int, stride: int, world: int, devices: int, *
     return Links(sent_bytes=sent_bytes, to_CW=to[keep], from_CW=back[keep], times_C=tuple(times))
 
 
-def _exchange(sent_bytes: int, ranks: int, stride: int, world: int, devices: int) -> Exchange:
-    exchange = Exchange(
-        sent_bytes=sent_bytes, others=ranks - 1, members=world, size=ranks, stride=stride, each=devices, times=1
-    )
-    whole = {"members": world // devices, "each": 1}
-    if stride % devices == 0:
-        return dataclasses.replace(exchange, **whole, stride=stride // devices, times=devices)
-    if devices % stride == 0 and (ranks * stride) % devices == 0:
-        size, times = ranks * stride // devices, devices * devices // stride
-        return dataclasses.replace(exchange, **whole, size=size, stride=1, times=times)
-    return exchange
+def _exchange(sent_bytes: int, ranks: int, world: int, devices: int) -> Exchange:
+    if ranks % devices == 0:  # groups of whole workers
+        return Exchange(
+            sent_bytes=sent_bytes,
+            others=ranks - 1,
+            members=world // devices,
+            size=ranks // devices,
+            each=1,
+            times=devices * devices,
+        )
+    return Exchange(sent_bytes=sent_bytes, others=ranks - 1, members=world, size=ranks, each=devices, times=1)
 
 
-def cost_of(tree: Tree, traffic: Traffic, rows_W: RowArray) -> int:
+def cost_of(traffic: Traffic, metric: Metric, place_W: NDArray[np.intp]) -> int:
     """Return the sum of bytes x distance of an order, exactly."""
-    total = 0
-    domain_LW = tree.domain_LN[:, rows_W]
-    rises = [int(rise) for rise in tree.rise_L]
+    code_W, total = metric.code_S[place_W], 0
     for link in traffic.links:
-        for to_W, times in zip(link.to_CW, link.times_C, strict=True):
-            parted = (np.count_nonzero(domain_W != domain_W[to_W]) for domain_W in domain_LW)
-            total += link.sent_bytes * times * sum(rise * int(count) for rise, count in zip(rises, parted, strict=True))
+        crossed = sum(
+            times * metric.total(code_W ^ code_W.take(to_W))
+            for to_W, times in zip(link.to_CW, link.times_C, strict=True)
+        )
+        total += link.sent_bytes * crossed
     for exchange in traffic.exchanges:
-        pairs = _parted_pairs(exchange, domain_LW, rows_W)
-        crossed = sum(rise * count for rise, count in zip(rises, pairs, strict=True))
+        crossed = _crossed(exchange, metric, code_W)
         total += exchange.sent_bytes * exchange.times * crossed // exchange.others
     return total
 
 
-def _parted_pairs(exchange: Exchange, domain_LW: RowArray, rows_W: RowArray) -> list[int]:
-    """Count ordered pairs of members that lie in different domains, by level."""
-    group_M, worker_M = exchange.group_M, exchange.worker_M
-    row_M = rows_W[worker_M].astype(np.int64)
-    by_group = np.argsort(group_M * (int(row_M.max()) + 1) + row_M, kind="stable")
-    group_M, worker_M = group_M[by_group], worker_M[by_group]
-    new_group_M = np.diff(group_M, prepend=-1) != 0
-    # Rows of one domain are neighbours, so within a group sorted by row each domain is one run, at every level.
-    pairs = []
-    for domain_W in domain_LW:
-        starts = np.flatnonzero(new_group_M | (np.diff(domain_W[worker_M], prepend=-1) != 0))
-        run = np.diff(np.append(starts, len(group_M)))
-        pairs.append(_pairs(np.flatnonzero(new_group_M), len(group_M)) - int(np.dot(run, run)))
-    return pairs
-
-
-def _pairs(starts: NDArray[np.intp], members: int) -> int:
-    size = np.diff(np.append(starts, members))
-    return int(np.dot(size, size))
+def _crossed(exchange: Exchange, metric: Metric, code_W: NDArray[Any]) -> int:
+    """Return the sum of distances of all ordered pairs of members of a group."""
+    code_M = code_W if exchange.each == 1 else np.repeat(code_W, exchange.each)
+    # Places of one domain are neighbours, so in a sorted group each domain is one run, at every level.
+    code_GZ = np.sort(code_M.reshape(-1, exchange.size), axis=1)
+    apart_GZ = np.empty_like(code_GZ)
+    np.bitwise_xor(code_GZ[:, 1:], code_GZ[:, :-1], out=apart_GZ[:, 1:])
+    apart_GZ[:, 0] = np.iinfo(apart_GZ.dtype).max
+    crossed, pairs = 0, exchange.members * exchange.size
+    for bit, rise in metric.steps:
+        run_A = lengths(np.flatnonzero(apart_GZ >= bit), exchange.members)
+        crossed += rise * (pairs - int(np.dot(run_A, run_A)))
+    return crossed
 
 
 def graph_of(traffic: Traffic) -> Graph:
@@ -255,10 +250,9 @@ def graph_of(traffic: Traffic) -> Graph:
         for to_W, from_W, times in zip(link.to_CW, link.from_CW, link.times_C, strict=True):
             neighbours += [to_W, from_W]
             weights += [float(link.sent_bytes * times)] * 2
-    for exchange in traffic.exchanges:
-        if exchange.columns <= PEERS_MAX:
-            neighbours += exchange.peers()
-            weights += [2.0 * exchange.sent_bytes * exchange.times / exchange.others] * exchange.columns
+    for exchange in traffic.searched:
+        neighbours += exchange.peers()
+        weights += [2.0 * exchange.sent_bytes * exchange.times / exchange.others] * exchange.columns
     shape = (len(weights), traffic.workers)
     neighbour_KW = np.array(neighbours, dtype=np.int32).reshape(shape)
     loops = bool((neighbour_KW == np.arange(traffic.workers, dtype=np.int32)).any())
@@ -273,8 +267,8 @@ def _full(traffic: Traffic) -> Graph:
         for to_W, times in zip(link.to_CW, link.times_C, strict=True):
             np.add.at(sent_WW, (everyone, to_W), float(link.sent_bytes * times))
     for exchange in traffic.exchanges:
-        group_M = exchange.group_M
-        members_GW = np.zeros((int(group_M.max()) + 1, workers))
+        group_M = np.arange(exchange.members) // exchange.size
+        members_GW = np.zeros((exchange.members // exchange.size, workers))
         np.add.at(members_GW, (group_M, exchange.worker_M), 1.0)
         sent_WW += members_GW.T @ members_GW * (exchange.sent_bytes * exchange.times / exchange.others)
     both_WW = sent_WW + sent_WW.T

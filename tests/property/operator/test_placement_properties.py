@@ -10,6 +10,7 @@ import numpy as np
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
+from polyreme_operator.placement.metric import metric_of
 from polyreme_operator.placement.place import charge, place
 from polyreme_operator.placement.risk import avoided_risks
 from polyreme_operator.placement.traffic import cost_of, traffic_of
@@ -234,9 +235,10 @@ def test_orders_of_small_gangs_are_the_best_there_are(data: st.DataObject) -> No
     inventory = scattered(data.draw, request)
     found = place(inventory, request)
     assert isinstance(found, Placed)
-    tree, traffic = tree_of(inventory), traffic_of(request)
-    orders = set(itertools.permutations(found.rows_W.tolist()))
-    assert found.cost == min(cost_of(tree, traffic, np.array(order, dtype=np.int32)) for order in orders)
+    metric, traffic = metric_of(tree_of(inventory), np.sort(found.rows_W)), traffic_of(request)
+    assert metric is not None
+    orders = itertools.permutations(range(request.workers))
+    assert found.cost == min(cost_of(traffic, metric, np.array(order)) for order in orders)
 
 
 @given(data=st.data())

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from polyreme_api.job.workers import Topology
-from polyreme_operator.placement.topology import arrange
+from polyreme_operator.placement.topology import Arrangement, arrange
 from polyreme_operator.types.inventory import Constraints, GangRequest, Inventory, LevelView, NodeClass, Taint
 
 GPU = "nvidia.com/gpu"
@@ -31,10 +31,11 @@ def cluster(
     labels: Mapping[str, Mapping[str, str]] | None = None,
     taints: Mapping[str, tuple[Taint, ...]] | None = None,
     capacity: int = 8,
+    arrangement: Arrangement | None = None,
 ) -> Inventory:
-    """Nodes named ``block/rack/host`` with so many free devices of ``capacity``."""
+    """Nodes named ``block/rack/host`` with so many free devices of ``capacity``, unless an arrangement names others."""
     labels, taints, risk = labels or {}, taints or {}, risk or {}
-    arrangement = arrange({name: labels_of(name) for name in free}, levels)
+    arrangement = arrangement or arrange({name: labels_of(name) for name in free}, levels)
     names = arrangement.names
     classes = [NodeClass(labels=labels.get(name, {}), taints=taints.get(name, ())) for name in names]
     capacity_NR = np.array([[max(capacity, free[name]), 64_000, 110] for name in names], dtype=np.int64).reshape(-1, 3)

@@ -17,14 +17,15 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-import kueue
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from benchmarks.shared import kueue
 
 from polyreme_api import labels
 from polyreme_api.times import parse_rfc3339
 from polyreme_operator.adapters.kubernetes.cluster import KubernetesCluster
 from polyreme_operator.adapters.kubernetes.connection import from_kubeconfig
 from polyreme_operator.port import Manifest
+from tools.cluster.binaries import programs
 
 ROOT = Path(__file__).parents[2]
 BAR_S = 300.0
@@ -43,23 +44,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=15_000)
     parser.add_argument("--runs", type=int, default=1)
-    parser.add_argument(
-        "--kueue", type=Path, help="checkout of Kueue, built: its own baseline runs behind each of ours"
-    )
+    kueue.add_option(parser)
     options = parser.parse_args()
-    if options.kueue:
-        kueue.check(options.kueue)
     runs, theirs = [], []
     for _ in range(options.runs):
         runs.append(one_run(options.jobs))
         if options.kueue:
-            theirs.append(kueue.run(options.kueue, Path(kubectl()).parent))
+            theirs.append(kueue.run_baseline(options.kueue))
     walls_s = [run["wall_s"] for run in runs]
     middle = sorted(runs, key=lambda run: run["wall_s"])[len(runs) // 2]
     figures = {f"baseline_{_thousands(options.jobs)}_jobs_s": round(statistics.median(walls_s), 1), **middle}
     figures["runs"] = len(runs)
     if theirs:
         figures |= sorted(theirs, key=lambda run: run["kueue_s"])[len(theirs) // 2]
+        figures["kueue_version"] = kueue.version(options.kueue)
         if options.jobs == KUEUE_JOBS:
             figures["ratio_to_kueue"] = round(statistics.median(walls_s) / figures["kueue_s"], 3)
     ok = options.jobs < 15_000 or statistics.median(walls_s) < BAR_S
@@ -93,7 +91,7 @@ def install(kubeconfig: str) -> None:
 
 
 def end_servers(folder: Path) -> None:
-    """End what Kueue's runner has not, either; the collector of garbage would watch every job."""
+    """End what Kueue's runner does not have either; the garbage collector would watch every job."""
     for server in json.loads((folder / "state.json").read_text())["servers"]:
         if server["name"] in {"kube-controller-manager", "kube-scheduler", "kwok"}:
             os.kill(server["pid"], signal.SIGKILL)
@@ -240,9 +238,6 @@ async def admission_times(cluster: KubernetesCluster, jobs: int) -> dict[str, An
 
 def kubectl() -> str:
     """The kubectl that came with the servers."""
-    sys.path.insert(0, str(ROOT))
-    from tools.cluster.binaries import programs
-
     return str(programs(os.environ)["kubectl"])
 
 

@@ -12,7 +12,8 @@ from polyreme_api.job.workers import Topology
 from polyreme_operator.placement.place import charge, place
 from polyreme_operator.queueing.quota import QuotaLedger
 from polyreme_operator.queueing.tree import QueueTree
-from polyreme_operator.scheduler.preemption.search import Victims, choose_victims
+from polyreme_operator.scheduler.preemption.bundles import SUBSETS_MAX
+from polyreme_operator.scheduler.preemption.search import EXACT_CANDIDATES, Victims, choose_victims
 from polyreme_operator.types.inventory import GangRequest, Inventory, Placed
 from polyreme_operator.types.queues import QueueView, Reclaim, Running, Waiting
 from tests.unit.operator.queue_scenes import GPU, inventory, queue, running, used_by, waiting
@@ -163,3 +164,72 @@ def test_the_choice_is_as_good_as_any(case: Case) -> None:
     assert found.reclaim == {job.uid for job in victims if job.queue != "a"}
     if case.request.topology.preferred is None:
         assert found.cost_device_s <= COST_FACTOR * least
+
+
+@st.composite
+def crowds(draw: Any) -> Case:
+    """One or two racks and up to 14 jobs of one queue, mostly few of which share nodes."""
+    racks = draw(st.sampled_from(([8, 8], [9, 6], [15])))
+    devices, together = draw(st.sampled_from((1, 2, 3))), draw(st.sampled_from((True, True, True, False)))
+    free = [devices] * sum(racks)
+    jobs: list[Running] = []
+    for at in range(14):
+        each = draw(st.integers(1, devices))
+        spots = [row for row in range(sum(racks)) for _ in range(free[row] // each)]
+        if not spots:
+            break
+        first, workers = draw(st.integers(0, len(spots) - 1)), draw(st.sampled_from((1, 1, 2, 3)))
+        taken = (
+            spots[first : first + workers] if together else [*spots[first:], *spots[:first]][:: devices + 1][:workers]
+        )
+        for row in taken:
+            free[row] -= each
+        started_s = float(draw(st.integers(0, int(NOW_S))))
+        jobs.append(running(f"j{at:02}", "a", taken, devices=each, priority=-1, started_s=started_s))
+    preemptor = waiting("p", "a", workers=draw(st.integers(1, 6)), devices=draw(st.integers(1, devices)))
+    request = GangRequest(
+        workers=preemptor.workers, devices=1, requests=preemptor.requests, topology=Topology(required="rack")
+    )
+    nodes = inventory(racks, devices=devices, jobs=jobs)
+    return Case(nodes, (queue("a", 1_000),), tuple(jobs), preemptor, request)
+
+
+def least_in_a_rack(case: Case) -> float | None:
+    """Of all sets of jobs, the cost of the cheapest without which one rack holds the gang."""
+    sets_OV = np.arange(1 << len(case.jobs))[:, None] >> np.arange(len(case.jobs)) & 1
+    held_VN = np.zeros((len(case.jobs), len(case.nodes.names)), dtype=np.int64)
+    for at, job in enumerate(case.jobs):
+        np.add.at(held_VN[at], job.rows_W, job.requests[0][1])
+    free_N = case.nodes.capacity_NR[:, 0] - case.nodes.used_NR[:, 0]
+    slots_ON = (free_N + sets_OV @ held_VN) // case.preemptor.requests[0][1]
+    rack_N = case.nodes.domain_LN[0]
+    room_OD = np.stack([slots_ON[:, rack_N == rack].sum(axis=1) for rack in range(rack_N.max() + 1)], axis=1)
+    cost_O = sets_OV @ np.array([cost((job,)) for job in case.jobs], dtype=np.float64)
+    enough_O = (room_OD >= case.preemptor.workers).any(axis=1)
+    return float(cost_O[enough_O].min()) if enough_O.any() else None
+
+
+def bundle_max(jobs: tuple[Running, ...]) -> int:
+    """Return how many jobs at most are connected by shared nodes."""
+    groups: list[tuple[set[str], set[int]]] = []
+    for job in jobs:
+        rows = set(job.rows_W.tolist())
+        near = [group for group in groups if group[1] & rows]
+        groups = [group for group in groups if group not in near]
+        groups.append(({job.uid}.union(*(uids for uids, _ in near)), rows.union(*(other for _, other in near))))
+    return max((len(uids) for uids, _ in groups), default=0)
+
+
+@given(case=crowds())
+@settings(max_examples=300)
+def test_of_many_jobs_the_cheapest_are_preempted(case: Case) -> None:
+    found, least = choose(case), least_in_a_rack(case)
+    assert (found is None) == (least is None)
+    if found is None or least is None:
+        return
+    assert starts_without(case, set(found.uids))
+    few = bundle_max(case.jobs) <= SUBSETS_MAX
+    event("exact" if few and len(case.jobs) > EXACT_CANDIDATES else "bundle too large" if not few else "few jobs")
+    assert found.cost_device_s >= least - 1e-6
+    if few:
+        assert abs(found.cost_device_s - least) < 1e-6

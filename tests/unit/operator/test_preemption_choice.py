@@ -56,6 +56,26 @@ def test_the_cheapest_domain_to_clear_is_cleared_and_not_the_cheapest_jobs() -> 
     assert found.reclaim == frozenset()
 
 
+def test_of_nodes_that_many_jobs_share_the_cheapest_to_clear_is_cleared() -> None:
+    """Ten jobs, connected by the nodes that they share: too many to try all sets, or to free nodes one by one."""
+    held = {
+        "a": ([1, 3], 40),
+        "b": ([2, 3], 890),
+        "c": ([1], 220),
+        "d": ([1, 2, 4], 650),
+        "e": ([0, 2], 170),
+        "f": ([4, 5], 920),
+        "g": ([0, 3], 20),
+        "h": ([0], 660),
+        "i": ([4, 5], 100),
+        "j": ([5], 130),
+    }
+    jobs = [old(uid, rows, lost_s=lost_s) for uid, (rows, lost_s) in held.items()]
+    found = choose([6], jobs, devices=3, preemptor=waiting("p", workers=1, devices=3, priority=5))
+    assert found is not None
+    assert (found.uids, found.cost_device_s) == (("e", "g", "h"), 1040.0)
+
+
 def test_a_checkpoint_makes_a_large_gang_cheaper_than_a_small_one() -> None:
     jobs = [old("large", [0, 1, 2, 3], lost_s=1), old("small", [4, 5], lost_s=3600)]
     found = choose([4, 2], jobs)

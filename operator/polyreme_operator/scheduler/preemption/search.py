@@ -1,10 +1,11 @@
 """Search for the cheapest set of victims: the domain that is cheapest to free, checking quota and space together.
 
-Candidates are whole gangs; ``cost.py`` prices them. For each domain that could hold the preemptor, a set of victims is
-chosen greedily: cheapest per freed room first, then more for the quota if needed, then unnecessary ones are removed.
-Domains are tried in the order of their lower bounds (``space.py``) until no bound is below the best set found, so most
-are never searched. Up to ``EXACT_CANDIDATES`` candidates are tried in all combinations. The search ends after
-``work_units`` with the best set so far.
+Candidates are whole gangs; ``cost.py`` prices them. For each domain that could hold the preemptor, the cheapest set of
+victims is chosen by room alone (``bundles.py``). If the quotas forbid that one, or if room is not a sum over nodes, or
+if many jobs are connected by shared nodes, a set is chosen greedily too: cheapest per freed room first, then more for
+the quota if needed, then unnecessary ones are removed. Domains are tried in the order of their lower bounds
+(``space.py``) until no bound is below the best set found, so most are never searched. Up to ``EXACT_CANDIDATES``
+candidates are tried in all combinations. The search ends after ``work_units`` with the best set so far.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from polyreme_operator.placement.topology_request import TopologyRequest, topolo
 from polyreme_operator.placement.tree import tree_of
 from polyreme_operator.queueing.quota import QuotaLedger
 from polyreme_operator.queueing.tree import QueueTree
+from polyreme_operator.scheduler.preemption.bundles import cheapest_victims
 from polyreme_operator.scheduler.preemption.cost import lost_device_s, victim_costs
 from polyreme_operator.scheduler.preemption.policy import QuotaTrial, is_protected, may_displace
 from polyreme_operator.scheduler.preemption.space import Region, VictimSpace, reachable, victim_space
@@ -178,7 +180,29 @@ class _Search:
         return gone_V
 
     def _choose(self, region: Region) -> list[int] | None:
-        """Choose a good set: the cheapest per freed room; if the quotas forbid it, the largest jobs."""
+        """Choose the cheapest set by room alone if the quotas allow it, else a good one."""
+        best, exact = self._by_room(region) if region.plain else (None, False)
+        if exact and best is not None:
+            return best
+        found = self._cheap(region)
+        return min((best, found), key=self._cost)
+
+    def _by_room(self, region: Region) -> tuple[list[int] | None, bool]:
+        """Choose the cheapest set by room alone; None if the quotas forbid it. Tell also whether no set costs less."""
+        choice = cheapest_victims(region, self._space.cost_V, self._space.request.workers, work_units=self._left)
+        self._left -= choice.work_units
+        victims, exact = choice.victims, choice.exact
+        if victims is None:
+            return None, False
+        more = self._for_quota(victims) if self._short else []
+        if more is None:
+            return None, False
+        if more or not exact:
+            victims, exact = self._prune(region, [*victims, *more]), False
+        return (victims, exact) if self._allowed([self._candidates[at] for at in victims]) else (None, False)
+
+    def _cheap(self, region: Region) -> list[int] | None:
+        """Choose the cheapest per freed room; if the quotas forbid it, the largest jobs."""
         gain_V = region.gains()[region.candidates]
         cost_V = self._space.cost_V[region.candidates]
         with np.errstate(divide="ignore"):

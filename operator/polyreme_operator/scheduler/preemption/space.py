@@ -211,6 +211,15 @@ class Region:
 
     def gains(self) -> Float64Array:
         """Return about how many workers, in fractions, each candidate makes room for."""
+        gain_V: Float64Array = np.bincount(
+            self._victim_P, weights=self._gain_P(), minlength=len(self._space.cost_V)
+        ).astype(np.float64)
+        if self._space.requested.exclusive is not None:
+            return self._gains_of_whole_domains(gain_V)
+        return gain_V
+
+    def _gain_P(self) -> Float64Array:
+        """Return about how many workers, in fractions, each pair makes room for."""
         space = self._space
         request, inventory = space.request, space.inventory
         columns = [inventory.resources.index(name) for name, amount in request.requests if amount > 0]
@@ -220,12 +229,8 @@ class Region:
         scarcest_P = share_KR.argmin(axis=1)[self._at_P]
         gain_P = (self._held_PR[:, columns] / amount_R)[np.arange(len(self._at_P)), scarcest_P]
         gain_P[~space.open_N[self._rows][self._at_P]] = 0.0
-        gain_V: Float64Array = np.bincount(self._victim_P, weights=gain_P, minlength=len(space.cost_V)).astype(
-            np.float64
-        )
-        if space.requested.exclusive is not None:
-            return self._gains_of_whole_domains(gain_V)
-        return gain_V
+        found_P: Float64Array = gain_P.astype(np.float64)
+        return found_P
 
     def _gains_of_whole_domains(self, gain_V: Float64Array) -> Float64Array:
         """Rank the victims of an exclusive gang by the domain that they free together, not one by one."""
@@ -261,6 +266,47 @@ class Region:
         slice_K = self._space.tree.domain_LN[self._space.requested.slice_depth, rows].astype(np.int64)
         slots_S = np.bincount(slice_K - slice_K.min(initial=0), weights=slots_K).astype(np.int64)
         return int((slots_S // size * size).sum())
+
+    def open_pairs(self) -> tuple[IntArray, IntArray, Float64Array]:
+        """Return of every pair on a node that the gang may use, by row: row, candidate, and about the room it takes."""
+        open_P = self._space.open_N[self._rows.start + self._at_P]
+        return self._at_P[open_P], self._victim_P[open_P], self._gain_P()[open_P]
+
+    def clearable_K(self) -> IntArray:
+        """Return how much room each node gains if all candidates on it are gone; for plain gangs only."""
+        everybody_V = np.ones(len(self._space.cost_V), dtype=np.bool_)
+        return self._slots_K(everybody_V) - self._slots_K(~everybody_V)
+
+    def freed_alone(self) -> IntArray:
+        """Return how much room each candidate frees by itself; for plain gangs only."""
+        nobody_V = np.zeros(len(self._space.cost_V), dtype=np.bool_)
+        rows_P = self._rows.start + self._at_P
+        left_PR = self._used_KR[self._at_P] - self._held_PR
+        room_P = _room(self._space.inventory, rows_P, left_PR, self._space.request)
+        freed_P = np.where(self._space.open_N[rows_P], room_P - self._slots_K(nobody_V)[self._at_P], 0)
+        return np.bincount(self._victim_P, weights=freed_P, minlength=len(nobody_V)).astype(np.int64)
+
+    def freed(self, victims: Sequence[int], mask_OB: BoolArray) -> tuple[IntArray, int]:
+        """Return how much room some sets of victims free, and the work units spent; for plain gangs only.
+
+        Args:
+            victims: Candidates.
+            mask_OB: Which of them are gone, by set.
+        """
+        space, sets = self._space, len(mask_OB)
+        pairs = np.flatnonzero(np.isin(self._victim_P, victims) & space.open_N[self._rows.start + self._at_P])
+        place_V = np.zeros(len(space.cost_V), dtype=np.int64)
+        place_V[list(victims)] = np.arange(len(victims))
+        at_P, held_PR = self._at_P[pairs], self._held_PR[pairs]
+        starts = np.flatnonzero(np.diff(at_P, prepend=-1))
+        row_K, used_KR = self._rows.start + at_P[starts], self._used_KR[at_P[starts]]
+        before = int(_room(space.inventory, row_K, used_KR, space.request).sum())
+        gains = []
+        for mask_B in mask_OB:
+            gone_PR = np.where(mask_B[place_V[self._victim_P[pairs]], None], held_PR, 0)
+            left_KR = used_KR - np.add.reduceat(gone_PR, starts, axis=0)
+            gains.append(int(_room(space.inventory, row_K, left_KR, space.request).sum()) - before)
+        return np.array(gains, dtype=np.int64), sets * (len(pairs) + len(row_K))
 
     def losses(self, gone_V: BoolArray) -> IntArray:
         """Return how much room the domain would lose by keeping each of these victims; for plain gangs only."""

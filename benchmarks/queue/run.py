@@ -146,7 +146,7 @@ async def until_done(operator: asyncio.subprocess.Process, jobs: int, started_s:
             told_s = elapsed_s
             print(
                 f"{elapsed_s:4.0f} s: {last['succeeded']:,} of {jobs:,} jobs have succeeded, "
-                f"{last['stopped']:,} made way, operator used {last['cpu_s']} s",
+                f"{last['stopped']:,} preempted, operator used {last['cpu_s']} s",
                 file=sys.stderr,
             )
         if last["succeeded"] >= jobs:

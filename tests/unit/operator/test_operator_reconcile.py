@@ -247,10 +247,11 @@ def test_a_finished_job_whose_pods_still_end_is_looked_at_when_the_first_of_both
 
 
 def test_the_status_says_where_checkpoints_and_stored_logs_are_also_after_the_pods_are_gone() -> None:
-    for spec, where in (
+    cases: tuple[tuple[dict[str, Any], str], ...] = (
         ({}, "file:///var/lib/polyreme/checkpoints/default/j"),
         ({"checkpoint": {"location": "s3://bucket/own"}}, "s3://bucket/own"),
-    ):
+    )
+    for spec, where in cases:
         owner = admitted(job(**spec))
         status = written(decide(snapshot(owner, pods=(pod(owner, 0), pod(owner, 1)), lease=lease(owner))))
         assert status.checkpoint_location == where

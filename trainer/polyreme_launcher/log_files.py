@@ -26,7 +26,7 @@ class LogFile:
         self._size_bytes = 0
 
     def write(self, data: bytes) -> None:
-        """Append.
+        """Append; no bytes: only have the file be there.
 
         Raises:
             OSError: If the disk does not take it; the next call tries again with what comes then.

@@ -148,6 +148,8 @@ class RankOutput:
             self._attempt = pipe.attempt
             with contextlib.suppress(OSError):
                 remove_expired(pipe.path.parent)
+        # A file without a line says that the process has written none.
+        self._keep(pipe, b"")
         return pipe
 
     def _read(self, pipe: _Pipe, bytes_max: int) -> int:
@@ -171,7 +173,8 @@ class RankOutput:
             if not pipe.troubled:
                 pipe.troubled = True
                 self._on_trouble(pipe.prefix, f"output can't be kept in {pipe.path}: {error.strerror}")
-        self._on_data(pipe.prefix, data)
+        if data:
+            self._on_data(pipe.prefix, data)
 
     def _end(self, pipe: _Pipe) -> None:
         os.close(pipe.descriptor)

@@ -255,6 +255,8 @@ def test_the_status_says_where_checkpoints_and_stored_logs_are_also_after_the_po
         owner = admitted(job(**spec))
         status = written(decide(snapshot(owner, pods=(pod(owner, 0), pod(owner, 1)), lease=lease(owner))))
         assert status.checkpoint_location == where
-        owner = dataclasses.replace(owner, status=status)
-        again = decide(snapshot(owner, pods=(pod(owner, 0), pod(owner, 1)), lease=lease(owner)))
-        assert of_type(again, WriteStatus) == []
+        # Without it, as an API server returns it whose CRD is of an older release: no write for it alone.
+        for known in (status, status.model_copy(update={"checkpoint_location": ""})):
+            owner = dataclasses.replace(owner, status=known)
+            again = decide(snapshot(owner, pods=(pod(owner, 0), pod(owner, 1)), lease=lease(owner)))
+            assert of_type(again, WriteStatus) == []

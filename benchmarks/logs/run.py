@@ -38,6 +38,7 @@ def main() -> int:
     parser.add_argument("--lines", type=int, default=10, help="lines that each rank writes a step")
     options = parser.parse_args()
     steps_s: dict[str, list[float]] = {"file": [], "pipe": []}
+    step_cpu_s: dict[str, list[float]] = {"file": [], "pipe": []}
     writes_us: dict[str, list[float]] = {"file": [], "pipe": []}
     cpu_s = wall_s = 0.0
     with tempfile.TemporaryDirectory(prefix="polyreme-bench-") as folder:
@@ -48,6 +49,7 @@ def main() -> int:
                 cpu_s += used_s
                 for each in seen:
                     steps_s[way] += each["steps_s"]
+                    step_cpu_s[way] += each["cpu_s"]
                     writes_us[way] += each["writes_us"]
                 if way == "pipe":
                     wall_s += max(sum(each["steps_s"]) for each in seen)
@@ -60,6 +62,7 @@ def main() -> int:
         "step_file_ms": round(statistics.median(steps_s["file"]) * 1e3, 3),
         "step_pipe_ms": round(statistics.median(steps_s["pipe"]) * 1e3, 3),
         "step_ratio": round(ratio, 4),
+        "step_cpu_ratio": round(statistics.median(step_cpu_s["pipe"]) / statistics.median(step_cpu_s["file"]), 4),
         "write_file_us": round(statistics.median(writes_us["file"]), 2),
         "write_pipe_us": round(statistics.median(writes_us["pipe"]), 2),
         "write_file_p99_us": round(quantile(writes_us["file"], 0.99), 2),
@@ -155,9 +158,9 @@ def rank(steps: int, lines: int, result: Path) -> int:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     rng = np.random.default_rng(1)
     a, b = rng.random((SIZE, SIZE), dtype=np.float32), rng.random((SIZE, SIZE), dtype=np.float32)
-    steps_s, writes_us = [], []
+    steps_s, cpu_s, writes_us = [], [], []
     for step in range(steps):
-        begun_s = time.perf_counter()
+        begun_s, used_s = time.perf_counter(), time.process_time()
         for _ in range(PRODUCTS):
             a @ b
         for line in range(lines):
@@ -165,7 +168,8 @@ def rank(steps: int, lines: int, result: Path) -> int:
             print(LINE.format(step=step, line=line))
             writes_us.append((time.perf_counter() - wrote_s) * 1e6)
         steps_s.append(time.perf_counter() - begun_s)
-    result.write_text(json.dumps({"steps_s": steps_s, "writes_us": writes_us}))
+        cpu_s.append(time.process_time() - used_s)
+    result.write_text(json.dumps({"steps_s": steps_s, "cpu_s": cpu_s, "writes_us": writes_us}))
     return 0
 
 

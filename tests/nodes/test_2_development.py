@@ -56,7 +56,7 @@ def test_the_quickstarts_job_succeeds_in_pods_on_data_that_pods_made(
     assert following.returncode == 0, said
     workers = manifest["spec"]["workers"]
     for rank in range(workers["replicas"] * workers["devices"]):
-        assert f"\n[rank {rank} attempt 1] " in lines, said
+        assert any(line.startswith(f"[rank {rank} attempt 1] ") for line in lines.splitlines()), said
     assert status["attempt"]["number"] == 1
     assert status["step"] == STEPS
     assert {pod["spec"]["nodeName"] for pod in pods} == {

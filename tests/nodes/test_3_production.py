@@ -144,10 +144,10 @@ def test_logs_show_what_ranks_wrote_in_each_attempt_also_of_the_pod_that_is_gone
     # The pod that was never replaced has the lines of all attempts, as kubectl and a log collector read them.
     kept = next(pod for pod in trained.pods if pod["metadata"]["labels"]["polyreme.dev/replacement"] == "0")
     index = int(kept["metadata"]["labels"]["polyreme.dev/index"])
-    lines = cluster.kubectl("--namespace", JOBS, "logs", kept["metadata"]["name"])
+    lines = cluster.kubectl("--namespace", JOBS, "logs", kept["metadata"]["name"]).splitlines()
     for rank in (index * DEVICES, index * DEVICES + 1):
         for attempt in (1, 2, trained.status["attempt"]["number"]):
-            assert f"\n[rank {rank} attempt {attempt}] " in lines
+            assert any(line.startswith(f"[rank {rank} attempt {attempt}] ") for line in lines), (rank, attempt)
     for rank in range(2 * DEVICES):
         words = ("logs", NAME, "--rank", str(rank), "--attempt", "1", "--kubeconfig", str(cluster.kubeconfig))
         assert invoke([*words, "-n", JOBS]) == 0

@@ -90,7 +90,6 @@ class Pod:
 
     def _on_exit(self, attempt: int, rank: int, code: int | None, number: int | None, message: str) -> None:
         self.output.finish((attempt, rank))
-        # From here on, a reader of the files finds all of it.
         self.ended[rank] = code, number
 
 
@@ -116,8 +115,7 @@ def test_a_process_that_writes_without_end_waits_for_no_reader_and_its_last_line
     path = pod.folder / RankAttempt(1, 0).file_name
     assert path.stat().st_size <= PART_BYTES_MAX
     assert earlier_part(path).stat().st_size <= PART_BYTES_MAX
-    kept = lines_of(pod.file(0))
-    assert kept[-1] == "the last words"
+    assert lines_of(pod.file(0))[-1] == "the last words"
     assert len(pod.file(0)) > PART_BYTES_MAX
     printed = pod.printed()[0]
     assert printed[-1] == "the last words"
@@ -162,6 +160,16 @@ def test_output_that_no_file_takes_is_printed_and_that_is_reported_once(pod: Pod
     assert [line for line in lines if "can't be kept" not in line] == ALL_WAYS
     (trouble,) = [line for line in lines if "can't be kept" in line]
     assert trouble.endswith(": No such file or directory")
+
+
+def test_what_was_written_before_an_end_is_in_the_file_when_the_end_is_taken(tmp_path: Path) -> None:
+    output = RankOutput(on_data=lambda *_: None, on_end=lambda _: None, on_trouble=lambda *_: None)
+    for number in range(30):
+        with output.open((1, number), path=tmp_path / str(number), prefix="") as descriptor:
+            os.write(descriptor, b"x" * 10_000)
+            output.finish((1, number))
+        assert (tmp_path / str(number)).stat().st_size == 10_000
+    output.close()
 
 
 def test_a_pod_keeps_the_files_of_its_newest_attempts(tmp_path: Path) -> None:

@@ -47,6 +47,8 @@ CHECK_FAULT = "POLYREME_CHECK_FAULT"
 COPY_DATA_FD = "POLYREME_COPY_DATA_FD"
 COPY_RECORD_FD = "POLYREME_COPY_RECORD_FD"
 """Optional: files in memory (descriptors) for a copy of the rank's newest checkpoint, and for what it is a copy of."""
+PRINT_RANK_LOGS = "POLYREME_PRINT_RANK_LOGS"
+"""Optional: ``on`` (default) prints each line of a rank to its pod's standard output; ``off`` keeps files alone."""
 DATABASE_URL = "POLYREME_DATABASE_URL"
 """Optional: the metadata registry, without a password: libpq reads that from ``PGPASSWORD``."""
 TOPICS_URL = "POLYREME_TOPICS_URL"
@@ -194,6 +196,18 @@ _POD_TEXTS = {
     "checkpoint_url": CHECKPOINT_URL,
 }
 _POD_NUMBERS = {"index": INDEX, "replacement": REPLACEMENT, "replicas": REPLICAS, "devices": DEVICES}
+
+
+def is_on(environment: Mapping[str, str], variable: str, *, default: bool) -> bool:
+    """Return whether a variable that is ``on`` or ``off`` is on; not set or empty: the default.
+
+    Raises:
+        InvalidConfigError: If it has another value.
+    """
+    value = environment.get(variable) or ("on" if default else "off")
+    if value not in {"on", "off"}:
+        raise InvalidConfigError(f"environment variable is neither on nor off: {variable}={value!r}", field=variable)
+    return value == "on"
 
 
 def _text(environment: Mapping[str, str], variable: str) -> str:

@@ -10,7 +10,7 @@ EXTRAS = {
         {"torch", "numpy", "safetensors", "sqlalchemy", "alembic", "obstore", "PIL", "simplejpeg", "pyarrow"}
         | {"tokenizers", "sklearn", "aiohttp", "prometheus_client", "psutil", "yaml", "rich"}
     ),
-    "kubectl": frozenset({"kubernetes", "numpy", "aiohttp", "psutil", "yaml", "rich"}),
+    "kubectl": frozenset({"kubernetes", "numpy", "aiohttp", "obstore", "psutil", "yaml", "rich"}),
 }
 """Modules by the extra that brings them (``pyproject.toml``)."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from urllib.parse import urlsplit
 from pydantic import ValidationError
 
 from polyreme.paths import RunDirectory
+from polyreme.run_logs import last_lines, rank_files
 from polyreme_api.checkpoint_inventory import State, Survey, survey
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.history import ResumePoint, attempt_spans, committed_steps, is_history
@@ -140,11 +140,10 @@ def read_records(root: Path) -> RunRecords:
 
 def last_error(run: RunDirectory, attempt: int) -> str | None:
     """Return the newest error that a rank of the attempt wrote into its log; None when there is none."""
-    for path in sorted(run.pods.glob(f"*/rank-*.a{attempt}.log")):
-        with path.open(encoding="utf-8", errors="replace") as stream:
-            for line in reversed(deque(stream, maxlen=LOG_LINES_MAX)):
-                if ERROR_MARK in line:
-                    return line.partition(ERROR_MARK)[2].strip()
+    for _, path in rank_files(run, attempt=attempt):
+        for line in reversed(last_lines(path, LOG_LINES_MAX)):
+            if ERROR_MARK in line:
+                return line.partition(ERROR_MARK)[2].strip()
     return None
 
 

@@ -10,19 +10,12 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, TextIO
 
+from polyreme_api.redaction import HIDDEN, hide
 from polyreme_api.times import rfc3339
 
 MESSAGE_CHARACTERS_MAX = 8_192
 TRACE_CHARACTERS_MAX = 32_768
-HIDDEN = "***"
 _SECRET_NAME = re.compile(r"(?:token|secret|password|passwd|authorization|api[-_]?key|credentials?)$", re.IGNORECASE)
-_SECRET_VALUE = re.compile(
-    r"(?i)(\bbearer\s+)[\w.~+/=-]+"
-    r"|(\b[\w.-]*(?:token|secret|password|passwd|api[-_]?key)[\"']?\s*[:=]\s*[\"']?)[^\s\"',;&}]{4,}"
-    r"|(://[^\s/:@]+:)[^\s/@]+(?=@)"
-)
-"""Bearer tokens, ``password=...`` in whatever notation, passwords in URLs; each behind what is kept of it."""
-_JWT = re.compile(r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*")
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _NOISY = ("aiohttp.access", "asyncio", "urllib3", "kubernetes.client.rest")
 
@@ -90,12 +83,6 @@ def fields_of(record: logging.LogRecord) -> dict[str, object]:
         for name, value in vars(record).items()
         if name not in _STANDARD and not name.startswith("_")
     }
-
-
-def hide(text: str) -> str:
-    """Replace what looks like a secret."""
-    text = _JWT.sub(HIDDEN, text)
-    return _SECRET_VALUE.sub(lambda found: next(group for group in found.groups() if group is not None) + HIDDEN, text)
 
 
 def _shown(name: str, value: object) -> object:

@@ -54,7 +54,9 @@ def laptop(
     The operator has its Lease in that namespace too, unless ``operator_options`` say what it is started with.
     """
     environment = {**os.environ, "KUBECONFIG": str(own_kubeconfig(kubeconfig, folder, namespace))}
-    environment["PATH"] = f"{program_path('kubectl', os.environ).parent}{os.pathsep}{os.environ['PATH']}"
+    # kubectl finds its plugin beside this interpreter.
+    programs = (str(program_path("kubectl", os.environ).parent), str(Path(sys.executable).parent), os.environ["PATH"])
+    environment["PATH"] = os.pathsep.join(programs)
     home = folder / "home"
     names = [word for node in nodes for word in ("--name", node)]
     node = [sys.executable, "-m", "polyreme.main", "--home", str(home), "node", *names]

@@ -27,7 +27,8 @@ from tests.contract.manifests import job as sample_job
 from tools.cluster.binaries import program_path
 
 DEVICE = labels.RESOURCE_DEVICE
-LOG = b"rank 1 says hello\n"
+LOG = "2026-11-26T10:00:00.5+02:00 worker joins\n2026-11-26T10:00:01.25+02:00 [rank 1 attempt 1] says hello\n"
+"""As a kubelet hands it out with times."""
 
 
 class Stage:
@@ -348,7 +349,7 @@ async def kubelet(folder: Path, asked: list[str]) -> AsyncIterator[int]:
         asked.append(request.path_qs)
         assert request.transport is not None
         connections.append(request.transport)
-        return web.Response(body=LOG)
+        return web.Response(text=LOG)
 
     app = web.Application()
     app.router.add_get("/containerLogs/{namespace}/{pod}/{container}", show)
@@ -364,8 +365,8 @@ async def kubelet(folder: Path, asked: list[str]) -> AsyncIterator[int]:
         await runner.cleanup()
 
 
-def test_logs_finds_the_pod_of_a_rank_and_streams_its_log(
-    stage: Stage, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+def test_logs_finds_the_pod_of_a_rank_and_shows_its_lines(
+    stage: Stage, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = stage.say(stage.make("big"), runs(stage.namespace))
     uid, asked = made["metadata"]["uid"], list[str]()
@@ -388,19 +389,21 @@ def test_logs_finds_the_pod_of_a_rank_and_streams_its_log(
         )
         try:
             stage.create(worker_pod(stage, uid, index=1))
-            return stage.here("logs", "big", "--rank", "1", "--tail", "5")
+            assert stage.here("logs", "big", "--rank", "1", "--tail", "5") == 0
+            return stage.here("logs", "big", "--index", "1", "--tail", "5")
         finally:
             stage.drop(node)
 
     assert asyncio.run(story()) == 0
-    assert capfdbinary.readouterr().out == LOG
-    (path,) = asked
-    assert path.startswith(
-        f"/containerLogs/{stage.namespace}/{labels.pod_name('big', uid, index=1, replacement=0)}/main"
-    )
-    assert "tailLines=5" in path
+    of_rank = "[rank 1 attempt 1] says hello\n"
+    assert capsys.readouterr().out == f"{of_rank}worker joins\n{of_rank}"
+    folder = f"/containerLogs/{stage.namespace}/{labels.pod_name('big', uid, index=1, replacement=0)}/main"
+    assert all(path.startswith(folder) and "timestamps=true" in path for path in asked)
+    # A kubelet knows no ranks: of one, the last lines are chosen here.
+    assert ["tailLines=5" in path for path in asked] == [False, True]
     assert stage.here("logs", "big", "--rank", "2") == ExitCode.USAGE
     assert stage.here("logs", "big", "--index", "0") == ExitCode.NOT_FOUND
+    assert "no lines of worker 0 of" in capsys.readouterr().err
 
 
 def controlled_by(name: str, uid: str) -> Manifest:

@@ -1,12 +1,16 @@
 """The chart's development profile: one command, and the quickstart's job trains in pods on data that pods made."""
 
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from polyreme_api.labels import RESOURCE_DEVICE
 from tests.nodes import packages
-from tests.nodes.cluster import Cluster
+from tests.nodes.cluster import PATIENCE_S, Cluster
 from tests.nodes.release import JOBS, SYSTEM, Release, created, job, values
 from tests.services.test_runs_on_servers import STEPS, shortened
 
@@ -17,6 +21,18 @@ KEPT_S = 10
 def release(prepared: Cluster) -> Release:
     """The release, which the tests of this module move on from state to state."""
     return Release(prepared)
+
+
+@contextlib.contextmanager
+def followed(cluster: Cluster, name: str) -> Iterator[subprocess.Popen[str]]:
+    """Follow the logs of a job while a block runs, from before its pods are there."""
+    command = [sys.executable, "-m", "polyreme.plugin", "logs", name, "-f", "--kubeconfig", str(cluster.kubeconfig)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen([*command, "-n", JOBS], stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def _offered(cluster: Cluster) -> list[str | None]:
@@ -31,11 +47,16 @@ def test_the_quickstarts_job_succeeds_in_pods_on_data_that_pods_made(
     cluster.until(lambda: set(_offered(cluster)) == {"2"}, "every node offers two devices")
     manifest = job(cluster, shortened("first", tmp_path))
     manifest["spec"]["ttlSecondsAfterFinished"] = KEPT_S
-    with created(cluster, manifest) as first:
+    with created(cluster, manifest) as first, followed(cluster, "first") as following:
         status = first.until_succeeded()
         pods = first.pods
         words = ("--namespace", JOBS, "get", "trainingjobs", "--output=name")
         cluster.until(lambda: not cluster.kubectl(*words).strip(), "the job is deleted after its time")
+        lines, said = following.communicate(timeout=PATIENCE_S)
+    assert following.returncode == 0, said
+    workers = manifest["spec"]["workers"]
+    for rank in range(workers["replicas"] * workers["devices"]):
+        assert any(line.startswith(f"[rank {rank} attempt 1] ") for line in lines.splitlines()), said
     assert status["attempt"]["number"] == 1
     assert status["step"] == STEPS
     assert {pod["spec"]["nodeName"] for pod in pods} == {

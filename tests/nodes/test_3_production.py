@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
+from polyreme.plugin.main import invoke
 from tests.nodes.cluster import Cluster
 from tests.nodes.release import DEVICES, JOBS, SYSTEM, Job, Release, created, inside, is_true, job, kill_rank
 from tests.nodes.servers import SECRET_VARIABLES, Outside
@@ -129,6 +130,30 @@ def test_the_losses_are_those_of_an_embedded_run(
     assert len(records.history) == len(losses) == STEPS
     assert {record.attempt for record in records.history} >= {1, 2, 3}, "each attempt contributed"
     assert all(entry.committed for entry in records.checkpoints if entry.history)
+
+
+def test_logs_show_what_ranks_wrote_in_each_attempt_also_of_the_pod_that_is_gone(
+    cluster: Cluster,
+    servers: Outside,
+    trained: Job,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("AWS_ENDPOINT_URL", "AWS_REGION", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, servers.variables[name])
+    # The pod that was never replaced has the lines of all attempts, as kubectl and a log collector read them.
+    kept = next(pod for pod in trained.pods if pod["metadata"]["labels"]["polyreme.dev/replacement"] == "0")
+    index = int(kept["metadata"]["labels"]["polyreme.dev/index"])
+    lines = cluster.kubectl("--namespace", JOBS, "logs", kept["metadata"]["name"]).splitlines()
+    for rank in (index * DEVICES, index * DEVICES + 1):
+        for attempt in (1, 2, trained.status["attempt"]["number"]):
+            assert any(line.startswith(f"[rank {rank} attempt {attempt}] ") for line in lines), (rank, attempt)
+    for rank in range(2 * DEVICES):
+        words = ("logs", NAME, "--rank", str(rank), "--attempt", "1", "--kubeconfig", str(cluster.kubeconfig))
+        assert invoke([*words, "-n", JOBS]) == 0
+        shown = capsys.readouterr().out.splitlines()
+        assert shown, rank
+        assert all(line.startswith(f"[rank {rank} attempt 1] ") for line in shown)
 
 
 def test_no_secret_is_found_outside_of_secrets(cluster: Cluster, servers: Outside, trained: Job) -> None:

@@ -15,11 +15,13 @@ import pytest
 from polyreme_api import environment as names
 from polyreme_api.environment import PodEnvironment
 from polyreme_launcher.check_children import CheckProcesses
+from polyreme_launcher.pod_logs import PodLogs
 from polyreme_launcher.protocol import check_rounds as rounds
 from polyreme_launcher.protocol.check_rounds import CheckOrder, Rounds
 from polyreme_launcher.protocol.check_verdict import Limits
 from polyreme_launcher.protocol.messages import Check
 from polyreme_launcher.rank_processes import RankParent
+from polyreme_system.clock import SystemClock
 
 pytestmark = pytest.mark.parallel
 
@@ -54,6 +56,7 @@ class Worker:
         )
         self.checks = CheckProcesses(
             self.ranks,
+            PodLogs(pod=pod, environment={names.PRINT_RANK_LOGS: "off"}, clock=SystemClock()),
             pod=pod,
             environment=environment,
             folder=folder,

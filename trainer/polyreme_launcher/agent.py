@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import secrets
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from polyreme_api import environment as names
@@ -19,11 +20,12 @@ from polyreme_api.environment import PodEnvironment, RankEnvironment
 from polyreme_api.errors import PolyremeError
 from polyreme_api.exit_codes import ExitCode
 from polyreme_launcher.check_children import CheckProcesses
-from polyreme_launcher.data_engine import DataEngine, is_wanted
+from polyreme_launcher.data_engine import DataEngine
 from polyreme_launcher.exit_message import short_sentence
 from polyreme_launcher.leader_agent import LeaderAgent
 from polyreme_launcher.mixture_leader import SCHEDULE_FILE
 from polyreme_launcher.peers import FollowerLink
+from polyreme_launcher.pod_logs import PodLogs
 from polyreme_launcher.proc_stats import SAMPLE_INTERVAL_S, ProcessSampler
 from polyreme_launcher.progress_pipe import ProgressPipe
 from polyreme_launcher.protocol import follower as machine
@@ -65,12 +67,14 @@ class Launcher:
             devices=self._pod.devices,
             launcher=secrets.token_hex(LAUNCHER_NAME_BYTES),
         )
+        self._logs = PodLogs(pod=self._pod, environment=environment, clock=clock)
         self._ranks = RankParent(
             environment=environment, on_exit=self._on_rank_exit, on_forked=self._record_processes, on_fail=self._fail
         )
         variables = {name: value for name, value in environment.items() if name not in _NOT_FOR_RANKS}
         self._checks = CheckProcesses(
             self._ranks,
+            self._logs,
             pod=self._pod,
             environment=variables,
             folder=checkpoint_folder(self._pod.checkpoint_url) or self._directory,
@@ -82,9 +86,10 @@ class Launcher:
         self._link: FollowerLink | None = None
         self._pipe: ProgressPipe | None = None
         self._ended: asyncio.Future[int] | None = None
+        self._host_ended = self._succeeded = False
         self._copies = CopyFiles()
         self._data_engine: DataEngine | None = None
-        if is_wanted(environment):
+        if names.is_on(environment, names.DATA_ENGINE, default=False):
             self._data_engine = DataEngine(directory=self._directory, environment={**ALLOCATOR, **variables})
 
     async def run(self) -> int:
@@ -93,7 +98,8 @@ class Launcher:
         self._ended = loop.create_future()
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             loop.add_signal_handler(number, self._feed, machine.StopRequested(grace_s=GRACE_S))
-        self._end_with_host()
+        if inherited := self._environment.get(names.HOST_FD):
+            call_at_end(int(inherited), self._on_host_end)
         self._ranks.start()
         tasks: list[asyncio.Task[None]] = []
         try:
@@ -109,6 +115,7 @@ class Launcher:
                 self._data_engine.close()
             await self._ranks.close()
             self._copies.close()
+            self._logs.close(succeeded=self._succeeded, wait=not self._host_ended)
 
     async def _meet(self, tasks: list[asyncio.Task[None]]) -> None:
         """Become the leader, or connect to it."""
@@ -121,7 +128,7 @@ class Launcher:
                 clock=self._clock,
                 to_own_follower=self._on_message,
                 on_fail=self._fail,
-                on_schedule=self._write_schedule,
+                on_schedule=functools.partial(write_schedule, self._directory / SCHEDULE_FILE),
                 serve_checks=self._serve_checks,
             )
             await self._leader_agent.start()
@@ -163,14 +170,8 @@ class Launcher:
             listener, attempt=request.attempt, serial=request.serial, seconds=request.seconds, address=address
         )
 
-    def _write_schedule(self, schedule_json: str) -> None:
-        """Write the schedule down for rank 0; what can't be written takes effect with the next attempt."""
-        try:
-            write_atomically(self._directory / SCHEDULE_FILE, schedule_json, durable=False)
-        except OSError as error:
-            print(f"changes of data.schedule can't be passed to the ranks: {error}", file=sys.stderr)
-
     def _on_rank_exit(self, attempt: int, rank: int, code: int | None, number: int | None, error: str) -> None:
+        self._logs.ended(attempt, rank, failed=code != ExitCode.OK)
         if rank < 0:
             self._checks.on_exit(attempt, rank, code, number, error)
             return
@@ -249,13 +250,14 @@ class Launcher:
         variables = {**own, **described.render(), "OMP_NUM_THREADS": "1"}
         if release.master_address.startswith("127."):
             variables["GLOO_SOCKET_IFNAME"] = "lo"
-        self._ranks.fork(
-            attempt=directive.attempt,
-            rank=rank,
-            environment=variables,
-            log=self._directory / f"rank-{rank}.a{directive.attempt}.log",
-            descriptors=self._descriptors(rank),
-        )
+        with self._logs.open(directive.attempt, rank) as output:
+            self._ranks.fork(
+                attempt=directive.attempt,
+                rank=rank,
+                environment=variables,
+                output=output,
+                descriptors=self._descriptors(rank),
+            )
         if rank == 0 and self._pipe is not None:
             self._pipe.handed_over()
 
@@ -275,26 +277,13 @@ class Launcher:
         return found | leading
 
     def _record_processes(self) -> None:
-        """Record the pids of all processes, for people and for tests that hurt one."""
-        ranks = {str(rank): pid for rank, pid in sorted(self._ranks.pids.items())}
-        processes: dict[str, object] = {"launcher": os.getpid(), "zygote": self._ranks.fork_server_pid, "ranks": ranks}
-        if self._data_engine is not None:
-            processes["data-engine"] = self._data_engine.pid
-        with contextlib.suppress(OSError):
-            write_atomically(self._directory / PROCESSES_FILE, json.dumps(processes), durable=False)
+        write_pids(self._directory / PROCESSES_FILE, self._ranks, self._data_engine)
 
-    def _end_with_host(self) -> None:
-        """End at once when the kubelet's end of the pipe closes: needed where no kernel kills orphans."""
-        inherited = self._environment.get(names.HOST_FD)
-        if inherited:
-            asyncio.get_running_loop().add_reader(int(inherited), self._on_host_end, int(inherited))
-
-    def _on_host_end(self, descriptor: int) -> None:
-        with contextlib.suppress(BlockingIOError):
-            if not os.read(descriptor, 1):
-                asyncio.get_running_loop().remove_reader(descriptor)
-                self._ranks.kill()
-                self._end(int(ExitCode.ENVIRONMENT))
+    def _on_host_end(self) -> None:
+        """End at once with the kubelet: needed where no kernel kills orphans."""
+        self._host_ended = True
+        self._ranks.kill()
+        self._end(int(ExitCode.ENVIRONMENT))
 
     def _fail(self, error: PolyremeError) -> None:
         print(f"launcher failed: {error}", file=sys.stderr)
@@ -302,4 +291,37 @@ class Launcher:
 
     def _end(self, code: int) -> None:
         if self._ended is not None and not self._ended.done():
+            # A pod that was asked to stop ends with 0 too.
+            self._succeeded = code == ExitCode.OK and self._state.kill_at_s is None
             self._ended.set_result(code)
+
+
+def write_schedule(path: Path, schedule_json: str) -> None:
+    """Write the schedule down for rank 0; what can't be written takes effect with the next attempt."""
+    try:
+        write_atomically(path, schedule_json, durable=False)
+    except OSError as error:
+        print(f"changes of data.schedule can't be passed to the ranks: {error}", file=sys.stderr)
+
+
+def write_pids(path: Path, ranks: RankParent, engine: DataEngine | None) -> None:
+    """Record the pids of all processes, for people and for tests that hurt one."""
+    pids = {str(rank): pid for rank, pid in sorted(ranks.pids.items())}
+    processes: dict[str, object] = {"launcher": os.getpid(), "zygote": ranks.fork_server_pid, "ranks": pids}
+    if engine is not None:
+        processes["data-engine"] = engine.pid
+    with contextlib.suppress(OSError):
+        write_atomically(path, json.dumps(processes), durable=False)
+
+
+def call_at_end(descriptor: int, on_end: Callable[[], None]) -> None:
+    """Have the running loop call something when the other end of a pipe closes."""
+    loop = asyncio.get_running_loop()
+
+    def read() -> None:
+        with contextlib.suppress(BlockingIOError):
+            if not os.read(descriptor, 1):
+                loop.remove_reader(descriptor)
+                on_end()
+
+    loop.add_reader(descriptor, read)

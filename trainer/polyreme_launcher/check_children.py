@@ -10,6 +10,7 @@ from pathlib import Path
 from polyreme_api import environment as names
 from polyreme_api.environment import PodEnvironment
 from polyreme_launcher.check_settings import CheckSettings
+from polyreme_launcher.pod_logs import PodLogs
 from polyreme_launcher.protocol.check_rounds import TIMED_OUT, parse_report, render_report
 from polyreme_launcher.protocol.check_verdict import ALL_REDUCE, LOCAL_CHECKS, Measured
 from polyreme_launcher.protocol.messages import Check
@@ -25,6 +26,7 @@ class CheckProcesses:
 
     Args:
         ranks: Forks them.
+        logs: Takes what they write.
         pod: The pod.
         environment: Variables of the processes.
         folder: Where the disk is checked.
@@ -34,13 +36,14 @@ class CheckProcesses:
     def __init__(
         self,
         ranks: RankParent,
+        logs: PodLogs,
         *,
         pod: PodEnvironment,
         environment: Mapping[str, str],
         folder: Path,
         on_checked: Callable[[Check, str], None],
     ) -> None:
-        self._ranks, self._pod, self._environment = ranks, pod, dict(environment)
+        self._ranks, self._logs, self._pod, self._environment = ranks, logs, pod, dict(environment)
         self._folder, self._on_checked = folder, on_checked
         self._check: Check | None = None
         self._reports: dict[int, Measured] = {}
@@ -93,13 +96,11 @@ class CheckProcesses:
         variables = {**self._environment, names.CHECK: settings.render(), "OMP_NUM_THREADS": "1"}
         if check.address.startswith("127."):
             variables["GLOO_SOCKET_IFNAME"] = "lo"
-        self._ranks.fork(
-            attempt=check.attempt,
-            rank=-1 - (check.serial * KEYS_A_ROUND + local_rank),
-            environment=variables,
-            log=Path(self._pod.pod_directory) / f"check-{local_rank}.a{check.attempt}.log",
-            descriptors=descriptors,
-        )
+        number = -1 - (check.serial * KEYS_A_ROUND + local_rank)
+        with self._logs.open_check(check.attempt, number, local_rank) as output:
+            self._ranks.fork(
+                attempt=check.attempt, rank=number, environment=variables, output=output, descriptors=descriptors
+            )
 
 
 def _report(check: Check, code: int | None, number: int | None, message: str) -> Measured:

@@ -15,8 +15,6 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from polyreme_api import environment as names
-from polyreme_api.errors import InvalidConfigError
 from polyreme_datahub.loader.engine_wire import receive, send
 from polyreme_launcher.proc_stats import IDLE_TICKS_MAX, cpu_ticks
 
@@ -30,21 +28,6 @@ BACKLOG = 256
 END_WAIT_S = 2.0
 _SOCKET_NAME = "data-engine.sock"
 _MODULE = "polyreme_datahub.loader.engine"
-_ON = {"on": True, "off": False, "": False}
-
-
-def is_wanted(environment: Mapping[str, str]) -> bool:
-    """Return whether this pod has a data engine.
-
-    Raises:
-        InvalidConfigError: If the variable has another value than ``on`` or ``off``.
-    """
-    value = environment.get(names.DATA_ENGINE, "")
-    if value not in _ON:
-        raise InvalidConfigError(
-            f"environment variable is neither on nor off: {names.DATA_ENGINE}={value!r}", field=names.DATA_ENGINE
-        )
-    return _ON[value]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

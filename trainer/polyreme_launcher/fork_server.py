@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import array
 import contextlib
+import ctypes
 import gc
 import importlib
+import io
 import json
 import os
 import select
@@ -32,6 +34,8 @@ ERROR_BYTES_MAX = 4096
 """Longest last message of a rank; less than a pipe takes without blocking."""
 MESSAGE_BYTES_MAX = 1 << 18
 DESCRIPTORS_MAX = 8
+_LINE_BUFFERED = 1
+"""``_IOLBF`` of C's ``stdio.h``, in glibc and musl."""
 
 
 def main(arguments: list[str]) -> int:
@@ -132,7 +136,8 @@ class ForkServer:
                 signal.signal(number, signal.SIG_DFL)
             # A request to checkpoint may come before the rank listens for it; it must not die of that.
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-            _redirect(command["log"])
+            output, *descriptors = descriptors
+            _redirect(output)
             others = (reader for _, _, reader in self._ranks.values())
             for descriptor in (self._commands.fileno(), self._woken, self._wakes, *others):
                 os.close(descriptor)
@@ -194,14 +199,21 @@ def _receive(commands: socket.socket) -> tuple[dict[str, Any] | None, list[int]]
     return (json.loads(data) if data else None), descriptors.tolist()
 
 
-def _redirect(log: str) -> None:
+def _redirect(output: int) -> None:
+    """Send standard output and error to the launcher's pipe, line by line: a kill then loses no line."""
     silence = os.open(os.devnull, os.O_RDONLY)
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(silence, 0)
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(silence)
     os.close(output)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)
+    # C libraries print by a buffer of their own.
+    with contextlib.suppress(ValueError, AttributeError):
+        libc = ctypes.CDLL(None)
+        libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _LINE_BUFFERED, ctypes.c_size_t(0))
 
 
 def _call(target: Callable[[], Any] | None, writer: int) -> int:

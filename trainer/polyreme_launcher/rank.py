@@ -83,6 +83,7 @@ def main() -> int:
         code = int(ExitCode.ENVIRONMENT)
     if code != ExitCode.OK:
         last_error.send(os.environ.get(names.ERROR_FD))
+    _log.info("rank ends with exit code %d", code)
     return code
 
 
@@ -132,6 +133,8 @@ def _train(environment: Mapping[str, str]) -> int:
     job = parse_job_file(rank.job_file)
     plan = Plan.from_json(Path(rank.plan_file).read_text(encoding="utf-8"))
     device = take_device(plan.hardware, local_rank=rank.local_rank)
+    begin = rank.resume_from or "the beginning"
+    _log.info("rank %d of %d begins attempt %d at %s on %s", rank.rank, rank.world_size, rank.attempt, begin, device)
     sink, clock = PipeSink(rank.progress_fd), SystemClock()
     sink.report(_phase(rank, job, RankPhase.WAITING_FOR_DATA, clock.now_s()))
     gate = _origin_budget(environment, rank, job.spec)

@@ -120,7 +120,7 @@ class RankParent:
         asyncio.get_running_loop().add_reader(ours, self._on_readable)
 
     def fork(
-        self, *, attempt: int, rank: int, environment: Mapping[str, str], log: Path, descriptors: Mapping[str, int]
+        self, *, attempt: int, rank: int, environment: Mapping[str, str], output: int, descriptors: Mapping[str, int]
     ) -> None:
         """Fork a rank.
 
@@ -128,7 +128,7 @@ class RankParent:
             attempt: Attempt of the rank.
             rank: Global rank.
             environment: Its whole environment.
-            log: File that its output is appended to.
+            output: Descriptor that becomes its standard output and error.
             descriptors: Descriptors that it gets, by the variable with their numbers.
         """
         self._send(
@@ -137,10 +137,9 @@ class RankParent:
                 "attempt": attempt,
                 "rank": rank,
                 "environment": dict(environment),
-                "log": str(log),
                 "descriptors": list(descriptors),
             },
-            list(descriptors.values()),
+            [output, *descriptors.values()],
         )
         self._live[attempt, rank] = None
 

@@ -268,6 +268,8 @@ class TrainingJobStatus(StatusPart):
     """Whether the job was set aside; none once all of its pods have started."""
     last_checkpoint: LastCheckpoint | None = None
     """The newest durable checkpoint."""
+    checkpoint_location: Annotated[str, Field(max_length=2048)] = ""
+    """URL of the checkpoint root: checkpoints, and under `logs/` the last lines of attempts that did not succeed."""
     step: int = 0
     """Newest step, written only when other fields change."""
     layout: Annotated[str, Field(max_length=128)] = ""

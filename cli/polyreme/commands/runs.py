@@ -7,13 +7,12 @@ import shutil
 import signal
 import sys
 import time
-from collections import deque
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 
+from polyreme import run_logs
 from polyreme.data.pinning import release_run
 from polyreme.formatting import size
 from polyreme.output import Format, confirm, emit, nearest, note
@@ -21,7 +20,8 @@ from polyreme.paths import PREVIOUS_SUFFIX, Home, RunDirectory
 from polyreme.processes import is_same_process
 from polyreme.report.write import REPORT_NAME
 from polyreme.run_identity import read_identity, serving
-from polyreme_api.errors import NotFoundError, RefusedError, WaitTimeoutError
+from polyreme_api.errors import InvalidConfigError, NotFoundError, RefusedError, WaitTimeoutError
+from polyreme_api.rank_logs import RankAttempt
 from polyreme_system.files import read_json
 
 STOP_POLL_S = 0.1
@@ -108,6 +108,9 @@ def logs(
     attempt: Annotated[int | None, typer.Option(help="Only this attempt.")] = None,
     host: Annotated[bool, typer.Option("--host", help="Show the operator's and the kubelet's log instead.")] = False,
     steps: Annotated[bool, typer.Option("--steps", help="Show the loss of each step instead.")] = False,
+    following: Annotated[
+        bool, typer.Option("-f", "--follow", help="Stream new lines of all ranks as they are written, until it ends.")
+    ] = False,
     lines: Annotated[
         int, typer.Option("--tail", "-n", min=1, max=LOG_LINES_MAX, help="Number of last lines to show of each file.")
     ] = 50,
@@ -119,21 +122,29 @@ def logs(
 
       polyreme runs logs quickstart --rank 1 --attempt 2
 
+      polyreme runs logs quickstart -f
+
       polyreme runs logs quickstart --steps --tail 20
 
       polyreme runs logs quickstart --host
     """
     run = find(context.obj, name)
+    if following:
+        if steps or host or output is Format.JSON:
+            raise InvalidConfigError("only lines of ranks are followed; drop --follow, or --steps, --host and -o json")
+        run_logs.follow(run, _print_now, rank=rank, attempt=attempt, tail=lines, sleep=time.sleep)
+        return
     if steps:
         _emit_steps(run, attempt, lines, output)
         return
-    files = [run.host_log, run.data_log] if host else list(_rank_logs(run, rank=rank, attempt=attempt))
-    present = [path for path in files if path.exists()]
-    if not present:
-        raise NotFoundError(
-            f"run {name!r} has no such log: rank {rank}, attempt {attempt}", field="--rank or --attempt"
-        )
-    texts = {str(path.relative_to(run.path)): _last_lines(path, lines) for path in present}
+    if host:
+        texts = {path.name: run_logs.last_lines(path, lines) for path in (run.host_log, run.data_log) if path.exists()}
+    else:
+        files = run_logs.rank_files(run, rank=rank, attempt=attempt)
+        texts = {str(path.relative_to(run.path)): run_logs.last_lines(path, lines) for _, path in files}
+        texts = texts or _stored_lines(run, rank, attempt, lines)
+    if not texts:
+        raise NotFoundError(f"run {name!r} has no log yet", field="--host")
     if output is Format.JSON:
         emit("LogList", [{"file": file, "lines": text} for file, text in texts.items()], output=output)
         return
@@ -141,9 +152,41 @@ def logs(
         sys.stdout.write("\n".join([f"==> {file} <==", *text]) + "\n")
 
 
-def _last_lines(path: Path, lines: int) -> list[str]:
-    with path.open(encoding="utf-8", errors="replace") as stream:
-        return [line.rstrip("\n") for line in deque(stream, maxlen=lines)]
+def _stored_lines(run: RunDirectory, rank: int | None, attempt: int | None, lines: int) -> dict[str, list[str]]:
+    """Return what is stored of an attempt whose files are gone, by key.
+
+    Raises:
+        NotFoundError: If nothing is, naming the ranks and attempts that have lines.
+    """
+    from polyreme.job_files import read_job
+    from polyreme.records import checkpoint_url
+    from polyreme.stored_logs import stored_logs
+
+    there = [log for log, _ in run_logs.rank_files(run)]
+    known = (
+        f"ranks 0 to {max(log.rank for log in there)} have lines in attempts {_span(there)}" if there else "no rank has"
+    )
+    missing = NotFoundError(
+        f"run {run.name!r} has no such log: rank {rank}, attempt {attempt}; {known}", field="--rank or --attempt"
+    )
+    try:
+        stored = stored_logs(checkpoint_url(run, read_job(run.job_file)), rank=rank, attempt=attempt)
+    except NotFoundError:
+        raise missing from None
+    chosen = stored.chosen(rank=rank, attempt=attempt)
+    if not chosen:
+        raise missing
+    return {log.stored_key: stored.lines(log, lines) for log in chosen}
+
+
+def _span(logs: Sequence[RankAttempt]) -> str:
+    attempts = [log.attempt for log in logs]
+    return f"{min(attempts)} to {max(attempts)}"
+
+
+def _print_now(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 def _emit_steps(run: RunDirectory, attempt: int | None, lines: int, output: Format) -> None:
@@ -196,7 +239,7 @@ def stop(
     """
     run = find(context.obj, name)
     host = (read_identity(run) or {}).get("host", {})
-    if not is_same_process(host.get("pid"), host.get("processStartedAt")):
+    if not run_logs.is_served(run):
         raise RefusedError(f"run {name!r} is not being served, so there is nothing to stop")
     # Not SIGINT: a shell has commands that it starts in the background ignore that.
     os.kill(int(host["pid"]), signal.SIGTERM)
@@ -297,8 +340,3 @@ def _lines(row: dict[str, Any]) -> dict[str, str]:
     )
     checkpoints = ", ".join(entry["name"] + ("" if entry["committed"] else " (torn)") for entry in row["checkpoints"])
     return {"attemptLine": attempts or "-", "checkpointLine": checkpoints or "-"}
-
-
-def _rank_logs(run: RunDirectory, *, rank: int | None, attempt: int | None) -> Iterator[Path]:
-    wanted = f"rank-{'*' if rank is None else rank}.a{'*' if attempt is None else attempt}.log"
-    yield from sorted(run.pods.glob(f"*/{wanted}"))

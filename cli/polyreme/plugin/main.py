@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import typer
 
 from polyreme.cli_errors import invoke as run_app
-from polyreme.plugin.commands import change, incidents, nodes, show
+from polyreme.plugin.commands import change, incidents, logs, nodes, show
 
 HELP = """Show and change the training jobs of a cluster.
 
@@ -23,6 +23,8 @@ Examples:
   kubectl polyreme topology              devices by domain, and the jobs that run there
 
   kubectl polyreme top                   step, speed and goodput of running jobs
+
+  kubectl polyreme logs big -f           lines of all ranks as they are written, over restarts
 
   kubectl polyreme nodes                 nodes that are out of service, why, and what would bring them back
 
@@ -40,7 +42,7 @@ app.command(name="why")(show.why)
 app.command(name="queue")(show.queue)
 app.command(name="topology")(show.topology)
 app.command(name="top")(show.top)
-app.command(name="logs")(show.logs)
+app.command(name="logs")(logs.logs)
 app.command(name="nodes")(nodes.nodes)
 app.command(name="incidents")(incidents.incidents)
 app.command(name="incident")(incidents.incident)

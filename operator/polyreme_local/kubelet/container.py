@@ -118,6 +118,8 @@ def pod_environment(
         environment.TOKEN_FILE: str(files.token),
         environment.LEADER_ADDRESS: leader_address,
         environment.API_URL: api_url,
+        # The output of a pod's process goes to a file that has no limit; its ranks' own files have one.
+        environment.PRINT_RANK_LOGS: "off",
     }
     return variables
 

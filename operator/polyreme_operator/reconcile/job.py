@@ -137,6 +137,10 @@ def _running(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float, default
         return Decision(actions=(ReadLease(ref=_lease_ref(snapshot)),))
     stall = find_stall(snapshot, spec, record)
     status = _observed(snapshot, attempt, record, stall, now_s)
+    if status is not job.status and status != job.status:
+        # Never written alone: a server whose CRD is of an older release drops the field.
+        where = worker_pods.checkpoint_url(job, spec, defaults)
+        status = StatusBuilder(job, now_s, status).update(checkpoint_location=where).build()
     actions = (*children, *pods, *_status_write(snapshot, status, informational=True))
     settle_s = settlement_due_s(status)
     # A settlement that is due waits for its status update, or for the leader's next record.

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from polyreme_api import environment as names
 from polyreme_api.batch import PackedBatch
 from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError, RefusedError
 from polyreme_datahub.loader.balance import StepSplit
@@ -23,7 +24,7 @@ from polyreme_datahub.loader.engine_client import EngineSource
 from polyreme_datahub.loader.read_ahead import ReadAhead
 from polyreme_datahub.loader.shards import SampleDamagedError
 from polyreme_launcher import data_engine
-from polyreme_launcher.data_engine import DEATHS_MAX, DataEngine, Observation, Watchdog, is_wanted
+from polyreme_launcher.data_engine import DEATHS_MAX, DataEngine, Observation, Watchdog
 from tests.unit.launcher.numbered_packs import DAMAGED_STEP, HANGING_STEP, PACKS, STEPS, NumberedPacks
 
 TICK_S = 0.05
@@ -255,8 +256,9 @@ def test_the_watchdog_takes_neither_work_nor_idleness_for_a_hang() -> None:
 
 
 def test_only_on_and_off_are_values_of_the_variable() -> None:
-    assert not is_wanted({})
-    assert is_wanted({"POLYREME_DATA_ENGINE": "on"})
+    name = names.DATA_ENGINE
+    assert [names.is_on(given, name, default=False) for given in ({}, {name: ""}, {name: "on"})] == [False, False, True]
+    assert [names.is_on(given, name, default=True) for given in ({}, {name: ""}, {name: "off"})] == [True, True, False]
     with pytest.raises(InvalidConfigError, match="neither on nor off: POLYREME_DATA_ENGINE='1'"):
-        is_wanted({"POLYREME_DATA_ENGINE": "1"})
+        names.is_on({name: "1"}, name, default=False)
     assert data_engine.STUCK_S < 60

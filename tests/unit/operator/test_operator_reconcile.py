@@ -244,3 +244,19 @@ def test_a_finished_job_whose_pods_still_end_is_looked_at_when_the_first_of_both
     soon = decide(snapshot(owner, pods=pods)).wake_at_s
     assert soon is not None
     assert NOW_S < soon <= NOW_S + 5
+
+
+def test_the_status_says_where_checkpoints_and_stored_logs_are_also_after_the_pods_are_gone() -> None:
+    cases: tuple[tuple[dict[str, Any], str], ...] = (
+        ({}, "file:///var/lib/polyreme/checkpoints/default/j"),
+        ({"checkpoint": {"location": "s3://bucket/own"}}, "s3://bucket/own"),
+    )
+    for spec, where in cases:
+        owner = admitted(job(**spec))
+        status = written(decide(snapshot(owner, pods=(pod(owner, 0), pod(owner, 1)), lease=lease(owner))))
+        assert status.checkpoint_location == where
+        # Without it, as an API server returns it whose CRD is of an older release: no write for it alone.
+        for known in (status, status.model_copy(update={"checkpoint_location": ""})):
+            owner = dataclasses.replace(owner, status=known)
+            again = decide(snapshot(owner, pods=(pod(owner, 0), pod(owner, 1)), lease=lease(owner)))
+            assert of_type(again, WriteStatus) == []

@@ -8,15 +8,14 @@ import pytest
 
 from polyreme.plugin import change
 from polyreme.plugin.completion import answers
-from polyreme.plugin.logs import index_of_rank, pod_of
 from polyreme.plugin.main import app, invoke
 from polyreme.plugin.printing import bar, show
-from polyreme_api.errors import InvalidConfigError, NotFoundError, RefusedError
+from polyreme_api.errors import InvalidConfigError, RefusedError
 from polyreme_api.exit_codes import ExitCode
 from polyreme_local.api_server.cluster import EmbeddedCluster
 from polyreme_local.api_server.store import Store
 from polyreme_operator.port import ConflictError, Manifest, ObjectRef
-from tests.unit.plugin.plugin_scenes import NOW_S, condition, job, runs, snapshot
+from tests.unit.plugin.plugin_scenes import NOW_S, condition, job
 
 REF = ObjectRef(kind="TrainingJob", namespace="team", name="big")
 
@@ -85,15 +84,6 @@ def test_scale_stays_within_the_bounds_of_the_job() -> None:
             asyncio.run(change.change(cluster, "team", "big", change.scale_to(replicas)))
     asyncio.run(change.change(cluster, "team", "big", change.scale_to(4)))
     assert spec_of(cluster)["workers"]["replicas"] == 4
-
-
-def test_a_rank_is_found_through_the_devices_of_the_attempt() -> None:
-    seen = snapshot(job("big", status=runs("n0", "n1", devices=4)))
-    assert [index_of_rank(seen.jobs[0], rank) for rank in (0, 3, 4, 7)] == [0, 0, 1, 1]
-    with pytest.raises(InvalidConfigError, match="expected 0 to 7"):
-        index_of_rank(seen.jobs[0], 8)
-    with pytest.raises(NotFoundError, match="no pod of worker 1"):
-        pod_of(seen.jobs[0], seen.pods, 1)
 
 
 @pytest.mark.parametrize(

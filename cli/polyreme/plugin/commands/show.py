@@ -1,8 +1,7 @@
-"""The commands that only look: get, describe, why, queue, topology, top, logs."""
+"""The commands that only look: get, describe, why, queue, topology, top."""
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import Annotated, Any
 
@@ -21,8 +20,6 @@ from polyreme.plugin.options import (
 from polyreme.plugin.printing import Output, emit_data, emit_names, envelope, is_data, show
 from polyreme.plugin.target import Target
 from polyreme_api.errors import InvalidConfigError
-
-TAIL_MAX = 1_000_000
 
 
 def get(
@@ -199,54 +196,6 @@ def top(
         _nothing(where, "jobs with devices")
         return
     _answer("JobTop", rows, output, top_table(rows, namespaced=everywhere))
-
-
-def logs(
-    name: Job,
-    rank: Annotated[int | None, typer.Option(min=0, help="Show the worker that runs this rank.")] = None,
-    index: Annotated[
-        int | None, typer.Option(min=0, help="Show the worker of this index; default: 0, the leader.")
-    ] = None,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Stream new lines as they arrive.")] = False,
-    tail: Annotated[int | None, typer.Option(min=0, max=TAIL_MAX, help="Show only this many last lines.")] = None,
-    previous: Annotated[bool, typer.Option("-p", "--previous", help="Show the log of the previous container.")] = False,
-    namespace: Namespace = None,
-    kubeconfig: Kubeconfig = None,
-    context: Context = None,
-) -> None:
-    """Print the log of one worker's container.
-
-    Examples:
-
-      kubectl polyreme logs big -f
-
-      kubectl polyreme logs big --rank 17 --tail 100
-    """
-    from polyreme.plugin import logs as reading
-    from polyreme.plugin.change import read
-    from polyreme.plugin.snapshot import list_all
-    from polyreme_operator.port import ClusterPort
-    from polyreme_operator.types.parse import parse_pod
-
-    if rank is not None and index is not None:
-        raise InvalidConfigError("--rank and --index can't be combined; drop one", field="--index")
-    where = target(kubeconfig, context, namespace)
-
-    def take(chunk: bytes) -> None:
-        sys.stdout.buffer.write(chunk)
-        sys.stdout.buffer.flush()
-
-    async def story(cluster: ClusterPort) -> None:
-        space, short = where.split(name)
-        job, _ = await read(cluster, space, short)
-        worker = reading.index_of_rank(job, rank) if rank is not None else index or 0
-        pods = [parse_pod(item) for item in await list_all(cluster, "Pod", namespace=space)]
-        pod = reading.pod_of(job, [pod for pod in pods if pod is not None], worker)
-        container = (await cluster.get(pod.ref))["spec"]["containers"][0]["name"]
-        connection = where.connection()
-        await reading.copy(connection, pod.ref, container, take, follow=follow, tail=tail, previous=previous)
-
-    where.run(story)
 
 
 def _answer(kind: str, value: Any, output: Output, drawn: Any) -> None:

@@ -27,13 +27,15 @@ def test_sixty_four_ranks_are_forked_by_a_fork_server_that_still_warms(tmp_path:
         )
         parent.start()
         fork_server = parent.fork_server_pid
+        output = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT)
         # More than a socket takes at once, before anyone reads.
         for rank in range(RANKS):
             large = {**ENVIRONMENT, "LARGE": "x" * 20_000}
-            parent.fork(attempt=1, rank=rank, environment=large, log=tmp_path / f"{rank}.log", descriptors={})
+            parent.fork(attempt=1, rank=rank, environment=large, output=output, descriptors={})
         async with asyncio.timeout(60):
             while len(ended) < RANKS:
                 await asyncio.sleep(0.01)
+        os.close(output)
         assert set(ended.values()) == {0}
         assert parent.fork_server_pid == fork_server
         await parent.close()
@@ -53,7 +55,8 @@ def test_a_fork_server_that_can_not_warm_says_why_and_is_given_up(tmp_path: Path
             on_fail=failures.append,
         )
         parent.start()
-        parent.fork(attempt=1, rank=0, environment=ENVIRONMENT, log=tmp_path / "0.log", descriptors={})
+        with (tmp_path / "log").open("wb") as log:
+            parent.fork(attempt=1, rank=0, environment=ENVIRONMENT, output=log.fileno(), descriptors={})
         async with asyncio.timeout(60):
             while not failures:
                 await asyncio.sleep(0.01)

@@ -94,7 +94,7 @@ def _unfinished(snapshot: JobSnapshot, now_s: float, defaults: PodDefaults) -> D
     job, status = snapshot.job, snapshot.job.status
     spec = job.spec
     if spec is None:
-        return _fail(snapshot, Reason.MISCONFIGURED, job.invalid, None, now_s)
+        return _misconfigured(snapshot, now_s)
     if defaults.binding == "GangBinder" and not snapshot.pods and (refused := binding.refusal(spec)):
         return _fail(snapshot, Reason.MISCONFIGURED, refused, None, now_s)
     deadline_s = _deadline_s(job, spec)
@@ -218,10 +218,10 @@ def _observed(
         after.set(ConditionType.RUNNING, False, Reason.STALLED, stall.message)
     if reason in _WORKING and job.status.is_true(ConditionType.RESTARTING):
         after.set(ConditionType.RESTARTING, False, Reason.RECOVERED)
-    if job.plan is not None and job.plan.replicas == attempt.replicas:
+    if job.spec is not None and job.spec.workers.replicas == attempt.replicas:
         after.drop(ConditionType.RESIZE_REFUSED)
-    elif snapshot.refused:
-        after.set(ConditionType.RESIZE_REFUSED, True, Reason.NO_FIT, snapshot.refused)
+    elif job.size_refused or snapshot.refused:
+        after.refuse_size(attempt.replicas, job.size_refused or snapshot.refused)
     changed = after.report_missing_class().report_schedule().report_data().build() is not job.status
     after.update(
         replicas=len(pods),
@@ -230,6 +230,9 @@ def _observed(
         observed_generation=job.generation,
         retry_at=None,
     )
+    trained = job.status.replicas_in_force
+    if released and reason in _WORKING and trained != attempt.replicas and (trained or changed):
+        after.update(replicas_in_force=attempt.replicas)
     idle_s = 0.0 if snapshot.lease is None else snapshot.lease.seen_s - snapshot.lease.advanced_seen_s
     status = after.settle(record, idle_s=idle_s).build()
     if record is not None and (changed or (status is not job.status and status != job.status)):
@@ -292,12 +295,13 @@ def _waiting(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float) -> Deci
         return _succeed(snapshot, now_s)
     job, after = snapshot.job, StatusBuilder(snapshot.job, now_s)
     removed = _removals(snapshot, list(snapshot.pods), spec, now_s)
+    _report_size(snapshot, after)
     if spec.suspend:
         after.set(ConditionType.SUSPENDED, True, Reason.SUSPENDED).drop(ConditionType.QUEUED)
     elif job.planning is not None:
         after.set(ConditionType.QUEUED, True, Reason.PLANNING, PLANNING_WORDS)
     elif job.plan is None:
-        return _fail(snapshot, Reason.MISCONFIGURED, job.invalid, None, now_s)
+        return _misconfigured(snapshot, now_s)
     else:
         if job.status.is_true(ConditionType.SUSPENDED):
             after.set(ConditionType.SUSPENDED, False, Reason.RESUMED)
@@ -312,6 +316,37 @@ def _waiting(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float) -> Deci
     )
     resumed = spec.suspend or job.status.is_true(ConditionType.SUSPENDED)
     return Decision(actions=(*removed, *_status_write(snapshot, after.build(), informational=not resumed)))
+
+
+def _report_size(snapshot: JobSnapshot, after: StatusBuilder) -> None:
+    """Report whether the worker count of a job without an admission is refused.
+
+    A count that could fit, though not now, is waited for. One that the nodes could never satisfy is refused if the job
+    has trained with another.
+    """
+    job, pending = snapshot.job, snapshot.pending
+    if job.spec is None or job.planning is not None:
+        return
+    requested, kept = job.spec.workers.replicas, job.replicas_in_force
+    if job.size_refused:
+        after.refuse_size(kept, job.size_refused)
+    elif pending is not None and pending.permanent and job.attempt is not None and job.replicas > kept:
+        after.refuse_size(kept, pending.message)
+    elif not job.is_resize_refused:
+        after.drop(ConditionType.RESIZE_REFUSED)
+    if job.attempt is None and job.plan is not None and job.replicas == requested:
+        after.update(replicas_in_force=requested)
+
+
+def _misconfigured(snapshot: JobSnapshot, now_s: float) -> Decision:
+    """End a new job whose spec can't run. One that ran before, for example by another operator, waits for a change."""
+    job = snapshot.job
+    if not job.replicas_in_force:
+        return _fail(snapshot, Reason.MISCONFIGURED, job.invalid, None, now_s)
+    after = StatusBuilder(job, now_s).set(ConditionType.QUEUED, True, Reason.MISCONFIGURED, job.invalid)
+    after.update(replicas=len(snapshot.pods), ready_replicas=0, observed_generation=job.generation)
+    removed = _removals(snapshot, list(snapshot.pods), job.spec, now_s)
+    return Decision(actions=(*removed, *_status_write(snapshot, after.build())))
 
 
 def _stopping(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float) -> Decision:

@@ -51,18 +51,31 @@ def admit(job: JobView, nodes: Sequence[str], now_s: float, *, plan: Plan | None
         plan=plan,
     )
     after.set(ConditionType.QUEUED, False, Reason.ADMITTED).lower(ConditionType.PREEMPTED, Reason.ADMITTED)
-    after.drop(ConditionType.SUSPENDED, ConditionType.RESIZE_REFUSED)
+    after.drop(ConditionType.SUSPENDED)
+    _report_size(after, len(nodes))
     return (
         after.report_data()
         .update(
             preemption=None,
             first_admitted_at=job.status.first_admitted_at or rfc3339(now_s),
             selector=f"{labels.LABEL_JOB_UID}={job.uid}",
+            replicas_in_force=job.status.replicas_in_force or plan.replicas,
             priority=job.priority,
             observed_generation=job.generation,
         )
         .build()
     )
+
+
+def _report_size(after: StatusBuilder, count: int) -> None:
+    """Report whether a job is admitted with a worker count that was refused before, or with the one in force."""
+    job, last = after.job, after.job.status.restart_records[-1:]
+    assert job.spec is not None, "a job that can't be read is left alone"
+    if job.replicas == job.spec.workers.replicas:
+        after.drop(ConditionType.RESIZE_REFUSED)
+    fixed = job.spec.workers.min_replicas is None
+    if count < job.replicas and fixed and last and last[0].cause == Cause.CREATE_REFUSED:
+        after.refuse_size(count, last[0].message)
 
 
 def restart(snapshot: JobSnapshot, verdict: Restart, nodes: Sequence[str], now_s: float) -> TrainingJobStatus:
@@ -141,7 +154,7 @@ def give_back(snapshot: JobSnapshot, stop: Stop, now_s: float) -> TrainingJobSta
     reason, message = stopping.given_back_for(job, stop)
     after = StatusBuilder(job, now_s)
     after.close_attempt(current_record(snapshot), ended_by=_CAUSES.get(stop.why, Cause.PREEMPTED))
-    after.withdraw(reason, message).drop(ConditionType.RESTARTING, ConditionType.RESIZE_REFUSED)
+    after.withdraw(reason, message).drop(ConditionType.RESTARTING)
     if suspends or moves:
         after.drop(ConditionType.PREEMPTED)
     else:

@@ -15,6 +15,9 @@ class PlanRequest:
     """The spec of the job as it is stored."""
     rescaled: bool = False
     """Whether the worker count was changed later: an Explicit layout may then scale its dp."""
+    in_force: tuple[int, ...] = ()
+    """Other worker counts with which the job has trained or was accepted: it keeps the first that has a plan if
+    ``spec.workers.replicas`` has none."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -22,6 +25,7 @@ class JobPlans:
     """Answer to a request."""
 
     plans: tuple[Plan, ...] = ()
-    """For ``spec.workers.replicas`` first, then for the other worker counts that the job accepts."""
+    """For ``spec.workers.replicas``, or else for the count that stays in force, then for the other counts that the job
+    accepts."""
     refused: str = ""
-    """Why there is no plan for ``spec.workers.replicas``."""
+    """Why there is no plan for ``spec.workers.replicas``; empty if there is one."""

@@ -44,7 +44,6 @@ def _job(number: int, nodes: list[str], *stops: tuple[int, float, int], **status
         created_s=0.0,
         deleting=False,
         spec=None,
-        plan=None,
         invalid="",
         status=said,
     )

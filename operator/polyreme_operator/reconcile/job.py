@@ -23,6 +23,7 @@ from polyreme_operator.reconcile import (
     set_aside,
     stopping,
     transition,
+    worker_count,
     worker_pods,
 )
 from polyreme_operator.reconcile.accounting import settlement_due_s
@@ -201,7 +202,8 @@ def _observed(
     else:
         refused = "" if snapshot.refusal is None else f"; {snapshot.refusal.message}"
         waits = "" if not (why := explain(pods.values()) or slow_start(snapshot, now_s)) else f"; {why}"
-        words = f"{running} of {attempt.replicas} pods run{refused}{waits}"
+        joins = "; their launchers have not all joined" if running == attempt.replicas else ""
+        words = f"{running} of {attempt.replicas} pods run{joins}{refused}{waits}"
         after.set(ConditionType.PODS_READY, False, Reason.WAITING_FOR_PODS, words)
     reason = RUNNING_PHASES[phase] if released else Reason.STARTING
     report = None if record is None else record.pre_check
@@ -218,26 +220,27 @@ def _observed(
         after.set(ConditionType.RUNNING, False, Reason.STALLED, stall.message)
     if reason in _WORKING and job.status.is_true(ConditionType.RESTARTING):
         after.set(ConditionType.RESTARTING, False, Reason.RECOVERED)
-    if job.spec is not None and job.spec.workers.replicas == attempt.replicas:
-        after.drop(ConditionType.RESIZE_REFUSED)
-    elif job.size_refused or snapshot.refused:
-        after.refuse_size(attempt.replicas, job.size_refused or snapshot.refused)
+    worker_count.report_running(snapshot, attempt, after)
     changed = after.report_missing_class().report_schedule().report_data().build() is not job.status
     after.update(
         replicas=len(pods),
         ready_replicas=attempt.replicas if released else joined,
         priority=job.priority,
-        observed_generation=job.generation,
+        observed_generation=_described(job),
         retry_at=None,
     )
-    trained = job.status.replicas_in_force
-    if released and reason in _WORKING and trained != attempt.replicas and (trained or changed):
-        after.update(replicas_in_force=attempt.replicas)
+    if released and reason in _WORKING:
+        worker_count.note_training(attempt, after, changed=changed)
     idle_s = 0.0 if snapshot.lease is None else snapshot.lease.seen_s - snapshot.lease.advanced_seen_s
     status = after.settle(record, idle_s=idle_s).build()
     if record is not None and (changed or (status is not job.status and status != job.status)):
         status = after.update(step=max(status.step, record.step)).build()
     return status
+
+
+def _described(job: JobView) -> int:
+    """Return the generation of the spec that a status of now describes: not of one that is being planned."""
+    return job.generation if job.planning is None else job.status.observed_generation
 
 
 def _is_new(snapshot: JobSnapshot) -> bool:
@@ -295,7 +298,7 @@ def _waiting(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float) -> Deci
         return _succeed(snapshot, now_s)
     job, after = snapshot.job, StatusBuilder(snapshot.job, now_s)
     removed = _removals(snapshot, list(snapshot.pods), spec, now_s)
-    _report_size(snapshot, after)
+    worker_count.report_waiting(snapshot, after)
     if spec.suspend:
         after.set(ConditionType.SUSPENDED, True, Reason.SUSPENDED).drop(ConditionType.QUEUED)
     elif job.planning is not None:
@@ -312,30 +315,10 @@ def _waiting(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float) -> Deci
         replicas=len(snapshot.pods),
         ready_replicas=0,
         priority=job.priority,
-        observed_generation=job.generation,
+        observed_generation=_described(job),
     )
     resumed = spec.suspend or job.status.is_true(ConditionType.SUSPENDED)
     return Decision(actions=(*removed, *_status_write(snapshot, after.build(), informational=not resumed)))
-
-
-def _report_size(snapshot: JobSnapshot, after: StatusBuilder) -> None:
-    """Report whether the worker count of a job without an admission is refused.
-
-    A count that could fit, though not now, is waited for. One that the nodes could never satisfy is refused if the job
-    has trained with another.
-    """
-    job, pending = snapshot.job, snapshot.pending
-    if job.spec is None or job.planning is not None:
-        return
-    requested, kept = job.spec.workers.replicas, job.replicas_in_force
-    if job.size_refused:
-        after.refuse_size(kept, job.size_refused)
-    elif pending is not None and pending.permanent and job.attempt is not None and job.replicas > kept:
-        after.refuse_size(kept, pending.message)
-    elif not job.is_resize_refused:
-        after.drop(ConditionType.RESIZE_REFUSED)
-    if job.attempt is None and job.plan is not None and job.replicas == requested:
-        after.update(replicas_in_force=requested)
 
 
 def _misconfigured(snapshot: JobSnapshot, now_s: float) -> Decision:

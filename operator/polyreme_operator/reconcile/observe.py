@@ -19,6 +19,10 @@ from polyreme_operator.types.snapshot import JobSnapshot
 from polyreme_operator.types.timestamps import parse_time_or
 from polyreme_operator.types.views import JobView, NodeView, PodPhase, PodView
 
+NO_LAUNCHER = (
+    "their containers run, but no launcher has reported; a container that runs a command of its own needs "
+    "workers.runtime.mode: Environment"
+)
 UNSCHEDULABLE_S = 10.0
 """How long a pod may stay unschedulable before it is placed on another node."""
 REFUSED_S = 3.0
@@ -370,7 +374,9 @@ def _silence(
     joins_since_s = _joins_since_s(snapshot)
     if not released and joins_since_s is not None and now_s - joins_since_s >= start_s:
         joined = 0 if record is None else record.joined
-        return late_start(snapshot, attempt, f"{joined} of {attempt.replicas} workers joined in {start_s:g} s")
+        silent = record is None and all(pod.start.ran for pod in current_pods(snapshot).values())
+        words = f"{joined} of {attempt.replicas} workers joined in {start_s:g} s{f'; {NO_LAUNCHER}' if silent else ''}"
+        return late_start(snapshot, attempt, words)
     return None
 
 

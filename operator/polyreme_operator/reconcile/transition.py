@@ -19,7 +19,7 @@ from polyreme_api.job.status import (
     replacement_runs,
 )
 from polyreme_api.times import rfc3339
-from polyreme_operator.reconcile import environment_runtime, pre_checks, stopping
+from polyreme_operator.reconcile import environment_runtime, pre_checks, stopping, worker_count
 from polyreme_operator.reconcile.failure_policy import Restart
 from polyreme_operator.reconcile.observe import current_record
 from polyreme_operator.reconcile.status_builder import StatusBuilder
@@ -52,7 +52,7 @@ def admit(job: JobView, nodes: Sequence[str], now_s: float, *, plan: Plan | None
     )
     after.set(ConditionType.QUEUED, False, Reason.ADMITTED).lower(ConditionType.PREEMPTED, Reason.ADMITTED)
     after.drop(ConditionType.SUSPENDED)
-    _report_size(after, len(nodes))
+    worker_count.report_admission(after, len(nodes))
     return (
         after.report_data()
         .update(
@@ -65,17 +65,6 @@ def admit(job: JobView, nodes: Sequence[str], now_s: float, *, plan: Plan | None
         )
         .build()
     )
-
-
-def _report_size(after: StatusBuilder, count: int) -> None:
-    """Report whether a job is admitted with a worker count that was refused before, or with the one in force."""
-    job, last = after.job, after.job.status.restart_records[-1:]
-    assert job.spec is not None, "a job that can't be read is left alone"
-    if job.replicas == job.spec.workers.replicas:
-        after.drop(ConditionType.RESIZE_REFUSED)
-    fixed = job.spec.workers.min_replicas is None
-    if count < job.replicas and fixed and last and last[0].cause == Cause.CREATE_REFUSED:
-        after.refuse_size(count, last[0].message)
 
 
 def restart(snapshot: JobSnapshot, verdict: Restart, nodes: Sequence[str], now_s: float) -> TrainingJobStatus:
@@ -93,7 +82,8 @@ def stop_for_resize(job: JobView, now_s: float) -> TrainingJobStatus:
     """Ask a running attempt to checkpoint and stop, since another size fits; the next one begins after its outcome."""
     after = StatusBuilder(job, now_s).request_stop(checkpoint=True)
     # A condition that is True already would keep its old time, from which the grace period counts.
-    return after.drop(ConditionType.RESTARTING).set(ConditionType.RESTARTING, True, Cause.RESIZE).build()
+    after.drop(ConditionType.RESTARTING).set(ConditionType.RESTARTING, True, Cause.RESIZE)
+    return after.update(observed_generation=job.generation).build()
 
 
 def stop_for_move(job: JobView, now_s: float, *, message: str) -> TrainingJobStatus:
@@ -106,7 +96,8 @@ def stop_for_suspend(job: JobView, now_s: float) -> TrainingJobStatus:
     """Ask a running attempt to checkpoint and stop, as its user wants."""
     after = StatusBuilder(job, now_s).request_stop(checkpoint=True)
     after.set(ConditionType.SUSPENDED, False, Reason.SUSPENDING)
-    return after.set(ConditionType.RUNNING, False, Reason.SUSPENDING).build()
+    after.set(ConditionType.RUNNING, False, Reason.SUSPENDING)
+    return after.update(observed_generation=job.generation).build()
 
 
 def stop_for_preemption(job: JobView, by: JobView, *, reclaim: bool, now_s: float) -> TrainingJobStatus:

@@ -33,7 +33,9 @@ from polyreme_operator.reconcile.failure_policy import GiveUp, Healthy, Restart,
 from polyreme_operator.reconcile.hang import Stall, find_stall
 from polyreme_operator.reconcile.observe import (
     REFUSED_S,
+    RUNNING_PHASES,
     UNSCHEDULABLE_S,
+    WORKING,
     Failure,
     current_pods,
     current_record,
@@ -63,18 +65,7 @@ from polyreme_operator.types.snapshot import JobSnapshot
 from polyreme_operator.types.timestamps import parse_time_or
 from polyreme_operator.types.views import ENDS_WITHIN_S, JobView, PodPhase, PodView
 
-RUNNING_PHASES = {
-    RankPhase.STARTING: Reason.STARTING,
-    RankPhase.WAITING_FOR_DATA: Reason.WAITING_FOR_DATA,
-    RankPhase.LOADING: Reason.LOADING,
-    RankPhase.TRAINING: Reason.TRAINING,
-    RankPhase.CHECKPOINTING: Reason.TRAINING,
-    RankPhase.EVALUATING: Reason.EVALUATING,
-    RankPhase.EXPORTING: Reason.EXPORTING,
-    RankPhase.DONE: Reason.EXPORTING,
-}
 PLANNING_WORDS = "its layout is being planned for each worker count that it accepts"
-_WORKING = frozenset({Reason.TRAINING, Reason.EVALUATING, Reason.EXPORTING})
 
 
 def reconcile(snapshot: JobSnapshot, now_s: float, *, defaults: PodDefaults) -> Decision:
@@ -214,11 +205,11 @@ def _observed(
     elif report is not None and not released:
         after.set(ConditionType.NODES_CHECKED, False, Reason.CHECKING_NODES, report.waits)
     if stall is None:
-        after.set(ConditionType.RUNNING, released and reason in _WORKING, reason)
+        after.set(ConditionType.RUNNING, released and reason in WORKING, reason)
     elif _is_new(snapshot):
         # Reported once, since the message changes with every observation.
         after.set(ConditionType.RUNNING, False, Reason.STALLED, stall.message)
-    if reason in _WORKING and job.status.is_true(ConditionType.RESTARTING):
+    if reason in WORKING and job.status.is_true(ConditionType.RESTARTING):
         after.set(ConditionType.RESTARTING, False, Reason.RECOVERED)
     worker_count.report_running(snapshot, attempt, after)
     changed = after.report_missing_class().report_schedule().report_data().build() is not job.status
@@ -226,21 +217,16 @@ def _observed(
         replicas=len(pods),
         ready_replicas=attempt.replicas if released else joined,
         priority=job.priority,
-        observed_generation=_described(job),
+        observed_generation=job.planned_generation,
         retry_at=None,
     )
-    if released and reason in _WORKING:
+    if released and reason in WORKING:
         worker_count.note_training(attempt, after, changed=changed)
     idle_s = 0.0 if snapshot.lease is None else snapshot.lease.seen_s - snapshot.lease.advanced_seen_s
     status = after.settle(record, idle_s=idle_s).build()
     if record is not None and (changed or (status is not job.status and status != job.status)):
         status = after.update(step=max(status.step, record.step)).build()
     return status
-
-
-def _described(job: JobView) -> int:
-    """Return the generation of the spec that a status of now describes: not of one that is being planned."""
-    return job.generation if job.planning is None else job.status.observed_generation
 
 
 def _is_new(snapshot: JobSnapshot) -> bool:
@@ -315,7 +301,7 @@ def _waiting(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float) -> Deci
         replicas=len(snapshot.pods),
         ready_replicas=0,
         priority=job.priority,
-        observed_generation=_described(job),
+        observed_generation=job.planned_generation,
     )
     resumed = spec.suspend or job.status.is_true(ConditionType.SUSPENDED)
     return Decision(actions=(*removed, *_status_write(snapshot, after.build(), informational=not resumed)))

@@ -24,7 +24,7 @@ from polyreme_operator.port import Manifest
 from polyreme_operator.types.intents import INTENTS_KEY, Intents, parse_intents
 from polyreme_operator.types.inventory import PODS, Constraints, Requests
 from polyreme_operator.types.parse_node import OWNED_TAINT, kept, parse_node
-from polyreme_operator.types.plans import PlanRequest
+from polyreme_operator.types.plans import PlanRequest, counts_in_force
 from polyreme_operator.types.pod_start import start_of
 from polyreme_operator.types.pod_waiting import waiting_of
 from polyreme_operator.types.reasons import ConditionType, Reason
@@ -130,18 +130,10 @@ def _read_or_known(manifest: Manifest, known: JobView | None, generation: int, s
         # Of a job that has run, only an appended change can be wrong: the job must not fail by it.
         return _SpecView(None, invalid=f"spec is refused: {read.schedule_fault}")
     if read.planning is not None and read.spec is not None and generation > 1:
-        in_force = _in_force(status, requested=read.spec.workers.replicas)
+        in_force = counts_in_force(status, requested=read.spec.workers.replicas)
         planning = dataclasses.replace(read.planning, rescaled=True, in_force=in_force)
         read = dataclasses.replace(read, planning=planning)
     return read
-
-
-def _in_force(status: TrainingJobStatus, *, requested: int) -> tuple[int, ...]:
-    """Return the worker counts that a job keeps if the requested one is refused: first the one that it holds."""
-    attempt = status.attempt
-    held = 0 if attempt is None else attempt.replicas
-    known = (held, status.replicas_in_force) if status.is_true("Admitted") else (status.replicas_in_force, held)
-    return tuple(count for count in dict.fromkeys(known) if count not in {0, requested})
 
 
 def _attempt_seen_s(status: TrainingJobStatus, known: JobView | None, seen_s: float) -> float:

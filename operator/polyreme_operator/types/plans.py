@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from polyreme_api.job import TrainingJobStatus
 from polyreme_planner.plan import Plan
 
 
@@ -29,3 +30,11 @@ class JobPlans:
     accepts."""
     refused: str = ""
     """Why there is no plan for ``spec.workers.replicas``; empty if there is one."""
+
+
+def counts_in_force(status: TrainingJobStatus, *, requested: int) -> tuple[int, ...]:
+    """Return the worker counts that a job keeps if the requested one is refused: first the one that it holds."""
+    attempt = status.attempt
+    held = 0 if attempt is None else attempt.replicas
+    known = (held, status.replicas_in_force) if status.is_true("Admitted") else (status.replicas_in_force, held)
+    return tuple(count for count in dict.fromkeys(known) if count not in {0, requested})

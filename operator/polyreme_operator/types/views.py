@@ -302,6 +302,11 @@ class JobView:
         return refused is not None and refused.status == "True" and refused.observed_generation == self.generation
 
     @property
+    def planned_generation(self) -> int:
+        """The generation of the spec that a status of now describes: not of one that is being planned."""
+        return self.generation if self.planning is None else self.status.observed_generation
+
+    @property
     def plan(self) -> Plan | None:
         """Plan for ``replicas``; None if no layout fits or while it is being planned."""
         return self.plan_at(self.replicas)

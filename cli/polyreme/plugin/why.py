@@ -21,7 +21,7 @@ from polyreme_operator.types.views import JobView
 BEFORE_MAX = 10
 """Jobs that are named before the one asked about."""
 VICTIMS_MAX = 20
-_HELP: dict[str, str] = {
+REMEDIES: dict[str, str] = {
     Reason.MISCONFIGURED: "add nodes that fit, or delete it and apply it again with a smaller request",
     Reason.PLANNING: "wait; this takes seconds for a large elastic job",
     Reason.WAITING_FOR_DATA: "it is queued for devices when its data is processed",
@@ -38,6 +38,8 @@ _HELP: dict[str, str] = {
     Reason.PREEMPTED: "it keeps its place in the queue and continues from its checkpoint",
     Reason.RECLAIMED: "it keeps its place in the queue and continues from its checkpoint",
     Reason.EVICTED: "it keeps its place in the queue and continues from its checkpoint",
+    Reason.UNSCHEDULABLE: "it is placed again by itself; look for pods that the operator does not see",
+    Reason.SET_ASIDE: "it is tried again at that time by itself: fix the image, the Secret or the node meanwhile",
     Reason.CREATE_REFUSED: "it is retried automatically: fix the quota or the admission plugin that refuses its pods",
 }
 _WAITS = frozenset({"Queued", "Suspended", "Preempting"})
@@ -139,7 +141,7 @@ def _remedy(job: JobView, state: str, reason: str) -> str:
     elif state == "Starting":
         text = "" if job.status.is_true("PodsReady") else _STARTING
     else:
-        text = _HELP.get(reason, "") if state in _WAITS else ""
+        text = REMEDIES.get(reason, "") if state in _WAITS else ""
     return text.format(name=job.name)
 
 

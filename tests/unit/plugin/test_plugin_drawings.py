@@ -1,7 +1,10 @@
 """What the plugin draws, to the letter."""
 
 import io
+import itertools
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -202,6 +205,15 @@ size  {words}; `kubectl polyreme scale big --replicas 2` withdraws the request
 """,
     )
     assert "Workers   2/2 ready, 99 asked for and refused" in text(describe(seen, seen.jobs[0], [])).splitlines()
+
+
+def test_every_reason_to_wait_has_a_remedy() -> None:
+    page = (Path(__file__).parents[3] / "docs/reference/reasons.md").read_text().splitlines()
+    start = page.index("| reason to wait | meaning | what to do |")
+    rows = itertools.takewhile(lambda line: line.startswith("|"), page[start + 2 :])
+    reasons = {name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    assert len(reasons) > 15
+    assert reasons - {"Starting"} <= set(why.REMEDIES)
 
 
 @pytest.mark.parametrize("kind", ["Failed", "Succeeded"])

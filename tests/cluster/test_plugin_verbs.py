@@ -303,7 +303,9 @@ def test_suspend_resume_and_scale_change_one_field_and_say_what_follows(
     monkeypatch.setenv(NAMESPACE_VARIABLE, stage.namespace)  # where no operator works
     stage.say(stage.make("big"), runs("n0"))
     assert stage.here("suspend", "big") == 0
-    assert "will be suspended: it saves a checkpoint and stops" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "will be suspended: it saves a checkpoint and stops" in said
+    assert "no operator has looked at this job: is one installed?" in said
     assert stage.get("big")["spec"]["suspend"] is True
     assert stage.here("suspend", "big") == 0
     assert "already" in capsys.readouterr().err

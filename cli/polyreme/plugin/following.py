@@ -90,6 +90,13 @@ async def follow(cluster: ClusterPort, job: JobView, rule: Rule, *, timeout_s: f
         await asyncio.sleep(min(POLL_S, began_s + timeout_s - now_s))
 
 
+async def warn(cluster: ClusterPort, job: JobView) -> None:
+    """Say that a change may have no effect, if no operator works on the cluster."""
+    why = await silence(cluster, time.time())
+    if why and (doubt := doubt_of(job, why, time.time())):
+        note(f"{job.namespace}/{job.name}: {doubt}")
+
+
 async def _check_operator(cluster: ClusterPort, seen: JobView) -> None:
     why = await silence(cluster, time.time())
     if why:

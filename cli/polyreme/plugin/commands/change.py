@@ -37,6 +37,8 @@ def suspend(
             rule = following.suspended(job)
             words = await following.follow(cluster, job, rule, timeout_s=timeout_s, what="suspended")
             note(f"{job.namespace}/{job.name} {words}")
+        else:
+            await following.warn(cluster, job)
 
     where.run(story)
 
@@ -68,6 +70,8 @@ def resume(
             rule = following.running(job)
             words = await following.follow(cluster, job, rule, timeout_s=timeout_s, what="running")
             note(f"{job.namespace}/{job.name} {words}")
+        else:
+            await following.warn(cluster, job)
 
     where.run(story)
 
@@ -108,6 +112,8 @@ def scale(
             what = f"of {replicas} workers" if wait else "decided about"
             words = await following.follow(cluster, job, rule, timeout_s=timeout_s, what=what)
             note(f"{job.namespace}/{job.name} {words}")
+        else:
+            await following.warn(cluster, job)
 
     where.run(story)
 

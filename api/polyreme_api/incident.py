@@ -69,7 +69,8 @@ class IncidentJob(StatusPart):
     repeated_steps: Annotated[int, Field(ge=0)] = 0
     """Steps after the last checkpoint, which were trained again."""
     outcome: Annotated[str, Field(max_length=32)] = ""
-    """``Resumed``, ``Finished``, ``Suspended``, ``Deleted``, ``Stayed`` or ``GivenUp``; empty while it is open."""
+    """``Resumed``, ``Finished``, ``Suspended``, ``Preempted``, ``Deleted``, ``Stayed``, ``GivenUp``, or
+    ``NeverTrained`` (there, so it lost nothing); empty while it is open."""
     lost_seconds: Annotated[int, Field(ge=0)] = 0
     """Device-seconds lost: from the stop to the first new step, plus repeated steps, times devices."""
 

@@ -244,7 +244,7 @@ class ClusterCache:
             nodes={name: known[name] for name in names if name in known} | self._absent(names, now_s),
             lease=self._leases.by_job.get(uid),
             pending=self.pending_reasons.pending(job, tree=self._tree, now_s=now_s),
-            refused=self.pending_reasons.refused.get(uid, ""),
+            refused=self.pending_reasons.size_refused(job),
             children=self.children.known(uid, now_s=now_s),
             children_until_s=until_s if until_s is not None and until_s > now_s else None,
             secret_renewed=self.children.is_secret_renewed(uid),

@@ -127,6 +127,10 @@ class InvalidObjectError(PortError, RefusedError):
     """The object breaks the schema (422), or the caller may not write it (403); the same call fails again."""
 
 
+class ForbiddenError(InvalidObjectError):
+    """The caller may not do this (403): by RBAC, or by an admission plugin."""
+
+
 class TooManyRequestsError(PortError, RetryableError):
     """The server sheds load (429); nothing was changed. ``delay_s`` is its Retry-After."""
 

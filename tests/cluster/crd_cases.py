@@ -51,6 +51,20 @@ RULED: list[Case] = [
     ),
     (
         "TrainingJob",
+        {"spec.data.originBudget": {"requestsPerSecond": 79, "bytesPerSecond": 1 << 30}, "spec.workers.replicas": 4},
+        (
+            "spec:",
+            "data.originBudget.requestsPerSecond 79 is too small for 4 pods with 2 processes each, which need 10; give",
+            "at least 80",
+        ),
+    ),
+    (
+        "TrainingJob",
+        {"spec.data.originBudget": {"requestsPerSecond": 80, "bytesPerSecond": 1 << 20}, "spec.workers.maxReplicas": 4},
+        ("data.originBudget.bytesPerSecond 1048576 is too small for 4 pods", "give at least 8388608"),
+    ),
+    (
+        "TrainingJob",
         {"spec.topology": {"required": "rack", "preferred": "zone"}},
         ("spec.topology:", "required rack and preferred zone cannot both be set; drop one"),
     ),

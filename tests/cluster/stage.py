@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequenc
 from pathlib import Path
 from typing import Any
 
+from polyreme.plugin.main import invoke
 from polyreme_api import labels
 from polyreme_api.job.placement import Placement
 from polyreme_api.times import rfc3339
@@ -27,6 +28,8 @@ POLL_S = 0.1
 STEADY_S = 2.0
 """How long something that must not happen is given to happen."""
 BLOCK, RACK = "test.polyreme.dev/block", "test.polyreme.dev/rack"
+OF_JOBS = frozenset({"get", "describe", "why", "top", "logs", "suspend", "resume", "scale", "cancel"})
+"""Verbs of the plugin that take a namespace."""
 NOT_READY = "node.kubernetes.io/not-ready"
 KWOK = "kwok.x-k8s.io/node"
 
@@ -223,6 +226,11 @@ class Stage:
     async def kubectl(self, *arguments: str) -> str:
         """Run kubectl in this story's namespace."""
         return await asyncio.to_thread(kubectl, self._kubeconfig, "-n", self.namespace, *arguments)
+
+    async def polyreme(self, *arguments: str, kubeconfig: str = "") -> int:
+        """Run a verb of the plugin in this story's namespace, and return its exit code."""
+        where = ["-n", self.namespace] if arguments[0] in OF_JOBS else []
+        return await asyncio.to_thread(invoke, [*arguments, *where, "--kubeconfig", kubeconfig or self._kubeconfig])
 
     # ------------------------------------------------------------------------------------------------------- what is
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from polyreme_api.exit_codes import ExitCode
 from polyreme_operator.port import ObjectRef
 from tests.cluster.stage import Stage, condition_of, play
 
@@ -81,24 +82,29 @@ def test_scale_works_while_waiting(operated: str) -> None:
     [(6, "needs"), (5, "packsPerStep 12 leaves ranks of dp 5 without a pack")],
     ids=["no room", "no layout"],
 )
-def test_a_size_that_does_not_fit_is_refused_and_the_attempt_goes_on(operated: str, replicas: int, words: str) -> None:
+def test_a_size_that_is_refused_ends_no_job_and_the_verb_says_so(
+    operated: str, replicas: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     async def story(stage: Stage) -> None:
         await stage.node("n", devices=4)
         await stage.queue()
         await stage.job("stays", 2, parallelism={"mode": "Explicit", "dp": 2})
         await stage.until_trains("stays")
-        await stage.kubectl("scale", "tj/stays", f"--replicas={replicas}")
-
-        def refused(status: dict[str, object]) -> bool:
-            state, reason, message = condition_of(status, "ResizeRefused")
-            return (state, reason) == ("True", "NoFit") and words in message
-
-        await stage.until_job("stays", refused, "its size is refused")
+        assert await stage.polyreme("scale", "stays", "--replicas", str(replicas)) == ExitCode.REFUSED
+        said = capsys.readouterr().err
+        assert f"spec.workers.replicas {replicas} is refused, 2 workers stay in force" in said
+        assert words in said
         status = await stage.status("stays")
         assert (status["attempt"]["number"], status["attempt"]["desired"]) == (1, "Run")
         assert condition_of(status, "Running")[0] == "True"
-        await stage.kubectl("scale", "tj/stays", "--replicas=4")
-        status = await stage.until_trains("stays", attempt=2, workers=4)
+        assert condition_of(status, "ResizeRefused")[:2] == ("True", "NoFit")
+        assert await stage.polyreme("suspend", "stays", "--wait", "--timeout", "45") == 0
+        assert await stage.polyreme("resume", "stays", "--wait", "--timeout", "45") == 0
+        assert "runs with 2 workers" in capsys.readouterr().err
+        status = await stage.until_trains("stays", attempt=2, workers=2)
+        assert words in condition_of(status, "ResizeRefused")[2]
+        assert await stage.polyreme("scale", "stays", "--replicas", "4", "--wait", "--timeout", "45") == 0
+        status = await stage.until_trains("stays", attempt=3, workers=4)
         assert status["layout"] == "dp4"
         assert condition_of(status, "ResizeRefused")[0] == ""
 

@@ -9,6 +9,7 @@ import dataclasses
 import re
 from collections.abc import Mapping
 
+from polyreme_api.job.data import BUDGET_BYTES_MIN, BUDGET_REQUESTS_MIN
 from polyreme_api.job.model import CAPACITY_FACTOR_MAX
 from polyreme_api.job.spec import LAUNCHER_PARTS
 from polyreme_api.labels import GROUP
@@ -91,7 +92,24 @@ _CONDITIONS_GIVEN = "has(self.onPodConditions) && size(self.onPodConditions) > 0
 _XIDS_GIVEN = "(has(self.onXids) && size(self.onXids) > 0)"
 _NODE_CONDITIONS_GIVEN = "(has(self.onNodeConditions) && size(self.onNodeConditions) > 0)"
 _STAGE_STEPS = "self.stages.map(s, s.steps).sum()"
+_PODS = (
+    "(has(self.workers.maxReplicas) && self.workers.maxReplicas > self.workers.replicas ? self.workers.maxReplicas : "
+    "self.workers.replicas)"
+)
 _LIMITED = "has(q.borrowingLimit) || has(q.lendingLimit)"
+
+
+def _budget_suffices(name: str, least: int) -> Rule:
+    """Return the rule that a part of the budget at the bucket suffices for the most pods that the job may have."""
+    given, needed = f"self.data.originBudget.{name}", f"{least} * {_PODS} * (1 + self.workers.devices)"
+    return Rule(
+        rule=f"!has(self.data) || !has(self.data.originBudget) || {given} >= {needed}",
+        words=f"data.originBudget.{name} {{{given}}} is too small for {{{_PODS}}} pods with "
+        f"{{1 + self.workers.devices}} processes each, which need {least}; give at least {{{needed}}}",
+        plain=f"data.originBudget.{name} is too small; give at least {least} for each device and each pod",
+        of_optional=True,
+    )
+
 
 RULES: Mapping[str, tuple[Rule, ...]] = {
     "TrainingJobSpec": (
@@ -130,6 +148,8 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
             "higher ep or tp, or parameterSharding: None with optimizer.stateSharding: Sharded",
             of_optional=True,
         ),
+        _budget_suffices("requestsPerSecond", BUDGET_REQUESTS_MIN),
+        _budget_suffices("bytesPerSecond", BUDGET_BYTES_MIN),
     ),
     "Workers": (
         Rule(

@@ -247,6 +247,9 @@ class TrainingJobStatus(StatusPart):
     """The current or last attempt."""
     replicas: int = 0
     """Pods that exist, for the scale subresource."""
+    replicas_in_force: Annotated[int, Field(ge=0)] = 0
+    """Workers with which the job trained last; before it has, those of its last spec that has a layout. A refused
+    `spec.workers.replicas` does not change it, and the job is admitted again with it. 0: none yet."""
     ready_replicas: int = 0
     """Pods whose launcher has joined the attempt."""
     selector: Annotated[str, Field(max_length=1024)] = ""

@@ -33,12 +33,11 @@ def answers(words: Sequence[str], app: typer.Typer) -> list[str]:
     elif before[-1] in _VALUES:
         found = list(_VALUES[before[-1]])
     elif before[-1] in {"-n", "--namespace"}:
-        found = sorted({namespace for namespace, _ in _jobs(before)})
+        found = sorted({namespace for namespace, _ in _jobs(before, None)})
     elif typed.startswith("-"):
         found = _options(app, before[0])
     elif before[0] in _TAKES_JOB:
-        chosen = _chosen_namespace(before)
-        found = [name for namespace, name in _jobs(before) if chosen in {None, namespace}]
+        found = [name for _, name in _jobs(before, _chosen_namespace(before))]
     elif before[0] == "queue":
         found = _names(before, "TrainingQueue")
     elif before[0] == "incident":
@@ -75,24 +74,25 @@ def _chosen_namespace(words: Sequence[str]) -> str | None:
         return None
 
 
-def _jobs(words: Sequence[str]) -> list[tuple[str, str]]:
-    return [(item["metadata"].get("namespace", ""), item["metadata"]["name"]) for item in _listed(words, "TrainingJob")]
+def _jobs(words: Sequence[str], namespace: str | None) -> list[tuple[str, str]]:
+    items = _listed(words, "TrainingJob", namespace)
+    return [(item["metadata"].get("namespace", ""), item["metadata"]["name"]) for item in items]
 
 
 def _names(words: Sequence[str], kind: str) -> list[str]:
     return [item["metadata"]["name"] for item in _listed(words, kind)]
 
 
-def _listed(words: Sequence[str], kind: str) -> list[dict[str, dict[str, str]]]:
+def _listed(words: Sequence[str], kind: str, namespace: str | None = None) -> list[dict[str, dict[str, str]]]:
     """List a kind; whoever presses Tab gets no errors."""
     from pathlib import Path
 
     from polyreme.plugin.options import target
-    from polyreme.plugin.snapshot import list_all
+    from polyreme.plugin.reading import list_all
 
     path = _value(words, "--kubeconfig")
     where = target(None if path is None else Path(path), _value(words, "--context"), None)
     try:
-        return where.run(lambda cluster: list_all(cluster, kind))
+        return where.run(lambda cluster: list_all(cluster, kind, namespace=namespace))
     except PolyremeError:
         return []

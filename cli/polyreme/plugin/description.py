@@ -12,6 +12,7 @@ from polyreme.formatting import duration, rate, share
 from polyreme.plugin.printing import columns, facts
 from polyreme.plugin.rows import age, goodput, message_of, progress_of, ready_of, reason_of, state_of
 from polyreme.plugin.snapshot import Snapshot
+from polyreme_api.job.status import AttemptStatus
 from polyreme_api.progress import ProgressRecord
 from polyreme_operator.port import Manifest
 from polyreme_operator.types.timestamps import parse_time_or
@@ -22,9 +23,16 @@ NODES_MAX = 16
 RESTARTS_MAX = 10
 
 
-def render(seen: Snapshot, job: JobView, events: Sequence[Manifest]) -> RenderableType:
-    """Draw the page."""
-    parts: list[RenderableType] = [facts(_head(seen, job))]
+def render(seen: Snapshot, job: JobView, events: Sequence[Manifest], *, doubt: str = "") -> RenderableType:
+    """Draw the page.
+
+    Args:
+        seen: The job with its pods and its Lease.
+        job: The job.
+        events: Its events.
+        doubt: Why its state may be old.
+    """
+    parts: list[RenderableType] = [facts(_head(seen, job, doubt))]
     for title, part in (
         ("Conditions", _conditions(seen, job)),
         ("Workers", _workers(seen, job)),
@@ -37,29 +45,29 @@ def render(seen: Snapshot, job: JobView, events: Sequence[Manifest]) -> Renderab
     return Group(*parts)
 
 
-def _head(seen: Snapshot, job: JobView) -> list[tuple[str, object]]:
+def _head(seen: Snapshot, job: JobView, doubt: str) -> list[tuple[str, object]]:
     spec, status, attempt, record = job.spec, job.status, job.attempt, progress_of(seen, job)
     steps = spec.training.steps if spec is not None and spec.training is not None else None
-    step = max(status.step, record.step if record is not None else 0)
+    step = status.step if record is None or status.finished else max(status.step, record.step)
     checkpoint = status.last_checkpoint
-    bounds = ""
-    if spec is not None and (spec.workers.min_replicas or spec.workers.max_replicas):
-        bounds = f", from {spec.workers.min_replicas or '-'} to {spec.workers.max_replicas or '-'}"
+    pace = f"{duration(record.step_seconds)} a step, {rate(record.tokens_per_second)}" if record is not None else None
+    trains, state = record is not None and not status.finished, state_of(job)[0]
     return [
         ("Name", f"{job.namespace}/{job.name}"),
-        ("State", f"{state_of(job)[0]} ({reason_of(job)})"),
+        ("State", state if reason_of(job) in {"-", state} else f"{state} ({reason_of(job)})"),
         ("Why", message_of(job)),
+        ("Note", doubt),
         ("Queue", spec.queue_name if spec is not None else None),
         ("Priority", job.priority),
-        ("Workers", f"{ready_of(job)} ready{bounds}"),
+        ("Workers", f"{ready_of(job)} ready{_size(job)}"),
         ("Devices", f"{spec.workers.devices} {spec.workers.device_resource} each" if spec is not None else None),
         ("Layout", status.layout),
         ("Recompute", status.recompute or None),
-        ("Attempt", f"{attempt.number}, {attempt.scope}, wants {attempt.desired}" if attempt is not None else None),
+        ("Attempt", _attempt(job, attempt) if attempt is not None else None),
         ("Step", f"{step} of {steps}" if steps else step),
-        ("Phase", record.phase.value if record is not None else None),
-        ("Pace", f"{duration(record.step_seconds)} a step, {rate(record.tokens_per_second)}" if record else None),
-        ("Stage", record.stage or None if record is not None else None),
+        ("Phase", record.phase.value if record is not None and trains else None),
+        ("Pace", pace if trains else None),
+        ("Stage", record.stage or None if record is not None and trains else None),
         ("Loss", record.loss if record is not None else None),
         ("Held out", _held_out(record)),
         ("Checkpoint", f"step {checkpoint.step} of attempt {checkpoint.attempt}" if checkpoint is not None else None),
@@ -68,6 +76,24 @@ def _head(seen: Snapshot, job: JobView) -> list[tuple[str, object]]:
         ("Goodput", share(ratio) if (ratio := goodput(job)) is not None else None),
         ("Age", age(seen.now_s - job.created_s)),
     ]
+
+
+def _attempt(job: JobView, attempt: AttemptStatus) -> str:
+    asked = ", asked to stop" if attempt.desired == "Stop" and job.admitted else ""
+    return f"{attempt.number}, {attempt.scope}{asked}"
+
+
+def _size(job: JobView) -> str:
+    """Say what the number of workers may be, and whether the spec asks for another one."""
+    if job.spec is None or job.status.finished:
+        return ""
+    workers, words = job.spec.workers, ""
+    if workers.min_replicas or workers.max_replicas:
+        words = f", from {workers.min_replicas or '-'} to {workers.max_replicas or '-'}"
+    present = job.replicas_in_force
+    if present and workers.replicas != present:
+        words += f", {workers.replicas} asked for{' and refused' if job.is_resize_refused else ''}"
+    return words
 
 
 def _held_out(record: ProgressRecord | None) -> str | None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from polyreme.output import nearest
 from polyreme.plugin import nodes as one
-from polyreme.plugin.snapshot import list_all
+from polyreme.plugin.reading import NotAllowedError, list_all
 from polyreme_api.errors import InvalidConfigError, NotFoundError
 from polyreme_api.labels import KIND_FAULT_POLICY, KIND_TOPOLOGY
 from polyreme_operator.health.breaker import limit_of
@@ -110,9 +110,13 @@ def _progress(tell: Tell, at: int, of: int, what: str) -> None:
 
 async def _breakers(cluster: ClusterPort) -> Sequence[str]:
     """Say which policies take no further node out now, since their breakers count the nodes that people took out."""
+    try:
+        policies = await list_all(cluster, KIND_FAULT_POLICY)
+    except NotAllowedError:
+        return ["what this leaves to policies is not shown: you may not list nodefaultpolicies"]
     nodes = await one.read_nodes(cluster)
     lines = []
-    for policy in (parse_fault_policy(item) for item in await list_all(cluster, KIND_FAULT_POLICY)):
+    for policy in map(parse_fault_policy, policies):
         selected = [node for node in nodes if policy.selects(dict(node.labels))]
         out, limit = sum(node.tainted for node in selected), limit_of(len(selected), policy.nodes_percent)
         if policy.enforce and out >= limit:

@@ -54,8 +54,8 @@ class Domain:
         """Devices that a new gang may take."""
         return max(0, self.devices - self.used - self.lost)
 
-    def to_object(self) -> dict[str, Any]:
-        """Return it as JSON."""
+    def to_object(self, *, whole: bool) -> dict[str, Any]:
+        """Return it as JSON; ``whole``: whether it is known what is free."""
         return {
             "name": self.name,
             "level": self.level,
@@ -63,10 +63,10 @@ class Domain:
             "unusable": self.unusable,
             "devices": self.devices,
             "used": self.used,
-            "free": self.free,
+            "free": self.free if whole else None,
             "why": self.why or None,
             "jobs": [{"job": name, "workers": count} for name, count in sorted(self.jobs.items())],
-            "domains": [domain.to_object() for domain in self.below],
+            "domains": [domain.to_object(whole=whole) for domain in self.below],
         }
 
 
@@ -78,15 +78,18 @@ class Picture:
     levels: tuple[str, ...]
     resource: str
     problems: tuple[str, ...] = ()
+    whole: bool = True
+    """Whether the use by all namespaces is known; if not, it is not known what is free."""
 
 
-def picture(seen: Snapshot, *, level: str | None = None, domain: str | None = None) -> Picture:
+def picture(seen: Snapshot, *, level: str | None = None, domain: str | None = None, whole: bool = True) -> Picture:
     """Work out the tree.
 
     Args:
         seen: Nodes, pods, jobs and the ClusterTopology.
         level: Lowest level that is shown; None: hosts if there are few, else the level above them.
         domain: Only this domain, down to its hosts if no level is named.
+        whole: Whether jobs and pods are those of all namespaces.
 
     Raises:
         InvalidConfigError: If there is no such level.
@@ -98,12 +101,12 @@ def picture(seen: Snapshot, *, level: str | None = None, domain: str | None = No
     if level is not None and level not in names:
         raise InvalidConfigError(f"no level {level!r}, expected one of {', '.join(names)}", field="--level")
     resource = device_resource(seen)
-    whole = _tree(plan, names, _leaves(seen, resource))
-    root = whole if domain is None else _find(whole, domain)
+    tree = _tree(plan, names, _leaves(seen, resource))
+    root = tree if domain is None else _find(tree, domain)
     few = domain is not None or len(seen.nodes) <= NODES_SHOWN_MAX
     _cut(root, names, level or (HOST if few else names[max(0, len(names) - 2)]))
     problems = tuple(f"{problem.reason}: {problem.message}" for problem in plan.problems)
-    return Picture(root=root, levels=names, resource=resource, problems=problems)
+    return Picture(root=root, levels=names, resource=resource, problems=problems, whole=whole)
 
 
 def device_resource(seen: Snapshot) -> str:
@@ -117,8 +120,8 @@ def device_resource(seen: Snapshot) -> str:
 def render(drawn: Picture) -> RenderableType:
     """Draw the tree."""
     lines = [LINES_MAX]
-    tree = Tree(_line(drawn.root, drawn.resource), guide_style="dim")
-    _grow(tree, drawn.root, drawn.resource, lines)
+    tree = Tree(_line(drawn, drawn.root), guide_style="dim")
+    _grow(drawn, tree, drawn.root, lines)
     parts: list[RenderableType] = [tree]
     if lines[0] < 0:
         parts.append(Text(f"and {-lines[0]} more lines; show one domain with --domain, or fewer levels with --level"))
@@ -126,20 +129,21 @@ def render(drawn: Picture) -> RenderableType:
     return Group(*parts)
 
 
-def _grow(tree: Tree, domain: Domain, resource: str, lines: list[int]) -> None:
+def _grow(drawn: Picture, tree: Tree, domain: Domain, lines: list[int]) -> None:
     for child in domain.below:
         lines[0] -= 1
         if lines[0] >= 0:
-            _grow(tree.add(_line(child, resource)), child, resource, lines)
+            _grow(drawn, tree.add(_line(drawn, child)), child, lines)
 
 
-def _line(domain: Domain, resource: str) -> Text:
+def _line(drawn: Picture, domain: Domain) -> Text:
     line = Text(f"{domain.level} {domain.name}  " if domain.level else f"{domain.name}  ", style="bold")
     if domain.devices:
         line.append(bar(domain.used, domain.devices, width=BAR_CELLS))
-        line.append(f" {domain.used}/{domain.devices} used, {domain.free} free", style="not bold")
+        free = f", {domain.free} free" if drawn.whole else ""
+        line.append(f" {domain.used}/{domain.devices} used{free}", style="not bold")
     else:
-        line.append(f"no {resource or 'devices'}", style="not bold")
+        line.append(f"no {drawn.resource or 'devices'}", style="not bold")
     if domain.level != HOST:
         unusable = f", {domain.unusable} unusable" if domain.unusable else ""
         nodes = "1 node" if domain.nodes == 1 else f"{domain.nodes} nodes"
@@ -166,15 +170,15 @@ def _leaves(seen: Snapshot, resource: str) -> Mapping[str, Domain]:
         used[pod.node] += dict(pod.requests).get(resource, 0)
     leaves = {}
     for node in seen.nodes:
-        devices = node.capacity(resource)
+        devices, usable = node.capacity(resource), node.usable and not node.is_faulty
         leaves[node.name] = Domain(
             name=node.name,
             level=HOST,
             nodes=1,
-            unusable=0 if node.usable else 1,
+            unusable=0 if usable else 1,
             devices=devices,
             used=used[node.name],
-            lost=0 if node.usable else max(0, devices - used[node.name]),
+            lost=0 if usable else max(0, devices - used[node.name]),
             jobs=jobs[node.name],
             why=_why(node),
         )
@@ -197,7 +201,7 @@ def _places(seen: Snapshot, resource: str) -> dict[tuple[str, int, str], int]:
 
 
 def _why(node: NodeView) -> str:
-    if node.out_of_service:
+    if node.out_of_service or node.is_faulty:
         return "out of service"
     if not node.ready:
         return "not ready"

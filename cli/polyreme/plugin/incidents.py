@@ -9,7 +9,7 @@ from typing import Any
 
 from polyreme.formatting import duration
 from polyreme.output import nearest
-from polyreme.plugin.snapshot import list_all
+from polyreme.plugin.reading import list_all
 from polyreme_api.errors import InvalidConfigError, NotFoundError
 from polyreme_api.incident import IncidentJob
 from polyreme_api.labels import KIND_INCIDENT
@@ -27,6 +27,7 @@ _OUTCOMES = {
     "Preempted": "then it was preempted",
     "Deleted": "then it was deleted",
     "GivenUp": "it had not trained again after a week",
+    "NeverTrained": "it had not trained there yet",
 }
 _ENDED = {
     "Healthy": "The node was healthy again",

@@ -8,11 +8,11 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 from polyreme.output import note
-from polyreme.plugin.change import read
 from polyreme.plugin.log_view import Wanted, Workers
 from polyreme.plugin.logs import Position, read_lines
+from polyreme.plugin.reading import list_all, read_job
 from polyreme.plugin.rows import message_of, state_of
-from polyreme.plugin.snapshot import list_all
+from polyreme.plugin.snapshot import read_view
 from polyreme_api.errors import NotFoundError, RefusedError
 from polyreme_operator.adapters.kubernetes.connection import Connection
 from polyreme_operator.port import ClusterPort, PortError
@@ -88,7 +88,7 @@ class Follower:
         """Follow the pods that there are now; return whether nothing more will come."""
         asked = self._asked
         try:
-            job, _ = await read(self._cluster, asked.job.namespace, asked.job.name)
+            job = read_view(await read_job(self._cluster, asked.job.namespace, asked.job.name))
         except NotFoundError:
             job = None
         if job is None or job.uid != asked.job.uid:

@@ -30,8 +30,8 @@ Examples:
 
   kubectl polyreme incidents             when nodes were out of service, and what it cost
 
-Exit codes: 0 success, 1 internal error, 2 usage, 3 not found, 4 refused by the state or the API server, 5 timed out,
-6 stopped on request, 7 the cluster does not answer.
+Exit codes: 0 success, 1 internal error, 2 usage, 3 not found, 4 refused by the state, the operator or the API server,
+5 timed out, 6 stopped on request, 7 the cluster does not answer or no operator works on it, 100 the job failed.
 """
 NAME = "kubectl polyreme"
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
-from polyreme.plugin.snapshot import list_all
+from polyreme.plugin.reading import list_all
 from polyreme_api.errors import InvalidConfigError, NotFoundError, RefusedError
-from polyreme_api.labels import KIND_TOPOLOGY
 from polyreme_api.times import rfc3339
 from polyreme_operator.health.incidents import escaped
 from polyreme_operator.health.node import HealthNode, patch_of
@@ -16,13 +15,18 @@ from polyreme_operator.health.record import Leave, NodeState, Record, parse
 from polyreme_operator.health.signs import DOMAIN_FAULT, Reading, read_conditions
 from polyreme_operator.health.states import quarantined_by, released_by
 from polyreme_operator.health.table import decode, is_agents, lookup, polarity
-from polyreme_operator.port import ClusterPort, ConflictError, ObjectRef
+from polyreme_operator.port import ClusterPort, ConflictError, Manifest, ObjectRef
 from polyreme_operator.port import NotFoundError as PortNotFoundError
-from polyreme_operator.types.parse_node import parse_health_node
+from polyreme_operator.types.parse_node import OUT_OF_SERVICE, parse_health_node
 from polyreme_operator.types.parse_settings import parse_topology
+from polyreme_operator.types.timestamps import parse_time_or
 
 TRIES_MAX = 8
 """A patch that meets another version is worked out again this often."""
+NOT_READY, OUT, CORDONED = "not-ready", "out-of-service", "cordoned"
+"""States that Kubernetes gives a node, beside those of its health."""
+WHY_CHARACTERS_MAX = 512
+_IN_SERVICE = frozenset({NodeState.HEALTHY.value, NodeState.AT_RISK.value, NodeState.PROBATION.value})
 HEADINGS = ("NODE", "STATE", "SINCE", "OWNER", "WHY", "BACK WHEN")
 
 
@@ -48,19 +52,20 @@ class NodeRow:
 
 
 async def read_nodes(cluster: ClusterPort) -> list[HealthNode]:
-    """Read every node."""
+    """Read every node, as its health is decided from."""
     return [parse_health_node(item) for item in await list_all(cluster, "Node")]
 
 
-async def read_spares(cluster: ClusterPort) -> frozenset[str]:
-    """Read which nodes are kept as spares: the first hundred, as the ClusterTopology names them."""
-    parsed = (parse_topology(item) for item in await list_all(cluster, KIND_TOPOLOGY))
+def spares_of(topologies: Iterable[Manifest]) -> frozenset[str]:
+    """Return the nodes that are kept as spares: the first hundred, as the ClusterTopology names them."""
+    parsed = (parse_topology(item) for item in topologies)
     return frozenset(name for view in parsed if view is not None for name in view.status.get("spareNodes") or ())
 
 
-def rows_of(nodes: Iterable[HealthNode], *, everything: bool, spares: Collection[str] = ()) -> list[NodeRow]:
-    """Return the nodes that are out, at risk or kept as spares, or all of them."""
-    rows = [_row(node) for node in sorted(nodes, key=lambda node: node.name)]
+def rows_of(nodes: Iterable[Manifest], *, everything: bool, spares: Collection[str] = ()) -> list[NodeRow]:
+    """Return the nodes that take no new workers, are at risk or kept as spares, or all of them."""
+    ordered = sorted(nodes, key=lambda node: str(node["metadata"]["name"]))
+    rows = [_with_kubernetes(_row(parse_health_node(node)), node) for node in ordered]
     rows = [
         dataclasses.replace(row, state="spare", back="it is in service for repairs of running jobs only")
         if row.name in spares and row.state == NodeState.HEALTHY
@@ -165,6 +170,42 @@ def _row(node: HealthNode) -> NodeRow:
         risk=record.risk,
         repair_owner=node.claimed or node.repair_owner,
     )
+
+
+def _with_kubernetes(row: NodeRow, node: Manifest) -> NodeRow:
+    """Add what Kubernetes says of a node: it is not ready, or somebody cordoned it or declared it out of service."""
+    spec, ready = node.get("spec") or {}, _ready_condition(node)
+    status, since = ready.get("status") or "Unknown", _time(parse_time_or(ready.get("lastTransitionTime"), 0.0))
+    found = []
+    if status != "True":
+        said = ": ".join(str(ready[key]) for key in ("reason", "message") if ready.get(key))
+        why = f"Ready is {status}: {said}" if said else "its kubelet has not reported"
+        back = "it takes workers when its kubelet reports that it is ready"
+        found.append(NodeRow(name=row.name, state=NOT_READY, since=since, owner="kubelet", why=why, back=back))
+    if any(taint.get("key") == OUT_OF_SERVICE for taint in spec.get("taints") or ()):
+        back = f"kubectl taint node {row.name} {OUT_OF_SERVICE}-"
+        found.append(NodeRow(name=row.name, state=OUT, why=f"taint {OUT_OF_SERVICE}", back=back))
+    if spec.get("unschedulable"):
+        back = f"kubectl uncordon {row.name}"
+        found.append(NodeRow(name=row.name, state=CORDONED, why="spec.unschedulable is true", back=back))
+    if not found:
+        return row
+    worse = [row] if row.state not in _IN_SERVICE else []
+    first, *others = [*worse, *found]
+    whys = [first.why, *(f"{each.state}: {each.why}" for each in others)]
+    backs = [first.back, *(each.back for each in others)]
+    return dataclasses.replace(
+        first,
+        why=escaped("; ".join(filter(None, whys)), WHY_CHARACTERS_MAX),
+        back="; then ".join(filter(None, backs)),
+        risk=row.risk,
+        repair_owner=row.repair_owner,
+    )
+
+
+def _ready_condition(node: Manifest) -> Mapping[str, Any]:
+    conditions = (node.get("status") or {}).get("conditions") or ()
+    return next((entry for entry in conditions if entry.get("type") == "Ready"), {})
 
 
 def _back(name: str, record: Record, claimed: str) -> str:

@@ -11,8 +11,9 @@ from rich.text import Text
 
 from polyreme.plugin.printing import bar, columns
 from polyreme.plugin.rows import reason_of
-from polyreme.plugin.snapshot import Snapshot
+from polyreme.plugin.snapshot import Snapshot, queue_status
 from polyreme.plugin.waiting import Standing, holds, standing
+from polyreme_api.queue import ResourceUsage
 from polyreme_operator.queueing.tree import DEFAULT_QUEUE
 from polyreme_operator.types.queues import QueueView, StopPolicy
 from polyreme_operator.types.reasons import Reason
@@ -72,8 +73,14 @@ class QueueRow:
         }
 
 
-def queue_rows(seen: Snapshot, *, only: str | None = None) -> list[QueueRow]:
-    """Work out the rows of the tree; ``only`` keeps one queue and what is below it, with those who wait there."""
+def queue_rows(seen: Snapshot, *, only: str | None = None, whole: bool = True) -> list[QueueRow]:
+    """Work out the rows of the tree.
+
+    Args:
+        seen: Queues and jobs.
+        only: Keep one queue and those below it, with the jobs that wait there.
+        whole: Whether the jobs are those of all namespaces; if not, what the queues' statuses say is shown.
+    """
     stands = standing(seen)
     order = [(name, depth) for root in stands.tree.children("") for name, depth in _walk(stands, root, 0)]
     names = {name for name, _ in order}
@@ -83,7 +90,8 @@ def queue_rows(seen: Snapshot, *, only: str | None = None) -> list[QueueRow]:
     if only is not None:
         kept = set(_below(stands, only))
         order = [(name, depth) for name, depth in order if name in kept]
-    return [_row(seen, stands, name, depth, head=only is not None) for name, depth in order]
+    draw = _row if whole else _row_of_status
+    return [draw(seen, stands, name, depth, head=only is not None) for name, depth in order]
 
 
 def render(rows: list[QueueRow]) -> RenderableType:
@@ -113,6 +121,32 @@ def _add(table: Table, row: QueueRow, *, indent: str) -> None:
         name, *rest = first if at == 0 else [Text()] * 4
         cells = (piece.resource, str(piece.used), str(piece.quota), bar(piece.used, piece.quota, width=BAR_CELLS))
         table.add_row(name, *cells, str(piece.borrowed or "-"), *rest)
+
+
+def _row_of_status(seen: Snapshot, stands: Standing, name: str, depth: int, *, head: bool) -> QueueRow:
+    """Return the row that the operator's status of a queue says."""
+    row = _row(seen, stands, name, depth, head=head)
+    if name not in stands.tree.views:
+        return dataclasses.replace(row, message=row.message or "only jobs that you may list are counted")
+    status = queue_status(stands.tree.view(name))
+    usage = {entry.resource: entry for entry in status.usage}
+    nothing = ResourceUsage(resource="")
+    pieces = [
+        dataclasses.replace(
+            piece,
+            used=usage.get(piece.resource, nothing).used,
+            borrowed=usage.get(piece.resource, nothing).borrowed,
+        )
+        for piece in row.pieces
+    ]
+    first = status.head[:HEAD_MAX] if head else ()
+    return dataclasses.replace(
+        row,
+        pieces=tuple(pieces),
+        waiting=status.pending,
+        admitted=status.admitted,
+        head=tuple((job.position, f"{job.namespace}/{job.name}", job.priority, job.reason or "-") for job in first),
+    )
 
 
 def _row(seen: Snapshot, stands: Standing, name: str, depth: int, *, head: bool) -> QueueRow:

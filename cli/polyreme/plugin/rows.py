@@ -14,7 +14,7 @@ from polyreme_api.fields import Condition
 from polyreme_api.progress import ProgressRecord
 from polyreme_operator.types.views import JobView
 
-_RANKED = ("Succeeded", "Failed", "Suspended", "Restarting", "Running", "PodsReady", "Admitted", "Queued")
+_RANKED = ("Succeeded", "Failed", "Degraded", "Suspended", "Restarting", "Running", "PodsReady", "Admitted", "Queued")
 _WORDS = {"PodsReady": "Starting", "Admitted": "Starting"}
 GET = ("NAME", "STATE", "QUEUE", "READY", "ATTEMPT", "STEP", "AGE", "REASON")
 GET_WIDE = ("PRIORITY", "RESTARTS", "LAYOUT", "CHECKPOINT", "NODES", "MESSAGE")
@@ -50,23 +50,43 @@ def state_of(job: JobView) -> tuple[str, Condition | None]:
         condition = status.condition(kind)
         if condition is not None and condition.status == "True":
             return _WORDS.get(kind, kind), condition
-    return "New", status.condition("Queued")
+    # Between a resume and its place in the queue, nothing holds.
+    return "Queued" if status.conditions else "New", status.condition("Queued")
 
 
 def reason_of(job: JobView) -> str:
     """Say why a job stands as it does: one of a finite set."""
-    _, condition = state_of(job)
-    return "Misconfigured" if _never_runs(job) else condition.reason if condition else "-"
+    state, condition = state_of(job)
+    if _never_runs(job):
+        return "Misconfigured"
+    ranks = job.status.condition("Running")
+    if state == "Starting" and ranks is not None:
+        return ranks.reason
+    return condition.reason if condition else "-"
 
 
 def message_of(job: JobView) -> str:
     """Say why a job stands as it does, for people."""
-    _, condition = state_of(job)
-    return job.invalid if _never_runs(job) else condition.message if condition else ""
+    state, condition = state_of(job)
+    if _never_runs(job):
+        return job.invalid
+    pods = job.status.condition("PodsReady")
+    if state == "Starting" and pods is not None and pods.status != "True" and pods.message:
+        return pods.message
+    return condition.message if condition else ""
+
+
+def refusal_of(job: JobView) -> str:
+    """Say why the number of workers that the spec asks for is refused, and how to withdraw it; empty if it is not."""
+    refused = job.status.condition("ResizeRefused")
+    if refused is None or not job.is_resize_refused:
+        return ""
+    undo = f"`kubectl polyreme scale {job.name} --replicas {job.replicas_in_force}` withdraws the request"
+    return f"{refused.message}; {undo}"
 
 
 def _never_runs(job: JobView) -> bool:
-    """Tell whether a job waits with a spec that nobody can run; one that runs goes on with what it was admitted for."""
+    """Tell whether a job waits with a spec that can't be read; one that runs goes on with what it was admitted for."""
     return bool(job.invalid) and not job.status.finished and not job.admitted
 
 
@@ -86,9 +106,9 @@ def goodput(job: JobView) -> float | None:
 
 def ready_of(job: JobView) -> str:
     """Say how many workers have joined, of how many."""
-    wanted = job.spec.workers.replicas if job.spec is not None else 0
-    present = job.attempt.replicas if job.admitted and job.attempt is not None else wanted
-    return f"{job.status.ready_replicas}/{present}"
+    if job.attempt is not None:
+        return job.status.ready
+    return f"{job.status.ready_replicas}/{job.spec.workers.replicas if job.spec is not None else 0}"
 
 
 def age(seconds: float) -> str:

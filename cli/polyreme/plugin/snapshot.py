@@ -1,21 +1,20 @@
-"""The cluster as the plugin's commands see it: everything read once, then only computed on."""
+"""The cluster as the plugin's commands see it: what was read, parsed once, then only computed on."""
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
-from polyreme_api.errors import NotFoundError, RefusedError
+from pydantic import ValidationError
+
 from polyreme_api.labels import KIND_JOB
+from polyreme_api.queue import TrainingQueueStatus
 from polyreme_api.topology import DEFAULT_TOPOLOGY
 from polyreme_operator.cache.leases import LeaseIndex
-from polyreme_operator.cache.plan_book import planned
 from polyreme_operator.cache.pods import is_worker_of
-from polyreme_operator.port import ClusterPort, Manifest
-from polyreme_operator.port import NotFoundError as PortNotFoundError
+from polyreme_operator.port import Manifest
 from polyreme_operator.types.parse import (
     parse_foreign_pod,
     parse_job_view,
@@ -23,20 +22,12 @@ from polyreme_operator.types.parse import (
     parse_node,
     parse_pod,
 )
-from polyreme_operator.types.parse_settings import parse_priority_class, parse_queue, parse_topology
+from polyreme_operator.types.parse_settings import parse_queue, parse_topology
 from polyreme_operator.types.queues import QueueView
 from polyreme_operator.types.views import ForeignPod, JobView, LeaseView, NodeView, PodView, TopologyView
 
-PAGES_MAX = 400
-"""Pages of one kind: with 500 objects each, more than any cluster holds."""
-NOT_INSTALLED = "this cluster has no TrainingJob resource: apply polyreme's manifests/crds, or choose another --context"
-JOBS = frozenset({KIND_JOB, "PriorityClass"})
-QUEUES = frozenset({KIND_JOB, "PriorityClass", "TrainingQueue", "Node"})
-PROGRESS = frozenset({KIND_JOB, "PriorityClass", "Lease"})
-ALL = QUEUES | {"Pod", "ClusterTopology", "Lease"}
 _View = TypeVar("_View")
 _log = logging.getLogger(__name__)
-_OPTIONAL = frozenset({"TrainingQueue", "ClusterTopology", "PriorityClass"})
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +35,6 @@ class Snapshot:
     """What a command looks at. Kinds that it did not ask for are empty."""
 
     jobs: tuple[JobView, ...] = ()
-    """Of all namespaces."""
     queues: tuple[QueueView, ...] = ()
     nodes: tuple[NodeView, ...] = ()
     pods: tuple[PodView, ...] = ()
@@ -56,41 +46,10 @@ class Snapshot:
     """Jobs as they came, by UID."""
     now_s: float = 0.0
 
-    def job(self, namespace: str, name: str) -> JobView:
-        """Return one job.
-
-        Raises:
-            NotFoundError: Naming those that exist.
-        """
-        found = next((job for job in self.jobs if (job.namespace, job.name) == (namespace, name)), None)
-        if found is not None:
-            return found
-        raise no_job(namespace, name, [job.name for job in self.jobs if job.namespace == namespace])
-
-
-def no_job(namespace: str, name: str, known: Iterable[str]) -> NotFoundError:
-    """Say that there is no such job, and which was probably meant."""
-    from polyreme.output import nearest
-
-    return NotFoundError(f"no job {name!r} in namespace {namespace!r}: {nearest(name, sorted(known))}", field="JOB")
-
-
-async def look(cluster: ClusterPort, kinds: Collection[str], *, now_s: float) -> Snapshot:
-    """Read the kinds that a command needs, side by side.
-
-    Raises:
-        NotFoundError: If the cluster has no TrainingJobs at all.
-    """
-    wanted = sorted(kinds)
-    lists = await asyncio.gather(*(list_all(cluster, kind) for kind in wanted))
-    return snapshot_of(dict(zip(wanted, lists, strict=True)), now_s=now_s)
-
 
 def snapshot_of(found: Mapping[str, list[Manifest]], *, now_s: float) -> Snapshot:
     """Parse what was read. An object that can't be read is left out with a warning, as the operator leaves it out."""
-    classes = _readable(lambda item: (item["metadata"]["name"], parse_priority_class(item)), found, "PriorityClass")
-    priorities = dict(classes)
-    jobs = _readable(lambda item: planned(parse_job_view(item, priorities=priorities)), found, KIND_JOB)
+    jobs = _readable(read_view, found, KIND_JOB)
     by_uid = {job.uid: job for job in jobs}
     pods = _readable(lambda item: (_worker(item, by_uid), item), found, "Pod")
     foreign = _readable(parse_foreign_pod, {"Pod": [item for pod, item in pods if pod is None]}, "Pod")
@@ -112,6 +71,20 @@ def snapshot_of(found: Mapping[str, list[Manifest]], *, now_s: float) -> Snapsho
     )
 
 
+def queue_status(view: QueueView | None) -> TrainingQueueStatus:
+    """Return what the operator has written of a queue; nothing if that can't be read."""
+    try:
+        return TrainingQueueStatus.model_validate({} if view is None else view.status)
+    except ValidationError:
+        return TrainingQueueStatus()
+
+
+def read_view(manifest: Manifest) -> JobView:
+    """Parse a job. Its priority is the one that the operator has found, since users may not read PriorityClasses."""
+    job = parse_job_view(manifest)
+    return job if job.status.priority is None else dataclasses.replace(job, priority=job.status.priority)
+
+
 def _readable(parse: Callable[[Manifest], _View], found: Mapping[str, Iterable[Manifest]], kind: str) -> list[_View]:
     """Parse the objects of a kind; name those that can't be parsed, and leave them out."""
     views = []
@@ -129,28 +102,3 @@ def _worker(item: Manifest, jobs: Mapping[str, JobView]) -> PodView | None:
     pod = parse_pod(item)
     job = None if pod is None else jobs.get(pod.job_uid)
     return pod if pod is not None and job is not None and is_worker_of(job, pod) else None
-
-
-async def list_all(cluster: ClusterPort, kind: str, *, namespace: str | None = None) -> list[Manifest]:
-    """Read every page of a kind; a kind that is not installed has none, except for the jobs.
-
-    Raises:
-        NotFoundError: If the cluster has no TrainingJobs.
-        RefusedError: If there are more pages than anyone can have.
-    """
-    items: list[Manifest] = []
-    token: str | None = None
-    for _ in range(PAGES_MAX):
-        try:
-            page = await cluster.list(kind, namespace=namespace, continue_=token)
-        except PortNotFoundError as error:
-            if kind == KIND_JOB:
-                raise NotFoundError(NOT_INSTALLED) from error
-            if kind in _OPTIONAL:
-                return []
-            raise
-        items += page.items
-        token = page.continue_
-        if token is None:
-            return items
-    raise RefusedError(f"list of {kind} has more than {PAGES_MAX} pages; name a namespace")

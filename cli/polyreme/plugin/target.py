@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from polyreme.plugin.snapshot import Snapshot, look
 from polyreme_api.errors import InvalidConfigError
+from polyreme_api.labels import LABEL_JOB_UID
 
 if TYPE_CHECKING:
     from polyreme_operator.adapters.kubernetes.connection import Connection
@@ -35,9 +34,10 @@ class Target:
         """The namespace that names without one belong to."""
         return self.namespace or _context_namespace(self.kubeconfig, self.context)
 
-    def shows(self, namespace: str) -> bool:
-        """Tell whether a list shows objects of a namespace."""
-        return self.all_namespaces or namespace == self.in_namespace
+    @property
+    def listed(self) -> str | None:
+        """The namespace to list; None: all of them."""
+        return None if self.all_namespaces else self.in_namespace
 
     def split(self, name: str) -> tuple[str, str]:
         """Read ``NAME``, ``NAMESPACE/NAME`` or ``tj/NAME``, as kubectl takes them."""
@@ -61,14 +61,10 @@ class Target:
         from polyreme_operator.adapters.kubernetes.cluster import KubernetesCluster
 
         async def story() -> T:
-            async with KubernetesCluster(self.connection()) as cluster:
+            async with KubernetesCluster(self.connection(), selectors={"Lease": LABEL_JOB_UID}) as cluster:
                 return await work(cluster)
 
         return asyncio.run(story())
-
-    def look(self, kinds: Collection[str]) -> Snapshot:
-        """Read the kinds that a command needs."""
-        return self.run(lambda cluster: look(cluster, kinds, now_s=time.time()))
 
 
 def _context_namespace(path: Path | None, context: str | None) -> str:

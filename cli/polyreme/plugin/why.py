@@ -1,4 +1,4 @@
-"""Why a job does not run: a sentence, what would let it run, its place, who stands before it, who makes way."""
+"""Why a job is in its state: a sentence, what would let it run, its place, the jobs ahead of it, those it preempts."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from rich.text import Text
 
 from polyreme.formatting import duration
 from polyreme.plugin.printing import columns, facts
-from polyreme.plugin.rows import message_of, state_of
-from polyreme.plugin.snapshot import Snapshot
+from polyreme.plugin.rows import message_of, reason_of, refusal_of, state_of
+from polyreme.plugin.snapshot import Snapshot, queue_status
 from polyreme.plugin.waiting import Standing, is_waiting, standing
+from polyreme_api.labels import MANAGER
 from polyreme_operator.types.reasons import Reason
 from polyreme_operator.types.timestamps import parse_time_or
 from polyreme_operator.types.views import JobView
@@ -20,24 +21,31 @@ from polyreme_operator.types.views import JobView
 BEFORE_MAX = 10
 """Jobs that are named before the one asked about."""
 VICTIMS_MAX = 20
-_HELP: dict[str, str] = {
-    Reason.MISCONFIGURED: "it can never run as it is: change the spec and apply it again",
+REMEDIES: dict[str, str] = {
+    Reason.MISCONFIGURED: "add nodes that fit, or delete it and apply it again with a smaller request",
+    Reason.PLANNING: "wait; this takes seconds for a large elastic job",
     Reason.WAITING_FOR_DATA: "it is queued for devices when its data is processed",
-    Reason.DATA_REFUSED: "it is queued for devices once its dataset is repaired or registered, or its data changed",
+    Reason.DATA_REFUSED: "it is queued for devices once its dataset is repaired or registered",
     Reason.EXCEEDS_QUOTA: "it runs when jobs of the queue or its cohort end, or when the queue's quota is raised",
     Reason.QUEUE_MISSING: "it runs once its queue is Ready: create the TrainingQueue, or set another spec.queueName",
     Reason.QUEUE_STOPPED: "it runs once spec.stopPolicy of its queue and of the cohorts above it is None",
     Reason.WAITING_FOR_PREEMPTION: "it runs when the preempted jobs have saved their checkpoints and stopped",
-    Reason.WAITING_FOR_TOPOLOGY: "it runs when one domain has enough free nodes; spec.topology may name a wider level",
+    Reason.WAITING_FOR_TOPOLOGY: "it runs when one domain has enough free nodes; a new job may name a wider level",
     Reason.WAITING_FOR_NODES: "it runs when nodes that its pod template accepts are free or join the cluster",
     Reason.WAITING_FOR_CAPACITY: "it runs when jobs end or nodes join the cluster",
     Reason.BEHIND_OTHERS: "it runs when the jobs ahead of it have been admitted",
-    Reason.SUSPENDED: "it runs again after `kubectl polyreme resume`",
+    Reason.SUSPENDED: "it runs again after `kubectl polyreme resume {name}`",
     Reason.PREEMPTED: "it keeps its place in the queue and continues from its checkpoint",
     Reason.RECLAIMED: "it keeps its place in the queue and continues from its checkpoint",
     Reason.EVICTED: "it keeps its place in the queue and continues from its checkpoint",
-    Reason.CREATE_REFUSED: "it is retried automatically: fix the quota, the admission plugin or the pod template",
+    Reason.UNSCHEDULABLE: "it is placed again by itself; look for pods that the operator does not see",
+    Reason.SET_ASIDE: "it is tried again at that time by itself: fix the image, the Secret or the node meanwhile",
+    Reason.CREATE_REFUSED: "it is retried automatically: fix the quota or the admission plugin that refuses its pods",
 }
+_WAITS = frozenset({"Queued", "Suspended", "Preempting"})
+_STARTING = "it trains when its pods run and their launchers have joined: see `kubectl polyreme describe {name}`"
+_FAILED = "it is not retried: delete it, repair what the message names, and apply it again; its checkpoints stay"
+_UNREADABLE = "change the field that the message names, or delete it and apply it again"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +75,8 @@ class Answer:
     """Jobs that the operator looks at first, of all queues."""
     before: tuple[tuple[str, str, int, str], ...] = ()
     """Those nearest before it: name, queue, priority, reason."""
+    resize: str = ""
+    """Why the number of workers that its spec asks for is refused."""
     victims: tuple[Victim, ...] = ()
     makes_way_for: str = ""
     """Job for which this one was asked to stop."""
@@ -80,6 +90,7 @@ class Answer:
             "reason": self.reason,
             "message": self.sentence,
             "remedy": self.remedy,
+            "resizeRefused": self.resize or None,
             "queue": self.queue,
             "position": self.position,
             "waiting": self.waiting,
@@ -93,25 +104,45 @@ class Answer:
         }
 
 
-def why(seen: Snapshot, job: JobView) -> Answer:
-    """Work out why a job stands as it does."""
-    state, condition = state_of(job)
-    reason = Reason.MISCONFIGURED if state == "Misconfigured" else condition.reason if condition is not None else ""
-    sentence = message_of(job) or _unsaid(job, state)
-    name = f"{job.namespace}/{job.name}"
+def why(seen: Snapshot, job: JobView, *, doubt: str = "", whole: bool = True) -> Answer:
+    """Work out why a job is in its state.
+
+    Args:
+        seen: What could be read of the jobs, queues and nodes.
+        job: The job.
+        doubt: Why its state may be old.
+        whole: Whether that is all jobs, queues and nodes; if not, the place is the one in the status of its queue.
+    """
+    state, _ = state_of(job)
+    reason = reason_of(job).removeprefix("-")
     asked = job.status.preemption
     answer = Answer(
-        job=name,
+        job=f"{job.namespace}/{job.name}",
         state=state,
-        reason=str(reason),
-        sentence=sentence,
-        remedy=_HELP.get(reason, ""),
+        reason=reason,
+        sentence="; ".join(filter(None, (message_of(job) or ("" if doubt else _unsaid(job, state)), doubt))),
+        remedy=_remedy(job, state, reason),
         queue=job.spec.queue_name if job.spec is not None else "",
         victims=_victims(seen, job),
         makes_way_for=(asked.by_name or asked.by) if asked is not None and job.admitted else "",
         makes_way_left_s=parse_time_or(asked.deadline, seen.now_s) - seen.now_s if asked is not None else None,
+        resize=refusal_of(job),
     )
-    return _placed(answer, standing(seen), job) if is_waiting(job) else answer
+    if not is_waiting(job):
+        return answer
+    return _placed(answer, standing(seen), job) if whole else _placed_by_status(answer, seen, job)
+
+
+def _remedy(job: JobView, state: str, reason: str) -> str:
+    if state == "Failed":
+        text = _FAILED
+    elif state == "Misconfigured":
+        text = _UNREADABLE
+    elif state == "Starting":
+        text = "" if job.status.is_true("PodsReady") else _STARTING
+    else:
+        text = REMEDIES.get(reason, "") if state in _WAITS else ""
+    return text.format(name=job.name)
 
 
 def render(answer: Answer) -> RenderableType:
@@ -128,7 +159,7 @@ def render(answer: Answer) -> RenderableType:
     way = None
     if answer.makes_way_for:
         way = f"{answer.makes_way_for}, within {duration(max(0.0, answer.makes_way_left_s or 0.0))}"
-    pairs = [("then", answer.remedy), ("place", place), ("preempted by", way)]
+    pairs = [("size", answer.resize), ("then", answer.remedy), ("place", place), ("preempted by", way)]
     if any(value for _, value in pairs):
         parts += [facts(pairs)]
     if answer.before:
@@ -165,6 +196,25 @@ def _placed(answer: Answer, stands: Standing, job: JobView) -> Answer:
     )
 
 
+def _placed_by_status(answer: Answer, seen: Snapshot, job: JobView) -> Answer:
+    """Return the place that the operator has written into the status of the queue; it names the first jobs only."""
+    status = queue_status(next((queue for queue in seen.queues if queue.name == answer.queue), None))
+    own = next((entry for entry in status.head if (entry.namespace, entry.name) == (job.namespace, job.name)), None)
+    if own is None:
+        return answer
+    ahead = [entry for entry in status.head if entry.position < own.position]
+    return dataclasses.replace(
+        answer,
+        position=own.position,
+        waiting=status.pending,
+        ahead=len(ahead),
+        before=tuple(
+            (f"{entry.namespace}/{entry.name}", answer.queue, entry.priority, entry.reason or "-")
+            for entry in ahead[-BEFORE_MAX:]
+        ),
+    )
+
+
 def _victims(seen: Snapshot, job: JobView) -> tuple[Victim, ...]:
     found = [
         Victim(
@@ -182,8 +232,10 @@ def _unsaid(job: JobView, state: str) -> str:
     """Say what no condition says."""
     if job.spec is not None and job.spec.suspend:
         return "spec.suspend is true"
+    if job.spec is not None and job.spec.managed_by != MANAGER:
+        return f"spec.managedBy is {job.spec.managed_by}: polyreme's operator leaves it alone"
     if state == "New":
-        return "the operator has not reported on it yet; check that the operator runs and manages this job"
+        return "the operator has not looked at it yet"
     if state == "Starting":
-        return f"{job.status.ready_replicas} of its workers have joined"
+        return f"{job.status.ready} of its workers have joined"
     return ""

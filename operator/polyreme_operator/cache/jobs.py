@@ -166,7 +166,7 @@ def waiting_of(job: JobView, kind: int) -> Waiting:
         queue=job.spec.queue_name,
         priority=job.priority,
         since_s=job.created_s,
-        workers=job.spec.workers.replicas,
+        workers=job.replicas,
         requests=job.requests,
         kind=kind,
         arrival=job.status.arrival,
@@ -182,8 +182,8 @@ def scaled(job: JobView) -> bool:
     if attempt is None or spec is None or admitted is None:
         return False
     elastic = spec.workers.min_replicas is not None or spec.workers.max_replicas is not None
-    asked_since = job.generation > admitted.observed_generation or not elastic
-    return asked_since and spec.workers.replicas != attempt.replicas
+    asked_since = job.generation > admitted.observed_generation or not elastic or job.is_resize_refused
+    return asked_since and job.replicas != attempt.replicas
 
 
 def may_grow(job: JobView) -> bool:
@@ -192,7 +192,7 @@ def may_grow(job: JobView) -> bool:
     if attempt is None or spec is None:
         return False
     elastic = spec.workers.min_replicas is not None or spec.workers.max_replicas is not None
-    return elastic and attempt.replicas < max(spec.workers.replicas, spec.workers.max_replicas or 0)
+    return elastic and attempt.replicas < max(job.replicas, spec.workers.max_replicas or 0)
 
 
 def wants_resize(job: JobView) -> bool:
@@ -232,7 +232,7 @@ def _kind_key(job: JobView) -> Any:
         spec.queue_name,
         job.priority,
         spec.preemption_policy,
-        spec.workers.replicas,
+        job.replicas,
         spec.workers.min_replicas,
         job.requests,
         job.constraints,

@@ -7,6 +7,7 @@ requests missing plans; ``polyreme_operator.plan_worker`` computes them in anoth
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -42,9 +43,11 @@ def plan_sizes(request: PlanRequest) -> JobPlans:
     }
     try:
         spec = parse_job(document).spec
-        requested = _plan_requested(spec, rescaled=request.rescaled)
-        others = (_plan_or_none(spec, count) for count in _other_sizes(spec))
-        return JobPlans(plans=(requested, *(plan for plan in others if plan is not None)))
+        refused, accepted, plan = _accepted(spec, request)
+        smaller = [count for count in request.in_force if count < accepted.workers.replicas]
+        counts = dict.fromkeys([*_other_sizes(accepted), *smaller])
+        others = (_plan_or_none(accepted, count) for count in counts)
+        return JobPlans(plans=(plan, *(other for other in others if other is not None)), refused=refused)
     except InvalidConfigError as error:
         return JobPlans(refused=str(error))
     except Exception as error:  # noqa: BLE001 - a bug of the planner refuses only the job that meets it
@@ -53,8 +56,9 @@ def plan_sizes(request: PlanRequest) -> JobPlans:
 
 def with_plans(job: JobView, answer: JobPlans) -> JobView:
     """Return the view of a job that waited for this answer."""
-    plan = answer.plans[0] if answer.plans else None
-    return dataclasses.replace(job, plan=plan, plans=answer.plans, invalid=answer.refused, planning=None)
+    kept = bool(answer.plans)
+    invalid, size_refused = ("", answer.refused) if kept else (answer.refused, "")
+    return dataclasses.replace(job, plans=answer.plans, invalid=invalid, size_refused=size_refused, planning=None)
 
 
 def planned(job: JobView) -> JobView:
@@ -100,6 +104,25 @@ class PlanBook:
             self._answers.popitem(last=False)
         turned_away, self._rejected = self._rejected, set()
         return self._wanted.pop(request, set()), turned_away
+
+
+def _accepted(spec: TrainingJobSpec, request: PlanRequest) -> tuple[str, TrainingJobSpec, Plan]:
+    """Plan the requested worker count, or else the first in force that has a plan.
+
+    Returns:
+        Why the requested count has no plan (empty if it has one), the spec with the count that has, and its plan.
+
+    Raises:
+        InvalidConfigError: If none has a plan; the message is about the requested one.
+    """
+    try:
+        return "", spec, _plan_requested(spec, rescaled=request.rescaled)
+    except InvalidConfigError as error:
+        for count in request.in_force:
+            kept = spec.model_copy(update={"workers": spec.workers.model_copy(update={"replicas": count})})
+            with contextlib.suppress(InvalidConfigError):
+                return str(error), kept, _plan_requested(kept, rescaled=True)
+        raise
 
 
 def _plan_requested(spec: TrainingJobSpec, *, rescaled: bool) -> Plan:

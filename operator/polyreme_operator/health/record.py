@@ -28,6 +28,7 @@ DEVICES_MAX = 16
 FATAL_TIMES_MAX = 5
 REPAIRS_MAX = 5
 EVIDENCE_CHARACTERS_MAX = 256
+OWNER_CHARACTERS_MAX = 253
 SHOWN_TIMES = ("since_s", "examine_at_s", "until_s")
 """Fields that are written as RFC 3339, for people; to the millisecond, so that they read back as they were."""
 OPERATOR = "operator"
@@ -79,7 +80,7 @@ class _Part(BaseModel):
     )
 
 
-_Name = Annotated[str, Field(max_length=253)]
+_Name = Annotated[str, Field(max_length=OWNER_CHARACTERS_MAX)]
 _Text = Annotated[str, Field(max_length=EVIDENCE_CHARACTERS_MAX)]
 _Seconds = Annotated[float, Field(ge=0.0, le=1e11, allow_inf_nan=False)]
 _Count = Annotated[int, Field(ge=0, le=1_000_000_000)]

@@ -18,7 +18,7 @@ from polyreme_operator.scheduler import Batch
 from polyreme_operator.scheduler.pending import DETAILED_REASONS_MAX, without_details
 from polyreme_operator.types.queues import Waiting
 from polyreme_operator.types.reasons import Reason
-from polyreme_operator.types.snapshot import Pending
+from polyreme_operator.types.snapshot import Pending, RefusedSize
 from polyreme_operator.types.views import JobView
 
 MESSAGE_UPDATE_EVERY_S = 5.0
@@ -42,7 +42,7 @@ class PendingReasons:
     def __init__(self, jobs: JobIndex) -> None:
         self.unschedulable_classes: dict[int, Pending] = {}
         """Classes that did not fit, while no capacity has been freed since."""
-        self.refused: Mapping[str, str] = {}
+        self._refused: Mapping[str, RefusedSize] = {}
         self.next_update_s: float | None = None
         """When a delayed message is due."""
         self._jobs = jobs
@@ -99,6 +99,11 @@ class PendingReasons:
             return entry.published
         return without_details(entry.published, waiting.queue)
 
+    def size_refused(self, job: JobView) -> str:
+        """Return why a running job keeps its size; empty if it does not, or if nobody has looked at this spec yet."""
+        refused = self._refused.get(job.uid)
+        return refused.why if refused is not None and refused.generation == job.generation else ""
+
     def reason(self, waiting: Waiting) -> str:
         """Return the reason of a job without its message; empty until a cycle has looked at it."""
         own = self._own.get(waiting.uid)
@@ -137,11 +142,11 @@ class PendingReasons:
         if batch.again:
             # A cycle that ended early has not looked at every job: earlier reasons of the others remain.
             own = {uid: why for uid, why in self._own.items() if not self._covers(uid, batch)} | own
-        refused = {**self.refused, **batch.refused} if batch.again else dict(batch.refused)
+        refused = {**self._refused, **batch.refused} if batch.again else dict(batch.refused)
         changed = {uid for uid in {*self._own, *own} if self._own.get(uid) != own.get(uid)}
-        changed |= {uid for uid in {*self.refused, *refused} if self.refused.get(uid) != refused.get(uid)}
+        changed |= {uid for uid in {*self._refused, *refused} if self._refused.get(uid) != refused.get(uid)}
         self._own = {uid: why for uid, why in own.items() if uid in self._jobs.waiting}
-        self.refused = refused
+        self._refused = refused
         return changed
 
     def _covers(self, uid: str, batch: Batch) -> bool:

@@ -117,7 +117,8 @@ def judge(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float) -> Verdict
     given_up = _budget_spent(status, spec, failure, counts=counts, idle=idle, now_s=now_s)
     if given_up is not None and not excused:
         return given_up
-    if failure.cause is Cause.CREATE_REFUSED and (most := _refusals_allowed(spec)) <= _refusals(status):
+    refused = failure.cause is Cause.CREATE_REFUSED and not _has_grown(status)
+    if refused and (most := _refusals_allowed(spec)) <= _refusals(status):
         message = f"refused {most + 1} times in a row, at most {most} retries are allowed; last: {failure.message}"
         return GiveUp(failure=failure, reason=Reason.CREATE_REFUSED, message=message)
     return Restart(
@@ -181,6 +182,11 @@ def _refusals(status: TrainingJobStatus) -> int:
         reversed(status.restart_records),
     )
     return sum(1 for _ in newest)
+
+
+def _has_grown(status: TrainingJobStatus) -> bool:
+    """Tell whether the attempt has more workers than the job has trained with: the next one then has fewer."""
+    return status.attempt is not None and 0 < status.replicas_in_force < status.attempt.replicas
 
 
 def _refusals_allowed(spec: TrainingJobSpec) -> int:

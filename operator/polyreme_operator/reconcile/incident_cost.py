@@ -11,6 +11,7 @@ from polyreme_api.progress import ProgressRecord
 from polyreme_api.times import rfc3339
 from polyreme_operator.health.incidents import Incident, with_jobs, with_step
 from polyreme_operator.health.record import Leave, Record
+from polyreme_operator.reconcile import environment_runtime
 from polyreme_operator.types.timestamps import parse_time_or
 from polyreme_operator.types.views import JobView
 
@@ -88,6 +89,8 @@ def _followed(
         entry = entry.model_copy(update={"stopped_at": first.at, "attempt": first.attempt})
         said.append(("WorkStopped", parse_time_or(first.at, now_s), _why_stopped(facts.job, first)))
     stopped_s = parse_time_or(entry.stopped_at, None)
+    if facts is not None and stops and not _trained(facts.job, stops[0]):
+        return _closed(entry, "NeverTrained", None, now_s, 0.0), said
     ended = _end(facts, now_s)
     if ended is not None:
         outcome, at_s = ended
@@ -118,6 +121,21 @@ def _why_stopped(job: JobView, stop: RestartRecord) -> str:
     return f"job {job.namespace}/{job.name} ({stop.cause}{asked}): {stop.message}"
 
 
+def _trained(job: JobView, stop: RestartRecord) -> bool:
+    """Tell whether an attempt had trained a new step when it ended: one that had not has lost no work and no time.
+
+    What containers without our launcher do is not known, so they count from their start.
+    """
+    if _has_own_launcher(job):
+        return True
+    before = [each.checkpoint_step for each in job.status.restart_records if each.attempt < stop.attempt]
+    return stop.step > max(before, default=0)
+
+
+def _has_own_launcher(job: JobView) -> bool:
+    return job.spec is not None and environment_runtime.is_used(job.spec)
+
+
 def _end(facts: JobFacts | None, now_s: float) -> tuple[str, float] | None:
     """Return how and when a job ended, or stopped for another reason; None if it did not."""
     if facts is None:
@@ -134,7 +152,13 @@ def _resumed(
 ) -> tuple[float, int, float] | None:
     """Return when the first new step began, the steps that were repeated and their time; None before it."""
     attempt, progress = facts.job.status.attempt, facts.progress
-    if attempt is None or progress is None or not stops or attempt.number <= stops[-1].attempt:
+    if attempt is None or not stops or attempt.number <= stops[-1].attempt:
+        return None
+    if _has_own_launcher(facts.job):
+        running = facts.job.status.condition("Running")
+        runs = running is not None and running.status == "True"
+        return (parse_time_or(running.last_transition_time, 0.0), 0, 0.0) if running is not None and runs else None
+    if progress is None:
         return None
     began = progress.resumed_from_step or 0
     if progress.step <= began:

@@ -23,6 +23,7 @@ from polyreme_operator.reconcile import (
     set_aside,
     stopping,
     transition,
+    worker_count,
     worker_pods,
 )
 from polyreme_operator.reconcile.accounting import settlement_due_s
@@ -32,7 +33,9 @@ from polyreme_operator.reconcile.failure_policy import GiveUp, Healthy, Restart,
 from polyreme_operator.reconcile.hang import Stall, find_stall
 from polyreme_operator.reconcile.observe import (
     REFUSED_S,
+    RUNNING_PHASES,
     UNSCHEDULABLE_S,
+    WORKING,
     Failure,
     current_pods,
     current_record,
@@ -62,18 +65,7 @@ from polyreme_operator.types.snapshot import JobSnapshot
 from polyreme_operator.types.timestamps import parse_time_or
 from polyreme_operator.types.views import ENDS_WITHIN_S, JobView, PodPhase, PodView
 
-RUNNING_PHASES = {
-    RankPhase.STARTING: Reason.STARTING,
-    RankPhase.WAITING_FOR_DATA: Reason.WAITING_FOR_DATA,
-    RankPhase.LOADING: Reason.LOADING,
-    RankPhase.TRAINING: Reason.TRAINING,
-    RankPhase.CHECKPOINTING: Reason.TRAINING,
-    RankPhase.EVALUATING: Reason.EVALUATING,
-    RankPhase.EXPORTING: Reason.EXPORTING,
-    RankPhase.DONE: Reason.EXPORTING,
-}
 PLANNING_WORDS = "its layout is being planned for each worker count that it accepts"
-_WORKING = frozenset({Reason.TRAINING, Reason.EVALUATING, Reason.EXPORTING})
 
 
 def reconcile(snapshot: JobSnapshot, now_s: float, *, defaults: PodDefaults) -> Decision:
@@ -94,7 +86,7 @@ def _unfinished(snapshot: JobSnapshot, now_s: float, defaults: PodDefaults) -> D
     job, status = snapshot.job, snapshot.job.status
     spec = job.spec
     if spec is None:
-        return _fail(snapshot, Reason.MISCONFIGURED, job.invalid, None, now_s)
+        return _misconfigured(snapshot, now_s)
     if defaults.binding == "GangBinder" and not snapshot.pods and (refused := binding.refusal(spec)):
         return _fail(snapshot, Reason.MISCONFIGURED, refused, None, now_s)
     deadline_s = _deadline_s(job, spec)
@@ -205,7 +197,8 @@ def _observed(
     else:
         refused = "" if snapshot.refusal is None else f"; {snapshot.refusal.message}"
         waits = "" if not (why := explain(pods.values()) or slow_start(snapshot, now_s)) else f"; {why}"
-        words = f"{running} of {attempt.replicas} pods run{refused}{waits}"
+        joins = "; their launchers have not all joined" if running == attempt.replicas else ""
+        words = f"{running} of {attempt.replicas} pods run{joins}{refused}{waits}"
         after.set(ConditionType.PODS_READY, False, Reason.WAITING_FOR_PODS, words)
     reason = RUNNING_PHASES[phase] if released else Reason.STARTING
     report = None if record is None else record.pre_check
@@ -216,24 +209,23 @@ def _observed(
     elif report is not None and not released:
         after.set(ConditionType.NODES_CHECKED, False, Reason.CHECKING_NODES, report.waits)
     if stall is None:
-        after.set(ConditionType.RUNNING, released and reason in _WORKING, reason)
+        after.set(ConditionType.RUNNING, released and reason in WORKING, reason)
     elif _is_new(snapshot):
         # Reported once, since the message changes with every observation.
         after.set(ConditionType.RUNNING, False, Reason.STALLED, stall.message)
-    if reason in _WORKING and job.status.is_true(ConditionType.RESTARTING):
+    if reason in WORKING and job.status.is_true(ConditionType.RESTARTING):
         after.set(ConditionType.RESTARTING, False, Reason.RECOVERED)
-    if job.plan is not None and job.plan.replicas == attempt.replicas:
-        after.drop(ConditionType.RESIZE_REFUSED)
-    elif snapshot.refused:
-        after.set(ConditionType.RESIZE_REFUSED, True, Reason.NO_FIT, snapshot.refused)
+    worker_count.report_running(snapshot, attempt, after)
     changed = after.report_missing_class().report_schedule().report_data().build() is not job.status
     after.update(
         replicas=len(pods),
         ready_replicas=attempt.replicas if released else joined,
         priority=job.priority,
-        observed_generation=job.generation,
+        observed_generation=job.planned_generation,
         retry_at=None,
     )
+    if released and reason in WORKING:
+        worker_count.note_training(attempt, after, changed=changed)
     idle_s = 0.0 if snapshot.lease is None else snapshot.lease.seen_s - snapshot.lease.advanced_seen_s
     status = after.settle(record, idle_s=idle_s).build()
     if record is not None and (changed or (status is not job.status and status != job.status)):
@@ -296,12 +288,13 @@ def _waiting(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float) -> Deci
         return _succeed(snapshot, now_s)
     job, after = snapshot.job, StatusBuilder(snapshot.job, now_s)
     removed = _removals(snapshot, list(snapshot.pods), spec, now_s)
+    worker_count.report_waiting(snapshot, after)
     if spec.suspend:
         after.set(ConditionType.SUSPENDED, True, Reason.SUSPENDED).drop(ConditionType.QUEUED)
     elif job.planning is not None:
         after.set(ConditionType.QUEUED, True, Reason.PLANNING, PLANNING_WORDS)
     elif job.plan is None:
-        return _fail(snapshot, Reason.MISCONFIGURED, job.invalid, None, now_s)
+        return _misconfigured(snapshot, now_s)
     else:
         if job.status.is_true(ConditionType.SUSPENDED):
             after.set(ConditionType.SUSPENDED, False, Reason.RESUMED)
@@ -312,10 +305,21 @@ def _waiting(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float) -> Deci
         replicas=len(snapshot.pods),
         ready_replicas=0,
         priority=job.priority,
-        observed_generation=job.generation,
+        observed_generation=job.planned_generation,
     )
     resumed = spec.suspend or job.status.is_true(ConditionType.SUSPENDED)
     return Decision(actions=(*removed, *_status_write(snapshot, after.build(), informational=not resumed)))
+
+
+def _misconfigured(snapshot: JobSnapshot, now_s: float) -> Decision:
+    """End a new job whose spec can't run. One that ran before, for example by another operator, waits for a change."""
+    job = snapshot.job
+    if not job.replicas_in_force:
+        return _fail(snapshot, Reason.MISCONFIGURED, job.invalid, None, now_s)
+    after = StatusBuilder(job, now_s).set(ConditionType.QUEUED, True, Reason.MISCONFIGURED, job.invalid)
+    after.update(replicas=len(snapshot.pods), ready_replicas=0, observed_generation=job.generation)
+    removed = _removals(snapshot, list(snapshot.pods), job.spec, now_s)
+    return Decision(actions=(*removed, *_status_write(snapshot, after.build())))
 
 
 def _stopping(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float) -> Decision:

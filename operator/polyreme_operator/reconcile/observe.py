@@ -8,17 +8,32 @@ from polyreme_api import labels
 from polyreme_api.exit_codes import ExitCode, code_of_signal
 from polyreme_api.job import TrainingJobSpec, TrainingJobStatus
 from polyreme_api.job.status import AttemptStatus
-from polyreme_api.progress import Outcome, ProgressRecord, RankExit, name_stopped
+from polyreme_api.progress import Outcome, ProgressRecord, RankExit, RankPhase, name_stopped
 from polyreme_operator.placement.eligible import tolerated
 from polyreme_operator.reconcile import failed_nodes, pre_checks
 from polyreme_operator.reconcile.evacuation import Departure, departure_of
 from polyreme_operator.reconcile.hang import find_stall
 from polyreme_operator.reconcile.pod_waiting import explain, not_started
-from polyreme_operator.types.reasons import Cause, ConditionType
+from polyreme_operator.types.reasons import Cause, ConditionType, Reason
 from polyreme_operator.types.snapshot import JobSnapshot
 from polyreme_operator.types.timestamps import parse_time_or
 from polyreme_operator.types.views import JobView, NodeView, PodPhase, PodView
 
+RUNNING_PHASES = {
+    RankPhase.STARTING: Reason.STARTING,
+    RankPhase.WAITING_FOR_DATA: Reason.WAITING_FOR_DATA,
+    RankPhase.LOADING: Reason.LOADING,
+    RankPhase.TRAINING: Reason.TRAINING,
+    RankPhase.CHECKPOINTING: Reason.TRAINING,
+    RankPhase.EVALUATING: Reason.EVALUATING,
+    RankPhase.EXPORTING: Reason.EXPORTING,
+    RankPhase.DONE: Reason.EXPORTING,
+}
+WORKING = frozenset({Reason.TRAINING, Reason.EVALUATING, Reason.EXPORTING})
+NO_LAUNCHER = (
+    "their containers run, but no launcher has reported; a container that runs a command of its own needs "
+    "workers.runtime.mode: Environment"
+)
 UNSCHEDULABLE_S = 10.0
 """How long a pod may stay unschedulable before it is placed on another node."""
 REFUSED_S = 3.0
@@ -370,7 +385,9 @@ def _silence(
     joins_since_s = _joins_since_s(snapshot)
     if not released and joins_since_s is not None and now_s - joins_since_s >= start_s:
         joined = 0 if record is None else record.joined
-        return late_start(snapshot, attempt, f"{joined} of {attempt.replicas} workers joined in {start_s:g} s")
+        silent = record is None and all(pod.start.ran for pod in current_pods(snapshot).values())
+        words = f"{joined} of {attempt.replicas} workers joined in {start_s:g} s{f'; {NO_LAUNCHER}' if silent else ''}"
+        return late_start(snapshot, attempt, words)
     return None
 
 

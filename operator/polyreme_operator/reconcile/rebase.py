@@ -14,7 +14,9 @@ from polyreme_operator.types.actions import WriteStatus
 from polyreme_operator.types.reasons import ConditionType
 from polyreme_operator.types.views import JobView
 
-_INFORMATIONAL = frozenset({"conditions", "replicas", "ready_replicas", "observed_generation", "priority"})
+_INFORMATIONAL = frozenset(
+    {"conditions", "replicas", "replicas_in_force", "ready_replicas", "observed_generation", "priority"}
+)
 """Informational fields of a waiting job, on which no decision depends."""
 _OF_DECISIONS = tuple(kind for kind in ConditionType if kind not in {ConditionType.QUEUED, ConditionType.DATA_READY})
 

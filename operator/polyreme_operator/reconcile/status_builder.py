@@ -87,6 +87,13 @@ class StatusBuilder:
         """Remove conditions that no longer apply."""
         return self.update(conditions=[entry for entry in self._status.conditions if entry.type not in kinds])
 
+    def refuse_size(self, kept: int, why: str) -> Self:
+        """Report that the worker count of the spec is refused, and which one stays in force."""
+        requested = 0 if self.job.spec is None else self.job.spec.workers.replicas
+        workers = "1 worker stays" if kept == 1 else f"{kept} workers stay"
+        words = f"spec.workers.replicas {requested} is refused, {workers} in force{': ' if why else ''}{why}"
+        return self.set(ConditionType.RESIZE_REFUSED, True, Reason.NO_FIT, words)
+
     def report_missing_class(self) -> Self:
         """Report that the job's PriorityClass is missing, for as long as it is."""
         job, spec = self.job, self.job.spec

@@ -19,7 +19,7 @@ from polyreme_api.job.status import (
     replacement_runs,
 )
 from polyreme_api.times import rfc3339
-from polyreme_operator.reconcile import environment_runtime, pre_checks, stopping
+from polyreme_operator.reconcile import environment_runtime, pre_checks, stopping, worker_count
 from polyreme_operator.reconcile.failure_policy import Restart
 from polyreme_operator.reconcile.observe import current_record
 from polyreme_operator.reconcile.status_builder import StatusBuilder
@@ -51,13 +51,15 @@ def admit(job: JobView, nodes: Sequence[str], now_s: float, *, plan: Plan | None
         plan=plan,
     )
     after.set(ConditionType.QUEUED, False, Reason.ADMITTED).lower(ConditionType.PREEMPTED, Reason.ADMITTED)
-    after.drop(ConditionType.SUSPENDED, ConditionType.RESIZE_REFUSED)
+    after.drop(ConditionType.SUSPENDED)
+    worker_count.report_admission(after, len(nodes))
     return (
         after.report_data()
         .update(
             preemption=None,
             first_admitted_at=job.status.first_admitted_at or rfc3339(now_s),
             selector=f"{labels.LABEL_JOB_UID}={job.uid}",
+            replicas_in_force=job.status.replicas_in_force or plan.replicas,
             priority=job.priority,
             observed_generation=job.generation,
         )
@@ -80,7 +82,8 @@ def stop_for_resize(job: JobView, now_s: float) -> TrainingJobStatus:
     """Ask a running attempt to checkpoint and stop, since another size fits; the next one begins after its outcome."""
     after = StatusBuilder(job, now_s).request_stop(checkpoint=True)
     # A condition that is True already would keep its old time, from which the grace period counts.
-    return after.drop(ConditionType.RESTARTING).set(ConditionType.RESTARTING, True, Cause.RESIZE).build()
+    after.drop(ConditionType.RESTARTING).set(ConditionType.RESTARTING, True, Cause.RESIZE)
+    return after.update(observed_generation=job.generation).build()
 
 
 def stop_for_move(job: JobView, now_s: float, *, message: str) -> TrainingJobStatus:
@@ -93,7 +96,8 @@ def stop_for_suspend(job: JobView, now_s: float) -> TrainingJobStatus:
     """Ask a running attempt to checkpoint and stop, as its user wants."""
     after = StatusBuilder(job, now_s).request_stop(checkpoint=True)
     after.set(ConditionType.SUSPENDED, False, Reason.SUSPENDING)
-    return after.set(ConditionType.RUNNING, False, Reason.SUSPENDING).build()
+    after.set(ConditionType.RUNNING, False, Reason.SUSPENDING)
+    return after.update(observed_generation=job.generation).build()
 
 
 def stop_for_preemption(job: JobView, by: JobView, *, reclaim: bool, now_s: float) -> TrainingJobStatus:
@@ -141,7 +145,7 @@ def give_back(snapshot: JobSnapshot, stop: Stop, now_s: float) -> TrainingJobSta
     reason, message = stopping.given_back_for(job, stop)
     after = StatusBuilder(job, now_s)
     after.close_attempt(current_record(snapshot), ended_by=_CAUSES.get(stop.why, Cause.PREEMPTED))
-    after.withdraw(reason, message).drop(ConditionType.RESTARTING, ConditionType.RESIZE_REFUSED)
+    after.withdraw(reason, message).drop(ConditionType.RESTARTING)
     if suspends or moves:
         after.drop(ConditionType.PREEMPTED)
     else:

@@ -216,7 +216,7 @@ class _Admissions:
             if quota is not None:
                 why = why or Pending(Reason.EXCEEDS_QUOTA, quota)
                 continue
-            plan = elastic.plan_at(job, count)
+            plan = job.plan_at(count)
             found = cycle.place(gang_of(job, count, plan=plan), blocked_N=blocked_N)
             if not isinstance(found, Unschedulable):
                 return Found(found, plan)

@@ -24,7 +24,7 @@ from polyreme_operator.scheduler.snapshot import ClusterSnapshot
 from polyreme_operator.types.actions import WriteIntents, WriteStatus
 from polyreme_operator.types.intents import Intent, next_attempt
 from polyreme_operator.types.inventory import BoolArray, GangRequest, RowArray, SparesView, Unschedulable
-from polyreme_operator.types.snapshot import JobSnapshot, Pending
+from polyreme_operator.types.snapshot import JobSnapshot, Pending, RefusedSize
 from polyreme_operator.types.views import ENDS_WITHIN_S, JobView, PodView
 from polyreme_planner.plan import Plan
 
@@ -41,7 +41,7 @@ class Batch:
     """Why all jobs of a class wait."""
     unsure: frozenset[int] = frozenset()
     """Those of these classes to try again even if no capacity is freed."""
-    refused: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    refused: Mapping[str, RefusedSize] = dataclasses.field(default_factory=dict)
     """Why a running job keeps its size though its spec says another, by UID."""
     reads: frozenset[str] = frozenset()
     """UIDs of jobs whose Lease must be read before an attempt may be ended or begun; then decide again."""
@@ -70,7 +70,7 @@ class SchedulingCycle:
         self.quotas = QuotaLedger(cluster.tree, cluster.used)
         self.pending: dict[str, Pending] = {}
         self.kinds: dict[int, Pending] = {}
-        self.refused: dict[str, str] = {}
+        self._refused: dict[str, RefusedSize] = {}
         self.changed: set[str] = set()
         self.exclusive = exclusive_domains(cluster.inventory, cluster.jobs, cluster.exclusive)
         self.reservations: dict[str, Reservation] = {}
@@ -97,7 +97,7 @@ class SchedulingCycle:
             pending=self.pending,
             kinds=self.kinds,
             unsure=frozenset(self.unsure),
-            refused=self.refused,
+            refused=self._refused,
             reads=frozenset(self._reads),
             again=self.again,
             wake_at_s=self._wake_at_s,
@@ -136,6 +136,10 @@ class SchedulingCycle:
     def _outcome(self, job: JobView) -> Outcome | None:
         record = current_record(self.snapshot(job))
         return None if record is None else record.outcome
+
+    def refuse_size(self, job: JobView, why: str) -> None:
+        """Note why a running job keeps its size though its spec says another."""
+        self._refused[job.uid] = RefusedSize(generation=job.generation, why=why)
 
     def wake_at(self, at_s: float) -> None:
         """Run another cycle at this time at the latest."""
@@ -268,13 +272,13 @@ class SchedulingCycle:
         job = reservation.by
         assert job.spec is not None, "only jobs that can be read wait"
         self.reservations[job.uid] = reservation
-        self.quotas.charge(job.spec.queue_name, job.requests, job.spec.workers.replicas)
+        self.quotas.charge(job.spec.queue_name, job.requests, job.replicas)
 
     def release_reservation(self, job: JobView) -> Reservation | None:
         """Release what is reserved for a job, and return it."""
         reservation = self.reservations.pop(job.uid, None)
         if reservation is not None and job.spec is not None:
-            self.quotas.release(job.spec.queue_name, job.requests, job.spec.workers.replicas)
+            self.quotas.release(job.spec.queue_name, job.requests, job.replicas)
         return reservation
 
 

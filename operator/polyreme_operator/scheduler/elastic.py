@@ -15,7 +15,6 @@ from polyreme_operator.reconcile.observe import began_s
 from polyreme_operator.types.reasons import Cause
 from polyreme_operator.types.timestamps import parse_time_or
 from polyreme_operator.types.views import JobView
-from polyreme_planner.plan import Plan
 
 GAIN_FACTOR = 2.0
 """The gain must exceed the cost of the resize by this factor, since the remaining time is a rough estimate."""
@@ -29,18 +28,20 @@ MILLISECONDS = 1000
 def sizes(job: JobView) -> Sequence[int]:
     """Return the worker counts with which a job may start: the requested one, then smaller ones in descending order.
 
-    After an attempt whose pods the API server refused, for example by a ResourceQuota, only smaller ones are tried.
+    After an attempt whose pods the API server refused, for example by a ResourceQuota, only smaller ones are tried,
+    also by a job of fixed size that has trained with fewer workers.
     """
     if job.spec is None:
         return ()
-    requested = job.spec.workers.replicas
-    counts = sorted((plan.replicas for plan in job.plans if plan.replicas <= requested), reverse=True)
-    attempt, records = job.attempt, job.status.restart_records[-1:]
+    requested, attempt, records = job.replicas, job.attempt, job.status.restart_records[-1:]
+    planned = sorted((plan.replicas for plan in job.plans if plan.replicas <= requested), reverse=True)
+    least = job.spec.workers.min_replicas or requested
+    counts = [count for count in planned if count >= least]
     if attempt is None or not records or records[0].attempt != attempt.number:
         return counts
     if records[0].cause != Cause.CREATE_REFUSED:
         return counts
-    return [count for count in counts if count < attempt.replicas] or counts
+    return [count for count in planned if count < attempt.replicas] or counts
 
 
 def was_refused_lately(job: JobView, now_s: float) -> bool:
@@ -51,14 +52,15 @@ def was_refused_lately(job: JobView, now_s: float) -> bool:
     return any(now_s - at_s < REFUSED_GROWTH_S for at_s in times_s)
 
 
+def was_refused_last(job: JobView, now_s: float) -> bool:
+    """Tell whether pods of the attempt before this one were refused, within the last hour."""
+    last = job.status.restart_records[-1:]
+    return bool(last) and last[0].cause == Cause.CREATE_REFUSED and was_refused_lately(job, now_s)
+
+
 def larger_sizes(job: JobView, current: int) -> Sequence[int]:
     """Return the worker counts above ``current`` that a running job may grow to, largest first."""
     return sorted((plan.replicas for plan in job.plans if plan.replicas > current), reverse=True)
-
-
-def plan_at(job: JobView, replicas: int) -> Plan | None:
-    """Return the plan for a worker count; None where no layout fits."""
-    return next((plan for plan in job.plans if plan.replicas == replicas), None)
 
 
 def worth_growing(

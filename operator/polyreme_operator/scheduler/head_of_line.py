@@ -135,7 +135,7 @@ class HeadReservations:
             here = {each.uid for each in running}
             running += [dataclasses.replace(each, stopping=True) for each in asked if each and each.uid not in here]
             quotas = quotas.copy()
-            quotas.release(job.spec.queue_name, job.requests, job.spec.workers.replicas)
+            quotas.release(job.spec.queue_name, job.requests, job.replicas)
         found = hold_for(
             cycle.inventory,
             gang_of(job, waiting.workers),

@@ -49,4 +49,5 @@ def closed(tree: QueueTree, queue: str) -> Pending | None:
 
 def without_details(pending: Pending, queue: str) -> Pending:
     """Return the reason with the constant message of jobs far from the head."""
-    return Pending(pending.reason, f"waits after the first {DETAILED_REASONS_MAX} jobs of queue {queue}")
+    words = f"waits after the first {DETAILED_REASONS_MAX} jobs of queue {queue}"
+    return Pending(pending.reason, words, permanent=pending.permanent)

@@ -67,11 +67,15 @@ def _ask(cycle: SchedulingCycle, job: JobView) -> None:
     if job.planning is not None:
         return
     if job.plan is None:
-        cycle.refused[job.uid] = job.invalid
+        cycle.refuse_size(job, job.invalid)
         return
-    found = _fitting(cycle, job, attempt, (job.plan.replicas,))
+    if job.is_resize_refused and job.replicas > attempt.replicas and elastic.was_refused_last(job, cycle.now_s):
+        # Asked for again when the spec changes, or after a while.
+        cycle.wake_at(cycle.now_s + GROW_LOOK_S)
+        return
+    found = _fitting(cycle, job, attempt, (job.replicas,))
     if isinstance(found, str):
-        cycle.refused[job.uid] = found
+        cycle.refuse_size(job, found)
     elif not cycle.must_read(job):
         cycle.write(job, transition.stop_for_resize(job, cycle.now_s))
 
@@ -106,18 +110,17 @@ def _begin(cycle: SchedulingCycle, job: JobView) -> None:
     if cycle.full:
         cycle.again = True
         return
-    requested = spec.workers.replicas
     larger = elastic.larger_sizes(job, attempt.replicas) if not scaled(job) else ()
-    wanted = [requested] if job.plan is not None else []
+    wanted = [job.replicas] if job.plan is not None else []
     found = _fitting(cycle, job, attempt, [*larger, *wanted])
     if isinstance(found, str):
-        cycle.refused[job.uid] = found
+        cycle.refuse_size(job, found)
         nodes, new_W = attempt.placement.node_by_index(), np.zeros(0, dtype=np.int32)
     else:
         nodes, new_W = found
     cycle.book(job, new_W)
     cycle.intend(job)
-    plan = elastic.plan_at(job, len(nodes))
+    plan = job.plan_at(len(nodes))
     cycle.write(job, transition.resize(snapshot, nodes, cycle.now_s, plan=plan))
 
 

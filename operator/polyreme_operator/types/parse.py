@@ -24,14 +24,13 @@ from polyreme_operator.port import Manifest
 from polyreme_operator.types.intents import INTENTS_KEY, Intents, parse_intents
 from polyreme_operator.types.inventory import PODS, Constraints, Requests
 from polyreme_operator.types.parse_node import OWNED_TAINT, kept, parse_node
-from polyreme_operator.types.plans import PlanRequest
+from polyreme_operator.types.plans import PlanRequest, counts_in_force
 from polyreme_operator.types.pod_start import start_of
 from polyreme_operator.types.pod_waiting import waiting_of
 from polyreme_operator.types.reasons import ConditionType, Reason
 from polyreme_operator.types.resources import canonical, constraints_of, pod_requests
 from polyreme_operator.types.timestamps import parse_time_or
 from polyreme_operator.types.views import ForeignPod, JobView, LeaseView, PodPhase, PodView
-from polyreme_planner.plan import Plan
 
 __all__ = [
     "OWNED_TAINT",
@@ -74,7 +73,9 @@ def parse_job_view(
     metadata, generation = manifest["metadata"], manifest["metadata"].get("generation", 0)
     known = known if known is not None and known.uid == metadata["uid"] else None
     status, unreadable = _read_status(manifest, known)
-    read, plan, plans = _read_or_known(manifest, known, generation, has_run=status.attempt is not None)
+    read = _read_or_known(manifest, known, generation, status)
+    # Plans belong to a generation of the spec.
+    planned = known if known is not None and known.generation == generation else None
     if read.spec is None and status.is_true("Admitted"):
         # It was read once, by another version of the operator: it is left as it is.
         unreadable = unreadable or read.invalid
@@ -88,12 +89,12 @@ def parse_job_view(
         created_s=parse_time_or(metadata.get("creationTimestamp"), 0.0),
         deleting=metadata.get("deletionTimestamp") is not None,
         spec=read.spec,
-        plan=plan,
         invalid=read.invalid,
         status=status,
         requests=read.requests,
         constraints=read.constraints,
-        plans=plans,
+        plans=() if planned is None else planned.plans,
+        size_refused="" if planned is None else planned.size_refused,
         planning=read.planning,
         priority=priority_of(read.spec, priorities or {}),
         class_missing=lacks_class(read.spec, priorities or {}),
@@ -112,12 +113,10 @@ def parse_job_view(
     )
 
 
-def _read_or_known(
-    manifest: Manifest, known: JobView | None, generation: int, *, has_run: bool
-) -> tuple[_SpecView, Plan | None, tuple[Plan, ...]]:
-    """Return the values of a job's spec and its plans; a generation that is known is not parsed again."""
+def _read_or_known(manifest: Manifest, known: JobView | None, generation: int, status: TrainingJobStatus) -> _SpecView:
+    """Return the values of a job's spec; a generation that is known is not parsed again."""
     if known is not None and known.generation == generation and known.spec is not None:
-        read = _SpecView(
+        return _SpecView(
             known.spec,
             known.invalid,
             known.requests,
@@ -126,14 +125,15 @@ def _read_or_known(
             known.data_digest,
             known.schedule_fault,
         )
-        return read, known.plan, known.plans
     read = _read_spec(manifest)
-    if read.schedule_fault and not has_run:
+    if read.schedule_fault and status.attempt is None:
         # Of a job that has run, only an appended change can be wrong: the job must not fail by it.
-        return _SpecView(None, invalid=f"spec is refused: {read.schedule_fault}"), None, ()
-    if read.planning is not None and generation > 1:
-        read = dataclasses.replace(read, planning=dataclasses.replace(read.planning, rescaled=True))
-    return read, None, ()
+        return _SpecView(None, invalid=f"spec is refused: {read.schedule_fault}")
+    if read.planning is not None and read.spec is not None and generation > 1:
+        in_force = counts_in_force(status, requested=read.spec.workers.replicas)
+        planning = dataclasses.replace(read.planning, rescaled=True, in_force=in_force)
+        read = dataclasses.replace(read, planning=planning)
+    return read
 
 
 def _attempt_seen_s(status: TrainingJobStatus, known: JobView | None, seen_s: float) -> float:
@@ -215,7 +215,6 @@ def parse_unreadable_job(manifest: Manifest, known: JobView | None, why: str) ->
         uid=intern(metadata["uid"]),
         created_s=parse_time_or(metadata.get("creationTimestamp"), 0.0),
         spec=None,
-        plan=None,
         invalid="",
         **seen,
     )

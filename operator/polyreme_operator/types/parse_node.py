@@ -26,7 +26,7 @@ OWNED_TAINT = f"{labels.GROUP}/owned"
 CONDITIONS_MAX = 128
 """Conditions of one node that are read."""
 MESSAGE_CHARACTERS_MAX = 1_024
-_OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
+OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 _MARKS = frozenset({CONDITION_PRE_CHECK, CONDITION_POD_START})
 _UNLISTED = frozenset({HOST_LEVEL, HEALTH})
 """Labels that are left out, so that nodes stay alike when one of them is tainted."""
@@ -57,7 +57,7 @@ def parse_node(manifest: Manifest) -> NodeView:
         ready=is_ready,
         not_ready_since_s=None if is_ready else since,
         unschedulable=bool(spec.get("unschedulable")),
-        out_of_service=any(taint["key"] == _OUT_OF_SERVICE for taint in taints),
+        out_of_service=any(taint["key"] == OUT_OF_SERVICE for taint in taints),
         labels=kept(tuple(sorted((k, v) for k, v in tags.items() if k not in _UNLISTED))),
         host=intern(tags.get(HOST_LEVEL, metadata["name"])),
         taints=kept(

@@ -20,6 +20,15 @@ class Pending:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RefusedSize:
+    """Why the scheduler keeps the size of a running job that its spec wants to change."""
+
+    generation: int
+    """Generation of the spec that was looked at."""
+    why: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
     """The API server's refusal to create or bind an object of a job (400, 403, 422)."""
 
@@ -47,7 +56,7 @@ class JobSnapshot:
     pending: Pending | None = None
     """The published pending reason; None until a cycle has looked at the job."""
     refused: str = ""
-    """Why the scheduler keeps a size that differs from the spec; empty if it does not."""
+    """Why the scheduler keeps a size that differs from the present spec; empty if it does not."""
     children: frozenset[str] = frozenset()
     """Kinds of the job's other objects that are known to exist."""
     children_until_s: float | None = None

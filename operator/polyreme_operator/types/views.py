@@ -218,16 +218,17 @@ class JobView:
     deleting: bool
     spec: TrainingJobSpec | None
     """None if it is invalid; ``invalid`` then says why."""
-    plan: Plan | None
-    """Plan for ``spec.workers.replicas``; None if no layout fits or while it is being planned."""
     invalid: str
+    """Why the spec can't run at any worker count that is known to it."""
     status: TrainingJobStatus
     requests: Requests = ()
     """Of each worker."""
     constraints: Constraints = dataclasses.field(default_factory=Constraints)
     """Which nodes its workers accept."""
     plans: tuple[Plan, ...] = ()
-    """Plans for every worker count that it accepts, ``plan`` first."""
+    """Plans for every worker count that it accepts; none if no layout fits or while they are made."""
+    size_refused: str = ""
+    """Why ``spec.workers.replicas`` has no plan though the count in force has one."""
     planning: PlanRequest | None = None
     """Request for its plans; None once they exist, or if its spec is invalid."""
     priority: int = 0
@@ -275,6 +276,44 @@ class JobView:
     def ref(self) -> ObjectRef:
         """Reference of the job."""
         return ObjectRef(kind="TrainingJob", namespace=self.namespace, name=self.name)
+
+    @property
+    def replicas(self) -> int:
+        """The worker count that it asks for: that of its spec, or the one in force if that of its spec is refused.
+
+        A count that is refused only because there is no room is asked for again once the job is admitted.
+        """
+        requested = 0 if self.spec is None else self.spec.workers.replicas
+        kept = self.replicas_in_force
+        if not kept or not (self.size_refused or (not self.admitted and self.is_resize_refused)):
+            return requested
+        return kept if self.plan_at(kept) is not None else requested
+
+    @property
+    def replicas_in_force(self) -> int:
+        """The worker count of the admission; without one that of the last attempt that trained, or was accepted."""
+        attempt, known = self.status.attempt, self.status.replicas_in_force
+        return known if attempt is None or (known and not self.admitted) else attempt.replicas
+
+    @property
+    def is_resize_refused(self) -> bool:
+        """Whether the status says that the worker count of this spec is refused."""
+        refused = self.status.condition("ResizeRefused")
+        return refused is not None and refused.status == "True" and refused.observed_generation == self.generation
+
+    @property
+    def planned_generation(self) -> int:
+        """The generation of the spec that a status of now describes: not of one that is being planned."""
+        return self.generation if self.planning is None else self.status.observed_generation
+
+    @property
+    def plan(self) -> Plan | None:
+        """Plan for ``replicas``; None if no layout fits or while it is being planned."""
+        return self.plan_at(self.replicas)
+
+    def plan_at(self, replicas: int) -> Plan | None:
+        """Return the plan for a worker count; None where no layout fits."""
+        return next((plan for plan in self.plans if plan.replicas == replicas), None)
 
     @property
     def attempt(self) -> AttemptStatus | None:

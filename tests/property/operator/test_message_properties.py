@@ -70,11 +70,11 @@ def kept_at_its_size(text: str) -> JobSnapshot:
 
 
 def unreadable(text: str) -> JobSnapshot:
-    return snapshot(dataclasses.replace(job(), spec=None, plan=None, invalid=text))
+    return snapshot(dataclasses.replace(job(), spec=None, plans=(), invalid=text))
 
 
 def without_a_plan(text: str) -> JobSnapshot:
-    return snapshot(dataclasses.replace(job(), plan=None, invalid=text))
+    return snapshot(dataclasses.replace(job(), plans=(), invalid=text))
 
 
 SCENES: tuple[Callable[[str], JobSnapshot], ...] = (

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
 from polyreme_api.fields import Condition
 from polyreme_api.incident import IncidentJob, NodeIncidentSpec
+from polyreme_api.job import TrainingJobSpec
 from polyreme_api.job.placement import Placement
 from polyreme_api.job.status import AttemptStatus, RestartRecord, TrainingJobStatus
 from polyreme_api.progress import ProgressRecord
@@ -16,6 +18,7 @@ from polyreme_operator.health.incidents import Incident
 from polyreme_operator.health.record import Leave, NodeState, Record
 from polyreme_operator.reconcile.incident_cost import JobFacts, was_moved, with_costs, with_entries
 from polyreme_operator.types.views import JobView
+from tests.unit.operator.operator_scenes import job_manifest
 
 SINCE_S = 1_000.0
 OUT = Record(state=NodeState.DRAINING, leave=Leave.DRAIN, since_s=SINCE_S)
@@ -44,7 +47,6 @@ def _job(number: int, nodes: list[str], *stops: tuple[int, float, int], **status
         created_s=0.0,
         deleting=False,
         spec=None,
-        plan=None,
         invalid="",
         status=said,
     )
@@ -91,6 +93,30 @@ def test_a_job_that_ends_otherwise_counts_until_then(kind: str, outcome: str) ->
 def test_a_job_that_stayed_or_was_deleted_before_it_stopped_lost_nothing() -> None:
     stayed, deleted = _cost(_job(1, ["n1", "n2"]), ended=True), _cost(None)
     assert [(each.outcome, each.lost_seconds) for each in (stayed, deleted)] == [("Stayed", 0), ("Deleted", 0)]
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["waits", "failed"])
+def test_a_job_that_had_not_trained_on_the_node_lost_nothing(ends: bool) -> None:
+    failed = [Condition(type="Failed", status="True", reason="R", last_transition_time=rfc3339(1_100.0))]
+    cost = _cost(_job(2, ["n3", "n2"], (1, 1_005.0, 0), conditions=failed if ends else []))
+    assert (cost.outcome, cost.stopped_at, cost.lost_seconds) == ("NeverTrained", rfc3339(1_005.0), 0)
+    # It began there at a checkpoint, and reached no new step.
+    again = _job(3, ["n3", "n2"], (1, 900.0, 110), (2, 1_005.0, 100))
+    first, second = again.status.restart_records
+    records = [first.model_copy(update={"checkpoint_step": 100}), second]
+    again = dataclasses.replace(again, status=again.status.model_copy(update={"restart_records": records}))
+    assert _cost(again).outcome == "NeverTrained"
+
+
+def test_a_job_with_its_own_launcher_counts_until_its_next_attempt_runs() -> None:
+    fields = job_manifest()["spec"] | {"workers": {"replicas": 2, "runtime": {"mode": "Environment"}}}
+    spec = TrainingJobSpec.model_validate(fields)
+    runs = [Condition(type="Running", status="True", reason="Training", last_transition_time=rfc3339(1_025.0))]
+    moved = dataclasses.replace(_job(2, ["n3", "n2"], (1, 1_005.0, 0), conditions=runs), spec=spec)
+    cost = _cost(moved)
+    assert (cost.outcome, cost.lost_seconds) == ("Resumed", 8 * 20)
+    waits = dataclasses.replace(_job(2, ["n3", "n2"], (1, 1_005.0, 0)), spec=spec)
+    assert _cost(waits).outcome == ""
 
 
 def test_a_move_is_found_by_the_node_s_whole_name() -> None:

@@ -186,15 +186,15 @@ def view(state: DataState | None, *, before: JobView | None = None, **fields: An
         manifest["metadata"]["annotations"] = {ANNOTATION_DATA: text}
     seen = parse_job_view(manifest, data_gate=True)
     return dataclasses.replace(
-        seen, plan=job().plan, planning=None, status=seen.status if before is None else before.status
+        seen, plans=job().plans, planning=None, status=seen.status if before is None else before.status
     )
 
 
 def test_a_job_of_another_runtime_or_with_a_lost_report_of_an_earlier_attempt_waits_for_no_data() -> None:
-    manifest = job_manifest(workers={"runtime": {"mode": "Environment"}})
+    manifest = job_manifest(workers={"replicas": 2, "runtime": {"mode": "Environment"}})
     for part in ("model", "data", "training"):
         del manifest["spec"][part]
-    other = dataclasses.replace(parse_job_view(manifest, data_gate=True), plan=job().plan, planning=None)
+    other = dataclasses.replace(parse_job_view(manifest, data_gate=True), plans=job().plans, planning=None)
     assert waits(other)
     assert not waits(view(None))
     assert waits(view(DataState.PROCESSED))

@@ -59,7 +59,7 @@ def test_a_wish_of_ranks_that_do_not_divide_the_packs_is_offered_where_the_plann
         workers=workers,
     )
     assert tuple(elastic.sizes(owner)) == (3, 2, 1)
-    plan = elastic.plan_at(owner, 3)
+    plan = owner.plan_at(3)
     assert plan is not None
     assert plan.layout.world == 24
 
@@ -73,10 +73,10 @@ def test_a_running_job_may_grow_to_its_wish_and_beyond_it_to_its_bound() -> None
 def test_an_explicit_layout_scales_its_dp_only() -> None:
     owner = elastic_job(4, low=1, parallelism={"mode": "Explicit", "dp": 4, "ep": 2})
     assert tuple(elastic.sizes(owner)) == (4, 2)
-    plan = elastic.plan_at(owner, 2)
+    plan = owner.plan_at(2)
     assert plan is not None
     assert (plan.layout.dp, plan.layout.ep, plan.replicas) == (2, 2, 2)
-    assert elastic.plan_at(owner, 3) is None
+    assert owner.plan_at(3) is None
 
 
 def test_few_counts_are_offered_whatever_the_bounds() -> None:
@@ -89,8 +89,8 @@ def test_few_counts_are_offered_whatever_the_bounds() -> None:
 def test_a_plan_of_another_job_is_never_taken() -> None:
     first, second = elastic_job(4, low=1), elastic_job(4, low=1, training={"steps": 50, "packsPerStep": 4})
     assert first.uid == second.uid
-    assert elastic.plan_at(first, 3) is not None
-    assert elastic.plan_at(second, 3) is None
+    assert first.plan_at(3) is not None
+    assert second.plan_at(3) is None
 
 
 @pytest.mark.parametrize(
@@ -124,9 +124,9 @@ def test_what_restarts_have_cost_this_job_counts_as_their_price() -> None:
 
 def test_a_job_is_admitted_smaller_than_it_wishes_and_says_so() -> None:
     owner = elastic_job(4, low=1)
-    status = transition.admit(owner, ("n0", "n1"), NOW_S, plan=elastic.plan_at(owner, 2))
+    status = transition.admit(owner, ("n0", "n1"), NOW_S, plan=owner.plan_at(2))
     assert status.attempt is not None
-    plan = elastic.plan_at(owner, 2)
+    plan = owner.plan_at(2)
     assert plan is not None
     assert (status.attempt.replicas, status.attempt.plan_hash, status.layout) == (2, plan.hash, str(plan.layout))
     said = status.condition("Admitted")
@@ -140,7 +140,7 @@ def test_a_smaller_gang_that_holds_more_makes_layers_anew_and_says_so() -> None:
     parallelism = {"mode": "Explicit", "dp": 4, "microbatches": 1}
     roomy = elastic_job(4, low=1, training=training, data=data, parallelism=parallelism)
     assert roomy.spec is not None
-    plan = elastic.plan_at(roomy, 4)
+    plan = roomy.plan_at(4)
     assert plan is not None
     setting = setting_of(roomy.spec, plan.shape)
     memory = memory_of_cut(setting, plan.layout, plan.cut, packs_per_step=12).total_bytes
@@ -149,14 +149,14 @@ def test_a_smaller_gang_that_holds_more_makes_layers_anew_and_says_so() -> None:
     owner = job(training=training, data=data, parallelism=parallelism, workers=workers)
     whole = transition.admit(owner, ("n0", "n1", "n2", "n3"), NOW_S)
     assert (whole.layout, whole.recompute) == ("dp4", "")
-    small = transition.admit(owner, ("n0",), NOW_S, plan=elastic.plan_at(owner, 1))
+    small = transition.admit(owner, ("n0",), NOW_S, plan=owner.plan_at(1))
     assert (small.layout, small.recompute) == ("dp1", "Selective")
 
 
 def test_a_resize_begins_with_the_plan_of_its_count_and_replaces_only_what_leaves_or_moves() -> None:
     owner = admitted(elastic_job(4, low=1), ("n0", "n0", "n1", "n1"))
     seen = snapshot(owner, pods=tuple(pod(owner, index) for index in range(4)), lease=lease(owner, outcome="Stopped"))
-    plan = elastic.plan_at(owner, 2)
+    plan = owner.plan_at(2)
     assert plan is not None
     status = transition.resize(seen, ["n0", "n1"], NOW_S, plan=plan)
     attempt, said = status.attempt, status.condition("Admitted")
@@ -173,7 +173,7 @@ def test_a_resize_begins_with_the_plan_of_its_count_and_replaces_only_what_leave
 
 def test_a_restart_of_a_smaller_attempt_keeps_its_size_and_plan() -> None:
     owner = elastic_job(4, low=1)
-    status = transition.admit(owner, ("n0", "n1"), NOW_S, plan=elastic.plan_at(owner, 2))
+    status = transition.admit(owner, ("n0", "n1"), NOW_S, plan=owner.plan_at(2))
     owner = dataclasses.replace(owner, status=status.model_copy(update={"replicas": 2}))
     attempt = owner.attempt
     assert attempt is not None

@@ -84,6 +84,19 @@ def test_an_attempt_that_never_started_ends_with_the_same_sentence() -> None:
     assert "Secret store does not exist in namespace default" in failure.message
 
 
+def test_containers_that_run_without_a_launcher_are_told_from_a_launcher_that_is_late() -> None:
+    owner = admitted(job(), at_s=NOW_S - 10_000)
+    assert owner.spec is not None
+    runs = (pod(owner, 0), pod(owner, 1))
+    quiet = dataclasses.replace(lease(owner), record=None, advanced_seen_s=NOW_S - 10_000)
+    late = lease(owner, joined=1, released=False)
+    for heard, said_so in ((quiet, True), (late, False)):
+        failure = find_failure(snapshot(owner, pods=runs, lease=heard), owner.spec, NOW_S)
+        assert failure is not None
+        assert failure.cause is Cause.START_TIMED_OUT
+        assert ("needs workers.runtime.mode: Environment" in failure.message) is said_so
+
+
 @pytest.mark.parametrize("group", ["containerStatuses", "initContainerStatuses"])
 def test_the_kubelets_reason_is_read_and_bounded(group: str) -> None:
     view = parsed({"reason": SECRET.reason, "message": SECRET.message}, group=group)

@@ -227,13 +227,15 @@ def test_jobs_of_other_managers_and_jobs_being_deleted_are_left_alone() -> None:
 
 
 def test_a_scale_that_does_not_fit_keeps_the_attempt_and_says_so() -> None:
-    owner = dataclasses.replace(admitted(job()), plan=job(replicas=4).plan)
+    owner = dataclasses.replace(job(replicas=4, generation=2), status=admitted(job()).status)
     seen = snapshot(
         owner, pods=(pod(owner, 0), pod(owner, 1)), lease=lease(owner), refused="needs 2 devices; 0 free on 0 nodes"
     )
     status = written(decide(seen))
     assert status.attempt.number == 1
-    assert status.condition("ResizeRefused").message == "needs 2 devices; 0 free on 0 nodes"
+    assert status.condition("ResizeRefused").message == (
+        "spec.workers.replicas 4 is refused, 2 workers stay in force: needs 2 devices; 0 free on 0 nodes"
+    )
 
 
 def test_a_finished_job_whose_pods_still_end_is_looked_at_when_the_first_of_both_times_is_over() -> None:

@@ -11,6 +11,7 @@ from polyreme_operator.scheduler import Batch, cluster_of, schedule
 from polyreme_operator.types.intents import Intents, parse_intents, render_intents
 from polyreme_operator.types.queues import QueueView, Quota
 from polyreme_operator.types.reasons import Reason
+from polyreme_operator.types.snapshot import RefusedSize
 from polyreme_operator.types.views import JobView, PodPhase
 from tests.unit.operator.operator_scenes import DEVICE, NOW_S, admitted, job, lease, node, pod, why
 
@@ -144,7 +145,7 @@ def test_a_lease_is_read_before_a_job_is_admitted_again(*, reserved: bool) -> No
 def scaled(owner: JobView, replicas: int) -> JobView:
     """The job as its user has scaled it."""
     wish = job(replicas=replicas)
-    return dataclasses.replace(owner, spec=wish.spec, plan=wish.plan, generation=owner.generation + 1)
+    return dataclasses.replace(owner, spec=wish.spec, plans=wish.plans, generation=owner.generation + 1)
 
 
 def test_a_resize_stops_the_attempt_then_begins_another_with_a_new_plan() -> None:
@@ -168,7 +169,7 @@ def test_a_resize_that_does_not_fit_is_refused_and_says_why() -> None:
     owner = scaled(admitted(job()), 4)
     batch = decide(jobs=(owner,), nodes=(node(devices=3),), pods=(pod(owner, 0), pod(owner, 1)))
     assert batch.writes == ()
-    assert batch.refused == {owner.uid: "needs 2 devices; room for 1 on 1 node"}
+    assert batch.refused == {owner.uid: RefusedSize(generation=2, why="needs 2 devices; room for 1 on 1 node")}
 
 
 def test_a_resumed_job_never_reuses_a_replacement_number() -> None:

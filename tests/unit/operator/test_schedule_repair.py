@@ -94,13 +94,13 @@ def test_a_gang_that_stays_on_a_node_that_is_gone_gets_no_worker_elsewhere_if_th
 def test_a_gang_that_lies_together_no_longer_does_not_grow() -> None:
     owner = running("owner", ("a0", "b0"), topology={"required": "rack"})
     wish = job("owner", replicas=3, topology={"required": "rack"})
-    wished = dataclasses.replace(owner, spec=wish.spec, plan=wish.plan, generation=owner.generation + 1)
+    wished = dataclasses.replace(owner, spec=wish.spec, plans=wish.plans, generation=owner.generation + 1)
     for rack, size in (("a", 3), ("b", 2)):
         nodes = (in_rack("a0", "a", 1), in_rack("b0", rack, 1), in_rack("a1", "a"), in_rack("b1", "b"))
         batch = schedule(cluster_of(jobs=(wished,), nodes=nodes, levels=RACKS), NOW_S)
         assert ("uid-owner" in batch.refused) == (size == 2)
         if size == 2:
-            assert batch.refused["uid-owner"].startswith("its workers are no longer known to be in one rack")
+            assert batch.refused["uid-owner"].why.startswith("its workers are no longer known to be in one rack")
         stopped = dataclasses.replace(wished, status=stop_for_resize(owner, NOW_S - 1000))
         after = only(schedule(cluster_of(jobs=(stopped,), nodes=nodes, levels=RACKS), NOW_S)).after
         assert after.attempt.replicas == size
@@ -117,7 +117,7 @@ def test_nobody_is_put_beside_a_gang_that_moves_in_the_same_round_and_wants_its_
 def test_nobody_is_put_beside_a_gang_that_grows_in_the_same_round_and_wants_its_rack_for_itself() -> None:
     owner = running("owner", ("a0",), topology={"exclusive": "rack"})
     wish = job("owner", replicas=2, topology={"exclusive": "rack"})
-    wished = dataclasses.replace(owner, spec=wish.spec, plan=wish.plan, generation=owner.generation + 1)
+    wished = dataclasses.replace(owner, spec=wish.spec, plans=wish.plans, generation=owner.generation + 1)
     stopped = dataclasses.replace(wished, status=stop_for_resize(owner, NOW_S - 1000))
     nodes = (in_rack("a0", "a", 1), in_rack("b0", "b", 1), in_rack("b1", "b", 2))
     batch = schedule(cluster_of(jobs=(stopped, job("j", replicas=2)), nodes=nodes, levels=RACKS), NOW_S)

@@ -220,7 +220,7 @@ def test_workers_that_join_go_near_those_who_are_there() -> None:
     owner = running("owner", ("a0", "a1"))
     wish = job("owner", replicas=3)
     owner = dataclasses.replace(
-        owner, spec=wish.spec, plan=wish.plan, generation=owner.generation + 1, status=stop_for_resize(owner, NOW_S)
+        owner, spec=wish.spec, plans=wish.plans, generation=owner.generation + 1, status=stop_for_resize(owner, NOW_S)
     )
     cluster = cluster_of(jobs=(owner,), nodes=tight_rack_elsewhere("a0", "a1"), levels=RACKS)
     assert only(schedule(cluster, NOW_S)).after.attempt.placement.node_by_index() == ["a0", "a1", "a8"]

@@ -7,6 +7,7 @@ from polyreme_api import labels
 from polyreme_api.job.placement import Placement
 from polyreme_api.times import rfc3339
 from polyreme_operator.port import Manifest
+from polyreme_operator.types.views import JobView
 from tests.unit.operator.operator_scenes import owner_reference
 
 NOW_S = 1_700_000_000.0
@@ -91,6 +92,11 @@ def topology() -> Manifest:
 
 def snapshot(*jobs: Manifest, **found: list[Manifest]) -> Snapshot:
     return snapshot_of({labels.KIND_JOB: list(jobs), **found}, now_s=NOW_S)
+
+
+def job_of(seen: Snapshot, name: str) -> JobView:
+    (found,) = [job for job in seen.jobs if job.name == name]
+    return found
 
 
 def pod(owner: str, index: int, where: str, *, gpus: int = 4, phase: str = "Running", ours: bool = True) -> Manifest:

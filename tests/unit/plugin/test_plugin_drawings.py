@@ -1,7 +1,10 @@
 """What the plugin draws, to the letter."""
 
 import io
+import itertools
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,12 +13,25 @@ from rich.console import RenderableType
 from polyreme.plugin import domains, queue_tree, why
 from polyreme.plugin.description import render as describe
 from polyreme.plugin.printing import bar, show
-from polyreme.plugin.rows import age, get_table, top_rows, top_table
+from polyreme.plugin.rows import age, get_table, reason_of, top_rows, top_table
 from polyreme_api import labels
 from polyreme_api.errors import InvalidConfigError, NotFoundError
 from polyreme_api.times import rfc3339
 from tests.unit.operator.operator_scenes import owner_reference
-from tests.unit.plugin.plugin_scenes import NOW_S, job, node, pod, queue, runs, snapshot, topology, waits
+from tests.unit.plugin.plugin_scenes import (
+    GPU,
+    NOW_S,
+    condition,
+    job,
+    job_of,
+    node,
+    pod,
+    queue,
+    runs,
+    snapshot,
+    topology,
+    waits,
+)
 
 QUEUES = [queue("org", gpus=8), queue("a", parent="org", gpus=16), queue("b", parent="org", gpus=8)]
 
@@ -34,7 +50,7 @@ def test_get_says_how_jobs_stand() -> None:
     seen = snapshot(
         job("big", queueName="a", status=waits("ExceedsQuota", "needs 8 devices; 4 left")),
         job("small", status=runs("n0", "n1")),
-        job("wrong", parallelism={"mode": "Explicit", "dp": 3}, status=waits("Misconfigured")),
+        job("wrong", topology={"required": "rack", "preferred": "block"}),
         job("new", age_s=5),
     )
     same(
@@ -44,7 +60,7 @@ NAMESPACE   NAME    STATE           QUEUE     READY   ATTEMPT   STEP   AGE   REA
 team        big     Queued          a         0/2     -         0/50   10m   ExceedsQuota
 team        new     New             default   0/2     -         0/50   5s    -
 team        small   Running         default   2/2     1         7/50   10m   Training
-team        wrong   Misconfigured   default   0/2     -         0/50   10m   Misconfigured
+team        wrong   Misconfigured   -         0/0     -         0      10m   Misconfigured
 """,
     )
     wide = text(get_table(seen.jobs, now_s=NOW_S, wide=True, namespaced=False)).splitlines()
@@ -136,7 +152,7 @@ def test_why_names_reason_remedy_place_and_those_before() -> None:
         TrainingQueue=QUEUES,
     )
     same(
-        text(why.render(why.why(seen, seen.job("team", "big")))),
+        text(why.render(why.why(seen, job_of(seen, "big")))),
         """
 team/big is Queued (WaitingForPreemption): preempting team/victim: 50 device-seconds since the last checkpoints
 then   it runs when the preempted jobs have saved their checkpoints and stopped
@@ -150,14 +166,108 @@ team/victim   50 s
 """,
     )
     same(
-        text(why.render(why.why(seen, seen.job("team", "victim")))),
+        text(why.render(why.why(seen, job_of(seen, "victim")))),
         """
 team/victim is Preempting
 preempted by  team/big, within 50 s
 """,
     )
-    with pytest.raises(NotFoundError, match="did you mean 'older'"):
-        seen.job("team", "oldr")
+
+
+def test_why_names_what_pods_lack_while_a_job_starts() -> None:
+    lacks = "0 of 2 pods run; worker 0 (and 1 more) can't start: Secret s3 does not exist in namespace team; create it"
+    status = runs("n0", "n1", readyReplicas=0)
+    status["conditions"] = [
+        condition("Admitted", "Admitted", "2 workers on 2 nodes"),
+        {**condition("PodsReady", "WaitingForPods", lacks), "status": "False"},
+        {**condition("Running", "Starting"), "status": "False"},
+    ]
+    seen = snapshot(job("big", status=status))
+    same(
+        text(why.render(why.why(seen, seen.jobs[0]))),
+        f"""
+team/big is Starting: {lacks}
+then  it trains when its pods run and their launchers have joined: see `kubectl polyreme describe big`
+""",
+    )
+
+
+def test_why_names_a_refused_size_and_how_to_withdraw_it() -> None:
+    words = "spec.workers.replicas 99 is refused, 2 workers stay in force: no layout"
+    status = runs("n0", "n1")
+    status["conditions"].append({**condition("ResizeRefused", "NoFit", words), "observedGeneration": 1})
+    seen = snapshot(job("big", replicas=99, status=status))
+    same(
+        text(why.render(why.why(seen, seen.jobs[0]))),
+        f"""
+team/big is Running (Training)
+size  {words}; `kubectl polyreme scale big --replicas 2` withdraws the request
+""",
+    )
+    assert "Workers   2/2 ready, 99 asked for and refused" in text(describe(seen, seen.jobs[0], [])).splitlines()
+
+
+def test_every_reason_to_wait_has_a_remedy() -> None:
+    page = (Path(__file__).parents[3] / "docs/reference/reasons.md").read_text().splitlines()
+    start = page.index("| reason to wait | meaning | what to do |")
+    rows = itertools.takewhile(lambda line: line.startswith("|"), page[start + 2 :])
+    reasons = {name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    assert len(reasons) > 15
+    assert reasons - {"Starting"} <= set(why.REMEDIES)
+
+
+@pytest.mark.parametrize("kind", ["Failed", "Succeeded"])
+def test_why_gives_a_finished_job_no_advice_that_it_can_not_take(kind: str) -> None:
+    seen = snapshot(job("big", suspend=True, status={"conditions": [condition(kind, "Misconfigured", "no layout")]}))
+    answer = why.why(seen, seen.jobs[0])
+    expected = "it is not retried: delete it, repair what the message names, and apply it again; its checkpoints stay"
+    assert answer.remedy == (expected if kind == "Failed" else "")
+
+
+def test_the_place_is_the_one_in_the_queues_status_where_others_jobs_are_hidden() -> None:
+    head = [
+        {"position": 1, "namespace": "other", "name": "first", "priority": 7, "reason": "ExceedsQuota"},
+        {"position": 2, "namespace": "team", "name": "big", "priority": 0, "reason": "ExceedsQuota"},
+    ]
+    usage = [{"resource": GPU, "used": 12, "borrowed": 4}]
+    seen = snapshot(
+        job("big", queueName="a", status=waits("ExceedsQuota", "needs 8")),
+        TrainingQueue=[queue("a", gpus=8) | {"status": {"head": head, "pending": 5, "admitted": 2, "usage": usage}}],
+    )
+    answer = why.why(seen, seen.jobs[0], whole=False)
+    assert (answer.position, answer.waiting, answer.before) == (2, 5, (("other/first", "a", 7, "ExceedsQuota"),))
+    (row, *_) = queue_tree.queue_rows(seen, only="a", whole=False)
+    assert (row.pieces[0].used, row.pieces[0].borrowed, row.waiting, row.admitted) == (12, 4, 5, 2)
+    assert [entry[1] for entry in row.head] == ["other/first", "team/big"]
+
+
+FINISHED = {"attempt": runs("n0", "n1")["attempt"], "readyReplicas": 0, "step": 50}
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {**FINISHED, "conditions": [condition("Succeeded", "Completed")]},
+        {**FINISHED, "conditions": [condition("Failed", "RunFailed")]},
+        {**FINISHED, "conditions": [condition("Suspended", "Suspended")]},
+        {**FINISHED, "conditions": [condition("Queued", "Preempted"), condition("Preempted", "Preempted")]},
+        runs("n0", "n1"),
+        {**runs("n0", "n1"), "conditions": [condition("Degraded", "Unreadable"), condition("Running", "Training")]},
+        waits("ExceedsQuota"),
+    ],
+    ids=lambda status: status["conditions"][0]["type"],
+)
+def test_get_and_describe_say_what_kubectl_get_says(status: dict[str, Any]) -> None:
+    seen = snapshot(job("big", status=status))
+    (view,) = seen.jobs
+    assert reason_of(view) == view.status.reason
+    ready = view.status.ready if view.attempt is not None else "0/2"
+    drawn = text(describe(seen, view, []))
+    assert f"Workers   {ready} ready" in drawn.splitlines()
+    step = "7" if status.get("step") == 7 else str(status.get("step", 0))
+    assert f"Step      {step} of 50" in drawn.splitlines()
+    row = text(get_table(seen.jobs, now_s=NOW_S, wide=False, namespaced=False)).splitlines()[1].split()
+    assert (row[3], row[5], row[7]) == (ready, f"{step}/50", view.status.reason)
 
 
 def test_the_order_is_the_operators_shares_between_queues_included() -> None:
@@ -168,16 +278,18 @@ def test_the_order_is_the_operators_shares_between_queues_included() -> None:
         job("urgent", queueName="a", age_s=1, priority=1, status=waits("ExceedsQuota")),
         TrainingQueue=QUEUES,
     )
-    answer = why.why(seen, seen.job("team", "from-a"))
+    answer = why.why(seen, job_of(seen, "from-a"))
     assert [name for name, *_ in answer.before] == ["team/urgent", "team/from-b"]
     assert (answer.position, answer.waiting, answer.ahead) == (2, 2, 2)
 
 
+HEALTH_TAINT = {"key": "polyreme.dev/health", "value": "gpu-lost", "effect": "NoSchedule"}
 NODES = [
     node("n0", block="b0", rack="r0"),
     node("n1", block="b0", rack="r0", unschedulable=True),
     node("n2", block="b0", rack="r1"),
     node("n3", block="b1", rack="r2"),
+    node("n4", block="b1", rack="r2", taints=[HEALTH_TAINT]),
     node("bare"),
 ]
 
@@ -192,13 +304,13 @@ def test_topology_draws_the_tree_with_who_sits_where() -> None:
     same(
         text(domains.render(domains.picture(seen, level="rack"))),
         """
-cluster  [####............] 10/40 used, 14 free; 5 nodes, 2 unusable; team/big x2, team/tall x1
+cluster  [###.............] 10/48 used, 14 free; 6 nodes, 3 unusable; team/big x2, team/tall x1
 ├── block b0  [#######.........] 10/24 used, 6 free; 3 nodes, 1 unusable; team/big x2, team/tall x1
 │   ├── rack r0  [######..........] 6/16 used, 2 free; 2 nodes, 1 unusable; team/big x1, team/tall x1
 │   └── rack r1  [########........] 4/8 used, 4 free; 1 node; team/big x1
-└── block b1  [................] 0/8 used, 8 free; 1 node
-    └── rack r2  [................] 0/8 used, 8 free; 1 node
-NodesWithoutLabels: 1 of 5 nodes lack block, rack and take no gangs: bare; label them
+└── block b1  [................] 0/16 used, 8 free; 2 nodes, 1 unusable
+    └── rack r2  [................] 0/16 used, 8 free; 2 nodes, 1 unusable
+NodesWithoutLabels: 1 of 6 nodes lack block, rack and take no gangs: bare; label them
 """,
     )
     same(
@@ -207,7 +319,7 @@ NodesWithoutLabels: 1 of 5 nodes lack block, rack and take no gangs: bare; label
 rack r0  [######..........] 6/16 used, 2 free; 2 nodes, 1 unusable; team/big x1, team/tall x1
 ├── host n0  [############....] 6/8 used, 2 free; team/big x1, team/tall x1
 └── host n1  [................] 0/8 used, 0 free; cordoned
-NodesWithoutLabels: 1 of 5 nodes lack block, rack and take no gangs: bare; label them
+NodesWithoutLabels: 1 of 6 nodes lack block, rack and take no gangs: bare; label them
 """,
     )
     with pytest.raises(InvalidConfigError, match="expected one of block, rack, host"):

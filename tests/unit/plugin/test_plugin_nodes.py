@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from polyreme.plugin import domain_change, nodes
+from polyreme.plugin.reading import list_all
 from polyreme_api.errors import InvalidConfigError, NotFoundError, RefusedError
 from polyreme_local.api_server.cluster import EmbeddedCluster
 from polyreme_local.api_server.store import Store
@@ -26,6 +27,7 @@ from polyreme_operator.health.signs import DOMAIN_FAULT
 from polyreme_operator.port import ObjectRef
 
 NOW_S = 1_800_000_000.0
+READY = {"type": "Ready", "status": "True", "reason": "KubeletReady"}
 FOREIGN = {"key": "example.com/keep", "effect": "NoSchedule"}
 
 
@@ -33,7 +35,7 @@ def _cluster() -> EmbeddedCluster:
     numbers = iter(range(1000))
     store = Store(new_uid=lambda: f"{next(numbers):08x}", now_s=lambda: NOW_S)
     faulty = [{"type": "polyreme.dev/GPU", "status": "True", "reason": "Xid79", "message": "fell off the bus"}]
-    for name, conditions in (("a", []), ("b", faulty)):
+    for name, conditions in (("a", [READY]), ("b", [READY, *faulty])):
         node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "spec": {"taints": [FOREIGN]}}
         store.create({**node, "status": {"conditions": conditions}})
     return EmbeddedCluster(store)
@@ -43,7 +45,7 @@ def test_a_quarantine_is_shown_with_its_reason_and_a_release_ends_it() -> None:
     async def story() -> None:
         cluster = _cluster()
         await nodes.quarantine(cluster, "b", who="ada", reason="new cable", for_s=0.0, evict=False, now_s=NOW_S)
-        row = nodes.rows_of(await nodes.read_nodes(cluster), everything=False)[0]
+        row = nodes.rows_of(await list_all(cluster, "Node"), everything=False)[0]
         assert (row.name, row.state, row.owner) == ("b", "quarantined", "person/ada")
         assert "new cable" in row.why
         assert row.back == "person/ada returns it: kubectl polyreme release b"
@@ -53,8 +55,8 @@ def test_a_quarantine_is_shown_with_its_reason_and_a_release_ends_it() -> None:
         node = await cluster.get(ObjectRef(kind="Node", name="b"))
         assert node["spec"]["taints"] == [FOREIGN]
         assert "Xid79" in node["metadata"]["annotations"][HEALTH]
-        assert nodes.rows_of(await nodes.read_nodes(cluster), everything=False) == []
-        assert len(nodes.rows_of(await nodes.read_nodes(cluster), everything=True)) == 2
+        assert nodes.rows_of(await list_all(cluster, "Node"), everything=False) == []
+        assert len(nodes.rows_of(await list_all(cluster, "Node"), everything=True)) == 2
 
     asyncio.run(story())
 
@@ -71,7 +73,7 @@ def test_a_repair_and_another_tool_that_repairs_are_shown() -> None:
             taint = {"key": HEALTH, "value": "gpu-hang", "effect": "NoSchedule"}
             ref = ObjectRef(kind="Node", name=name)
             await cluster.patch(ref, {"metadata": {"annotations": notes}, "spec": {"taints": [taint]}})
-        first, second = nodes.rows_of(await nodes.read_nodes(cluster), everything=False)
+        first, second = nodes.rows_of(await list_all(cluster, "Node"), everything=False)
         assert first.back.startswith("repair: Reset, attempt 2, Check, Job node-repair-1; then an examination")
         assert second.repair_owner == "nvsentinel"
 
@@ -92,7 +94,7 @@ def test_a_node_that_is_out_with_its_rack_says_what_brings_it_back_and_is_releas
         taint = {"key": HEALTH, "value": "network-link", "effect": "NoSchedule"}
         notes = {"metadata": {"annotations": {HEALTH: render(record)}}, "spec": {"taints": [taint]}}
         await cluster.patch(ref, notes)
-        (row,) = nodes.rows_of(await nodes.read_nodes(cluster), everything=False)
+        (row,) = nodes.rows_of(await list_all(cluster, "Node"), everything=False)
         assert "an examination returns it that finds that fewer nodes of r1 show a fault" in row.back
         await nodes.release(cluster, "a", who="ada", reason="its link is fine", now_s=NOW_S)
         after, _ = parse((await cluster.get(ref))["metadata"]["annotations"][HEALTH])
@@ -126,7 +128,8 @@ def test_a_whole_domain_is_taken_out_and_returned_but_for_what_a_policy_took_out
             await cluster.create({**api, "metadata": {"name": name}, "spec": spec})
         for at in range(12):
             labels = {"example.com/rack": "r1" if at < 11 else "r2"}
-            await cluster.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": f"n{at}", "labels": labels}})
+            node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": f"n{at}", "labels": labels}}
+            await cluster.create({**node, "status": {"conditions": [READY]}})
         faulty = Record(state=NodeState.QUARANTINED, owner="policy/gpus", since_s=NOW_S)
         taint = {"key": HEALTH, "value": "gpu-hang", "effect": "NoSchedule"}
         body = {"metadata": {"annotations": {HEALTH: render(faulty)}}, "spec": {"taints": [taint]}}
@@ -159,8 +162,66 @@ def test_spares_are_shown_as_the_topology_names_them() -> None:
         await cluster.create({**api, "spec": spec})
         status = {"status": {"spares": 1, "spareNodes": ["a"]}}
         await cluster.patch(ObjectRef(kind="ClusterTopology", name="default"), status, subresource="status")
-        spares = await nodes.read_spares(cluster)
-        (row,) = nodes.rows_of(await nodes.read_nodes(cluster), everything=False, spares=spares)
+        spares = nodes.spares_of(await list_all(cluster, "ClusterTopology"))
+        (row,) = nodes.rows_of(await list_all(cluster, "Node"), everything=False, spares=spares)
         assert (row.name, row.state) == ("a", "spare")
 
     asyncio.run(story())
+
+
+SILENT = {
+    "type": "Ready",
+    "status": "Unknown",
+    "reason": "NodeStatusUnknown",
+    "message": "Kubelet stopped posting node status.",
+    "lastTransitionTime": "2027-01-15T07:30:00Z",
+}
+OUT = {"key": "node.kubernetes.io/out-of-service", "value": "nodeshutdown", "effect": "NoExecute"}
+MANUAL = render(Record(state=NodeState.QUARANTINED, owner="person/ada", evidence="new cable", since_s=NOW_S))
+
+
+@pytest.mark.parametrize(
+    ("node", "state", "why", "back"),
+    [
+        ({"conditions": [READY]}, "healthy", "", ""),
+        (
+            {"conditions": [SILENT]},
+            "not-ready",
+            "Ready is Unknown: NodeStatusUnknown: Kubelet stopped posting node status.",
+            "it takes workers when its kubelet reports that it is ready",
+        ),
+        ({"conditions": []}, "not-ready", "its kubelet has not reported", "it takes workers when its kubelet reports"),
+        (
+            {"conditions": [READY], "unschedulable": True},
+            "cordoned",
+            "spec.unschedulable is true",
+            "kubectl uncordon n",
+        ),
+        (
+            {"conditions": [READY], "taints": [OUT]},
+            "out-of-service",
+            "taint node.kubernetes.io/out-of-service",
+            "kubectl taint node n node.kubernetes.io/out-of-service-",
+        ),
+        (
+            {"conditions": [SILENT], "taints": [{"key": HEALTH}], "annotation": MANUAL},
+            "quarantined",
+            "new cable; not-ready: Ready is Unknown: NodeStatusUnknown",
+            "person/ada returns it: kubectl polyreme release n; then it takes workers when its kubelet reports",
+        ),
+    ],
+)
+def test_nodes_shows_every_node_that_takes_no_new_workers(
+    node: dict[str, Any], state: str, why: str, back: str
+) -> None:
+    notes = {} if "annotation" not in node else {HEALTH: node["annotation"]}
+    manifest = {
+        "metadata": {"name": "n", "uid": "u", "resourceVersion": "1", "annotations": notes},
+        "spec": {"taints": node.get("taints", []), "unschedulable": node.get("unschedulable", False)},
+        "status": {"conditions": node["conditions"]},
+    }
+    (row,) = nodes.rows_of([manifest], everything=True)
+    assert row.state == state
+    assert why in row.why
+    assert row.back.startswith(back)
+    assert bool(nodes.rows_of([manifest], everything=False)) is (state != "healthy")

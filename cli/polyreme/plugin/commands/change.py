@@ -8,7 +8,6 @@ import typer
 
 from polyreme.output import confirm, note
 from polyreme.plugin.options import Context, Job, Kubeconfig, Namespace, Timeout, Wait, target
-from polyreme_api.errors import RefusedError
 
 
 def suspend(
@@ -23,7 +22,7 @@ def suspend(
 
     Example: kubectl polyreme suspend big --wait
     """
-    from polyreme.plugin import change
+    from polyreme.plugin import change, following
     from polyreme_operator.port import ClusterPort
 
     where = target(kubeconfig, context, namespace)
@@ -35,14 +34,11 @@ def suspend(
         words = f"will be suspended: {after}" if changed else "has already been asked to suspend"
         note(f"{job.namespace}/{job.name} {words}")
         if wait:
-            await change.follow(
-                cluster,
-                job,
-                lambda seen: seen.status.is_true("Suspended") or seen.status.finished,
-                timeout_s=timeout_s,
-                what="suspended",
-            )
-            note(f"{job.namespace}/{job.name} is suspended; `kubectl polyreme resume {job.name}` continues it")
+            rule = following.suspended(job)
+            words = await following.follow(cluster, job, rule, timeout_s=timeout_s, what="suspended")
+            note(f"{job.namespace}/{job.name} {words}")
+        else:
+            await following.warn(cluster, job)
 
     where.run(story)
 
@@ -59,7 +55,7 @@ def resume(
 
     Example: kubectl polyreme resume big
     """
-    from polyreme.plugin import change
+    from polyreme.plugin import change, following
     from polyreme_operator.port import ClusterPort
 
     where = target(kubeconfig, context, namespace)
@@ -71,14 +67,11 @@ def resume(
         after = f"it waits in queue {queue} and continues after step {step}"
         note(f"{job.namespace}/{job.name} {f'is resumed: {after}' if changed else 'is not suspended'}")
         if wait:
-            await change.follow(
-                cluster,
-                job,
-                lambda seen: seen.status.is_true("Running") or seen.status.finished,
-                timeout_s=timeout_s,
-                what="running",
-            )
-            note(f"{job.namespace}/{job.name} runs")
+            rule = following.running(job)
+            words = await following.follow(cluster, job, rule, timeout_s=timeout_s, what="running")
+            note(f"{job.namespace}/{job.name} {words}")
+        else:
+            await following.warn(cluster, job)
 
     where.run(story)
 
@@ -86,7 +79,14 @@ def resume(
 def scale(
     name: Job,
     replicas: Annotated[int, typer.Option(min=1, max=15_000, help="New number of workers.")],
-    wait: Wait = False,
+    wait: Annotated[
+        bool | None,
+        typer.Option(
+            "--wait/--no-wait",
+            help="Wait until the job has that many, or only send the change; default: until the operator has decided.",
+            show_default=False,
+        ),
+    ] = None,
     timeout_s: Timeout = 600,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
@@ -94,34 +94,26 @@ def scale(
 ) -> None:
     """Change the number of workers: a running job saves a checkpoint and continues with a plan of that size.
 
+    A number that the operator refuses ends with code 4; the job keeps its present size.
+
     Example: kubectl polyreme scale big --replicas 8
     """
-    from polyreme.plugin import change
+    from polyreme.plugin import change, following
     from polyreme_operator.port import ClusterPort
 
     where = target(kubeconfig, context, namespace)
 
     async def story(cluster: ClusterPort) -> None:
         job, changed = await change.change(cluster, *where.split(name), change.scale_to(replicas))
-        after = "it saves a checkpoint, and a new attempt starts" if job.admitted else "it waits for that many"
-        words = f"is scaled to {replicas} workers: {after}" if changed else f"already wants {replicas} workers"
-        note(f"{job.namespace}/{job.name} {words}")
-        if wait:
-            seen = await change.follow(
-                cluster,
-                job,
-                lambda seen: (
-                    seen.status.finished
-                    or seen.status.is_true("ResizeRefused")
-                    or (seen.admitted and seen.attempt is not None and seen.attempt.replicas == replicas)
-                ),
-                timeout_s=timeout_s,
-                what=f"of {replicas} workers",
-            )
-            refused = seen.status.condition("ResizeRefused")
-            if refused is not None and refused.status == "True":
-                raise RefusedError(f"{replicas} workers were refused: {refused.message}", field="--replicas")
-            note(f"{job.namespace}/{job.name} has {replicas} workers")
+        asked = f"was asked to take {replicas} workers" if changed else f"already asks for {replicas} workers"
+        note(f"{job.namespace}/{job.name} {asked}")
+        if wait is not False:
+            rule = following.resized(job, replicas) if wait else following.decided(job, replicas)
+            what = f"of {replicas} workers" if wait else "decided about"
+            words = await following.follow(cluster, job, rule, timeout_s=timeout_s, what=what)
+            note(f"{job.namespace}/{job.name} {words}")
+        else:
+            await following.warn(cluster, job)
 
     where.run(story)
 
@@ -139,7 +131,7 @@ def cancel(
 
     Example: kubectl polyreme cancel big --yes
     """
-    from polyreme.plugin import change
+    from polyreme.plugin import change, following
     from polyreme_operator.port import ClusterPort
 
     where = target(kubeconfig, context, namespace)
@@ -152,7 +144,8 @@ def cancel(
         kept = f"; its checkpoints up to step {checkpoint.step} stay" if checkpoint is not None else ""
         note(f"{space}/{short} is deleted{kept}")
         if wait:
-            await change.until_gone(cluster, job, timeout_s=timeout_s)
-            note(f"{space}/{short} and its pods are gone")
+            unseen = await following.until_gone(cluster, job, timeout_s=timeout_s)
+            pods = f"is gone; its pods were not waited for: {unseen}" if unseen else "and its pods are gone"
+            note(f"{space}/{short} {pods}")
 
     where.run(story)

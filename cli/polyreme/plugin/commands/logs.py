@@ -56,10 +56,10 @@ def logs(
 
       kubectl polyreme logs big --root s3://bucket/checkpoints/team/big
     """
-    from polyreme.plugin.change import read
     from polyreme.plugin.log_follow import Follower
     from polyreme.plugin.log_view import Workers, show, wanted
-    from polyreme.plugin.snapshot import list_all
+    from polyreme.plugin.reading import list_all, read_job
+    from polyreme.plugin.snapshot import read_view
     from polyreme_operator.port import ClusterPort
 
     if rank is not None and index is not None:
@@ -74,7 +74,7 @@ def logs(
     where = target(kubeconfig, context, namespace)
 
     async def story(cluster: ClusterPort) -> None:
-        job, _ = await read(cluster, *where.split(name))
+        job = read_view(await read_job(cluster, *where.split(name)))
         lines = TAIL_OF_EACH if tail is None and rank is None and index is None else tail
         asked = wanted(job, rank=rank, index=index, attempt=attempt, tail=lines)
         connection = where.connection()

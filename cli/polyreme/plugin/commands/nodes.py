@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import time
 from typing import Annotated
 
@@ -28,31 +27,37 @@ FOR_MAX_S = 31_536_000.0
 
 
 def nodes(
-    everything: Annotated[bool, typer.Option("--all", help="Show healthy nodes, too.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Show nodes that are ready and healthy, too.")] = False,
     output: Form = Output.TABLE,
     kubeconfig: Kubeconfig = None,
     context: Context = None,
 ) -> None:
-    """Show which nodes are out of service, at risk or spares, why, since when, and what would bring them back.
+    """Show which nodes take no new workers, are at risk or spares: why, since when, and what would bring them back.
 
     Example: kubectl polyreme nodes
     """
     from polyreme.plugin import nodes as views
-    from polyreme_operator.port import ClusterPort
+    from polyreme.plugin.reading import NotAllowedError, list_all
+    from polyreme_api.labels import KIND_TOPOLOGY
+    from polyreme_operator.port import ClusterPort, Manifest
 
-    found: list[views.NodeRow] = []
+    async def story(cluster: ClusterPort) -> tuple[list[Manifest], list[Manifest] | None]:
+        nodes = await list_all(cluster, "Node")
+        try:
+            return nodes, await list_all(cluster, KIND_TOPOLOGY)
+        except NotAllowedError:
+            return nodes, None
 
-    async def story(cluster: ClusterPort) -> None:
-        nodes, spares = await views.read_nodes(cluster), await views.read_spares(cluster)
-        found.extend(views.rows_of(nodes, everything=everything, spares=spares))
-
-    target(kubeconfig, context, None).run(story)
+    read, topologies = target(kubeconfig, context, None).run(story)
+    found = views.rows_of(read, everything=everything, spares=views.spares_of(topologies or ()))
     if is_data(output):
         emit_data(envelope("NodeHealth", [views.data_of(row) for row in found]), output)
     elif found:
         show(columns(views.HEADINGS, [row.cells for row in found]))
     else:
-        note("every node is healthy")
+        note(f"all {len(read)} nodes are ready and healthy" if read else "there are no nodes")
+    if topologies is None:
+        note("spares are not marked: you may not list clustertopologies")
 
 
 def quarantine(
@@ -73,12 +78,14 @@ def quarantine(
     """
     from polyreme.plugin import nodes as views
     from polyreme.plugin.domain_change import quarantine_domain
+    from polyreme.plugin.identity import who_acts
     from polyreme_operator.port import ClusterPort
 
     _one_of(node, domain)
-    who, now_s = getpass.getuser(), time.time()
+    now_s = time.time()
 
     async def story(cluster: ClusterPort) -> None:
+        who = await who_acts(cluster)
         if not domain:
             await views.quarantine(cluster, node, who=who, reason=reason, for_s=for_s, evict=evict, now_s=now_s)
             note(f"node {node} is out of service; `kubectl polyreme release {node}` returns it")
@@ -106,12 +113,14 @@ def release(
     """
     from polyreme.plugin import nodes as views
     from polyreme.plugin.domain_change import release_domain
+    from polyreme.plugin.identity import who_acts
     from polyreme_operator.port import ClusterPort
 
     _one_of(node, domain)
-    who, now_s = getpass.getuser(), time.time()
+    now_s = time.time()
 
     async def story(cluster: ClusterPort) -> None:
+        who = await who_acts(cluster)
         if not domain:
             await views.release(cluster, node, who=who, reason=reason, now_s=now_s)
             note(f"node {node} is back in service")

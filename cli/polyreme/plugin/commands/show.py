@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import typer
@@ -20,6 +21,7 @@ from polyreme.plugin.options import (
 from polyreme.plugin.printing import Output, emit_data, emit_names, envelope, is_data, show
 from polyreme.plugin.target import Target
 from polyreme_api.errors import InvalidConfigError
+from polyreme_api.labels import KIND_JOB
 
 
 def get(
@@ -40,25 +42,36 @@ def get(
 
       kubectl polyreme get big -o yaml
     """
+    from polyreme.plugin.operator_lease import doubts_of, silence
+    from polyreme.plugin.reading import list_all, read_job
     from polyreme.plugin.rows import get_table
-    from polyreme.plugin.snapshot import JOBS
+    from polyreme.plugin.snapshot import Snapshot, snapshot_of
+    from polyreme_operator.port import ClusterPort
 
     where = target(kubeconfig, context, namespace, everywhere=everywhere)
-    seen = where.look(JOBS)
-    if names:
-        jobs = [seen.job(*where.split(name)) for name in names]
-    else:
-        jobs = [job for job in seen.jobs if where.shows(job.namespace)]
+
+    async def story(cluster: ClusterPort) -> tuple[Snapshot, list[str]]:
+        if names:
+            items = [await read_job(cluster, *where.split(name)) for name in names]
+        else:
+            items = await list_all(cluster, KIND_JOB, namespace=where.listed)
+        seen = snapshot_of({KIND_JOB: items}, now_s=time.time())
+        busy = any(not job.status.finished for job in seen.jobs) and not is_data(output) and output is not Output.NAME
+        return seen, doubts_of(seen.jobs, await silence(cluster, seen.now_s), seen.now_s) if busy else []
+
+    seen, doubts = where.run(story)
     if output is Output.NAME:
-        emit_names(job.name for job in jobs)
+        emit_names(job.name for job in seen.jobs)
     elif is_data(output):
-        items = [seen.manifests[job.uid] for job in jobs]
+        items = list(seen.manifests.values())
         one = names is not None and len(names) == 1
         emit_data(items[0] if one else {"apiVersion": "v1", "kind": "List", "items": items}, output)
-    elif jobs:
-        show(get_table(jobs, now_s=seen.now_s, wide=output is Output.WIDE, namespaced=everywhere))
+    elif seen.jobs:
+        namespaced = everywhere or len({job.namespace for job in seen.jobs}) > 1
+        show(get_table(seen.jobs, now_s=seen.now_s, wide=output is Output.WIDE, namespaced=namespaced))
     else:
         _nothing(where, "jobs")
+    _say(doubts)
 
 
 def describe(
@@ -72,24 +85,26 @@ def describe(
     Example: kubectl polyreme describe big
     """
     from polyreme.plugin import description
-    from polyreme.plugin.change import read
-    from polyreme.plugin.snapshot import list_all, snapshot_of
-    from polyreme_operator.port import ClusterPort, Manifest
+    from polyreme.plugin.operator_lease import doubt_of, silence
+    from polyreme.plugin.reading import Sight, look, read_job
+    from polyreme_operator.port import ClusterPort
+    from polyreme_operator.types.views import JobView
 
     where = target(kubeconfig, context, namespace)
 
-    async def story(cluster: ClusterPort) -> tuple[dict[str, list[Manifest]], list[Manifest]]:
+    async def story(cluster: ClusterPort) -> tuple[Sight, JobView, str | None]:
         space, short = where.split(name)
-        job, manifest = await read(cluster, space, short)
-        found = {kind: await list_all(cluster, kind, namespace=space) for kind in ("Pod", "Lease")}
-        events = await list_all(cluster, "Event", namespace=space)
-        found["TrainingJob"] = [manifest]
-        found["PriorityClass"] = await list_all(cluster, "PriorityClass")
-        return found, [event for event in events if (event.get("involvedObject") or {}).get("uid") == job.uid]
+        manifest, now_s = await read_job(cluster, space, short), time.time()
+        wanted = dict.fromkeys(("Pod", "Lease", "Event"), space)
+        sight = await look(cluster, wanted, known=[manifest], now_s=now_s)
+        return sight, sight.job(manifest["metadata"]["uid"]), await silence(cluster, now_s)
 
-    found, events = where.run(story)
-    seen = snapshot_of(found, now_s=time.time())
-    show(description.render(seen, seen.jobs[0], events))
+    sight, job, quiet = where.run(story)
+    events = [event for event in sight.events if (event.get("involvedObject") or {}).get("uid") == job.uid]
+    show(description.render(sight.seen, job, events, doubt=doubt_of(job, quiet, sight.seen.now_s)))
+    _say(sight.left_out("how its pods are is not shown", "Pod"))
+    _say(sight.left_out("phase, pace and loss are not shown", "Lease"))
+    _say(sight.left_out("events are not shown", "Event"))
 
 
 def why(
@@ -108,12 +123,30 @@ def why(
       kubectl polyreme why team-a/big -o json
     """
     from polyreme.plugin import why as reasons
-    from polyreme.plugin.snapshot import QUEUES
+    from polyreme.plugin.operator_lease import doubt_of, silence
+    from polyreme.plugin.reading import Sight, look, read_job
+    from polyreme.plugin.snapshot import read_view
+    from polyreme.plugin.waiting import is_waiting
+    from polyreme_operator.port import ClusterPort
+    from polyreme_operator.types.views import JobView
 
     where = target(kubeconfig, context, namespace)
-    seen = where.look(QUEUES)
-    answer = reasons.why(seen, seen.job(*where.split(name)))
+
+    async def story(cluster: ClusterPort) -> tuple[Sight, JobView, str | None]:
+        space, short = where.split(name)
+        manifest, now_s = await read_job(cluster, space, short), time.time()
+        # Its place and the jobs that it preempts; a job that does not wait has neither.
+        wanted = dict.fromkeys((KIND_JOB, "TrainingQueue", "Node")) if is_waiting(read_view(manifest)) else {}
+        sight = await look(cluster, wanted, home=space, known=[manifest], now_s=now_s)
+        return sight, sight.job(manifest["metadata"]["uid"]), await silence(cluster, now_s)
+
+    sight, job, quiet = where.run(story)
+    whole = not sight.hidden
+    answer = reasons.why(sight.seen, job, doubt=doubt_of(job, quiet, sight.seen.now_s), whole=whole)
     _answer("Why", answer.to_object(), output, reasons.render(answer))
+    if not whole:
+        place = "its place" if answer.position is None else "jobs ahead of it in other queues"
+        _say(sight.left_out(f"{place} and the jobs that it preempts are not shown", KIND_JOB, "TrainingQueue", "Node"))
 
 
 def queue(
@@ -134,15 +167,25 @@ def queue(
     """
     from polyreme.output import nearest
     from polyreme.plugin import queue_tree
-    from polyreme.plugin.snapshot import QUEUES
+    from polyreme.plugin.reading import look
     from polyreme_api.errors import NotFoundError
 
-    seen = target(kubeconfig, context, None).look(QUEUES)
-    rows = queue_tree.queue_rows(seen, only=name)
+    where = target(kubeconfig, context, None)
+    wanted = dict.fromkeys((KIND_JOB, "TrainingQueue"))
+    sight = where.run(
+        lambda cluster: look(cluster, wanted, needed=("TrainingQueue",), home=where.in_namespace, now_s=time.time())
+    )
+    whole = not sight.hidden
+    rows = queue_tree.queue_rows(sight.seen, only=name, whole=whole)
     if not rows:
-        known = [row.name for row in queue_tree.queue_rows(seen)]
+        known = [row.name for row in queue_tree.queue_rows(sight.seen)]
         raise NotFoundError(f"no queue {name!r}: {nearest(str(name), known)}", field="QUEUE")
     _answer("QueueList", [row.to_object() for row in rows], output, queue_tree.render(rows))
+    _say(
+        sight.left_out(
+            "jobs of other namespaces are counted as the operator last wrote into the status of queues", KIND_JOB
+        )
+    )
 
 
 def topology(
@@ -163,16 +206,24 @@ def topology(
       kubectl polyreme topology --domain b3
     """
     from polyreme.plugin import domains
-    from polyreme.plugin.snapshot import ALL
+    from polyreme.plugin.reading import look
 
-    drawn = domains.picture(target(kubeconfig, context, None).look(ALL), level=level, domain=domain)
+    where = target(kubeconfig, context, None)
+    wanted = dict.fromkeys((KIND_JOB, "ClusterTopology", "Node", "Pod"))
+    sight = where.run(
+        lambda cluster: look(cluster, wanted, needed=("Node",), home=where.in_namespace, now_s=time.time())
+    )
+    whole = not sight.lacks(KIND_JOB, "Pod")
+    drawn = domains.picture(sight.seen, level=level, domain=domain, whole=whole)
     value = {
         "levels": list(drawn.levels),
         "resource": drawn.resource,
         "problems": list(drawn.problems),
-        "root": drawn.root.to_object(),
+        "root": drawn.root.to_object(whole=whole),
     }
     _answer("Topology", value, output, domains.render(drawn))
+    _say(sight.left_out(f"only pods and jobs of namespace {where.in_namespace} are counted", KIND_JOB, "Pod"))
+    _say(sight.left_out("levels are not shown", "ClusterTopology"))
 
 
 def top(
@@ -186,16 +237,18 @@ def top(
 
     Example: kubectl polyreme top -A
     """
+    from polyreme.plugin.reading import look
     from polyreme.plugin.rows import top_rows, top_table
-    from polyreme.plugin.snapshot import PROGRESS
 
     where = target(kubeconfig, context, namespace, everywhere=everywhere)
-    seen = where.look(PROGRESS)
-    rows = top_rows(seen, (job for job in seen.jobs if where.shows(job.namespace)))
+    wanted = dict.fromkeys((KIND_JOB, "Lease"), where.listed)
+    sight = where.run(lambda cluster: look(cluster, wanted, needed=(KIND_JOB,), now_s=time.time()))
+    rows = top_rows(sight.seen, sight.seen.jobs)
     if not rows and not is_data(output):
         _nothing(where, "jobs with devices")
         return
     _answer("JobTop", rows, output, top_table(rows, namespaced=everywhere))
+    _say(sight.left_out("step time, tokens, loss and time left are not shown", "Lease"))
 
 
 def _answer(kind: str, value: Any, output: Output, drawn: Any) -> None:
@@ -207,6 +260,14 @@ def _answer(kind: str, value: Any, output: Output, drawn: Any) -> None:
         emit_data(envelope(kind, value), output)
     else:
         show(drawn)
+
+
+def _say(lines: Iterable[str]) -> None:
+    """Say to a person what an answer leaves out, or why it may be wrong."""
+    from polyreme.output import note
+
+    for line in lines:
+        note(line)
 
 
 def _nothing(where: Target, what: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from polyreme_operator.port import (
     AlreadyExistsError,
     ConflictError,
+    ForbiddenError,
     GoneError,
     InvalidObjectError,
     NotFoundError,
@@ -22,7 +23,7 @@ RETRY_AFTER_S = 1.0
 """Wait where a server that sheds load does not say how long."""
 RETRY_AFTER_MAX_S = 300.0
 MESSAGE_CHARACTERS_MAX = 1_000
-_REFUSED = {400, 403, 405, 406, 413, 415, 422}
+_REFUSED = {400, 405, 406, 413, 415, 422}
 
 
 def error_of(what: str, code: int, body: bytes, headers: Mapping[str, str]) -> PortError:
@@ -55,6 +56,8 @@ def error_of_status(what: str, status: Mapping[str, Any], *, delay_s: float = RE
         return TooManyRequestsError(text, delay_s=delay_s)
     if code in {408, 504}:
         return PortTimeoutError(text, delay_s=delay_s)
+    if code == 403:
+        return ForbiddenError(text)
     if code in _REFUSED:
         return InvalidObjectError(text, field=next((str(c["field"]) for c in causes if c.get("field")), None))
     return ServerError(text, delay_s=delay_s)

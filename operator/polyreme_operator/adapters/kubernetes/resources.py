@@ -43,6 +43,7 @@ RESOURCES = {
         Resource(kind="NodeIncident", api_version=f"{GROUP}/{VERSION}", plural="nodeincidents"),
         Resource(kind="Role", api_version="rbac.authorization.k8s.io/v1", plural="roles"),
         Resource(kind="RoleBinding", api_version="rbac.authorization.k8s.io/v1", plural="rolebindings"),
+        Resource(kind="SelfSubjectReview", api_version="authentication.k8s.io/v1", plural="selfsubjectreviews"),
         Resource(kind="PriorityClass", api_version="scheduling.k8s.io/v1", plural="priorityclasses"),
     )
 }

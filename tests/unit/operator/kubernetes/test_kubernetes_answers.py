@@ -13,6 +13,7 @@ from polyreme_operator.adapters.kubernetes.connection import Connection
 from polyreme_operator.port import (
     AlreadyExistsError,
     ConflictError,
+    ForbiddenError,
     GoneError,
     InvalidObjectError,
     NotFoundError,
@@ -60,7 +61,7 @@ def status(code: int, reason: str, **details: Any) -> dict[str, Any]:
     [
         (400, "BadRequest", InvalidObjectError),
         (401, "Unauthorized", ServerError),
-        (403, "Forbidden", InvalidObjectError),
+        (403, "Forbidden", ForbiddenError),
         (404, "NotFound", NotFoundError),
         (409, "AlreadyExists", AlreadyExistsError),
         (409, "Conflict", ConflictError),

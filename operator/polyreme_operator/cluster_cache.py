@@ -23,6 +23,7 @@ from polyreme_operator.cache.leases import LeaseIndex, lease_ref
 from polyreme_operator.cache.nodes import NodeTable
 from polyreme_operator.cache.plan_book import PlanBook, with_plans
 from polyreme_operator.cache.pods import PodIndex
+from polyreme_operator.cache.refusals import RefusalIndex
 from polyreme_operator.cache.seen_versions import VOID, SeenVersions
 from polyreme_operator.cache.usage import UsageLedger
 from polyreme_operator.port import Manifest, ObjectRef, WatchEvent, WatchEventType
@@ -56,7 +57,7 @@ from polyreme_operator.types.parse_settings import (
 from polyreme_operator.types.plans import JobPlans, PlanRequest
 from polyreme_operator.types.queues import QueueView
 from polyreme_operator.types.reasons import Reason, Scope
-from polyreme_operator.types.snapshot import JobSnapshot, Refusal
+from polyreme_operator.types.snapshot import JobSnapshot
 from polyreme_operator.types.views import JobView, NodeView, TopologyView
 
 _FRESH_SCOPES = frozenset({Scope.START, Scope.RESUME, Scope.GANG})
@@ -92,7 +93,7 @@ class ClusterCache:
         self._settled: set[str] = set()
         """Jobs of the intents whose admission needs no cancellation any more."""
         self.children = ChildIndex()
-        self._refusals: dict[str, Refusal] = {}
+        self.refusals = RefusalIndex()
         self._asking: set[str] = set()
         self._bookings = 0
 
@@ -198,20 +199,10 @@ class ClusterCache:
         self._asking.add(uid)
         return Changes(asks=True)
 
-    def note_refusal(self, uid: str, message: str, *, ends_attempt: bool, now_s: float) -> Changes:
+    def note_refusal(self, uid: str, kind: str, message: str, *, now_s: float) -> Changes:
         """Remember that an object of a job's current attempt was refused."""
-        job, known = self.jobs.views.get(uid), self._refusals.get(uid)
-        if job is None or job.attempt is None:
-            return Changes()
-        number = job.attempt.number
-        if known is not None and known.attempt == number and known.ends_attempt >= ends_attempt:
-            return Changes()
-        self._refusals[uid] = Refusal(attempt=number, message=message, since_s=now_s, ends_attempt=ends_attempt)
-        return Changes(jobs={uid})
-
-    def forget_refusal(self, uid: str) -> None:
-        """Forget the refusal, since the write succeeded."""
-        self._refusals.pop(uid, None)
+        news = self.refusals.note(self.jobs.views.get(uid), kind, message, now_s=now_s)
+        return Changes(jobs={uid} if news else set())
 
     def note_bound(self, ref: ObjectRef, *, uid: str, node: str) -> None:
         """Remember that a pod was bound until the watch shows it, so that it is not bound twice."""
@@ -236,8 +227,7 @@ class ClusterCache:
         if job is None:
             return None
         pods, names, known = self.pods.by_job.get(uid, {}), self._places(uid), self.nodes.views
-        until_s, refusal = self.children.until_s(uid), self._refusals.get(uid)
-        current = refusal is not None and job.attempt is not None and refusal.attempt == job.attempt.number
+        until_s = self.children.until_s(uid)
         return JobSnapshot(
             job=job,
             pods=tuple(sorted(pods.values(), key=lambda pod: (pod.namespace, pod.name))),
@@ -248,7 +238,7 @@ class ClusterCache:
             children=self.children.known(uid, now_s=now_s),
             children_until_s=until_s if until_s is not None and until_s > now_s else None,
             secret_renewed=self.children.is_secret_renewed(uid),
-            refusal=refusal if current else None,
+            refusals=self.refusals.of(job),
             lease_read=lease_read,
             start_limit_s=0.0 if job.spec is None else self._tree.set_aside_s(job.spec.queue_name),
         )
@@ -404,6 +394,7 @@ class ClusterCache:
         before, attempt = self.jobs.views.get(job.uid), job.attempt
         if before is not None and attempt is not None and attempt.scope != Scope.PROCESS and begins(before, job):
             self.children.begin(job.uid, fresh=attempt.scope in _FRESH_SCOPES)
+            self.refusals.begin(job.uid)
         change = self.jobs.put(self._with_plans(job))
         changes.capacity |= change.freed
         changes.asks |= change.asks
@@ -489,7 +480,7 @@ class ClusterCache:
             return Changes()
         self._leases.drop(uid)
         self.children.forget(uid)
-        self._refusals.pop(uid, None)
+        self.refusals.forget(uid)
         self._settled.discard(uid)
         self._asking.discard(uid)
         self.pending_reasons.forget(uid)

@@ -20,6 +20,7 @@ from polyreme_operator.reconcile import (
     environment_runtime,
     evacuation,
     pre_checks,
+    refusals,
     set_aside,
     stopping,
     transition,
@@ -124,13 +125,13 @@ def _running(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float, default
     if left := evacuation.leaving(snapshot, spec, now_s):
         asked = transition.stop_for_move(job, now_s, message=evacuation.message_of(left))
         return Decision(actions=_status_write(snapshot, asked))
-    children = _children(snapshot, spec, defaults)
+    children = _children(snapshot, spec, record, defaults, now_s)
     if snapshot.lease is None:
         # No pod is created before the Lease exists: it tells whether the attempt was released before.
         return Decision(actions=children)
     pods = _pod_actions(snapshot, spec, attempt, defaults, now_s)
     creates = any(isinstance(action, CreatePod) for action in pods)
-    if creates and _would_renew_secret(snapshot):
+    if creates and _would_renew_secret(snapshot) and not refusals.is_refused(snapshot, "Secret"):
         # The Secret comes first: a new pod can't join pods that have read another one.
         return Decision(actions=children)
     if creates and not snapshot.lease_read:
@@ -141,7 +142,8 @@ def _running(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float, default
     settle_s = settlement_due_s(status)
     # A settlement that is due waits for its status update, or for the leader's next record.
     settle_s = settle_s if settle_s is not None and settle_s > now_s else None
-    return _wake(_wake(Decision(actions=actions, wake_at_s=_next_deadline_s(snapshot, spec)), settle_s), aside_s)
+    decision = Decision(actions=actions, wake_at_s=_next_deadline_s(snapshot, spec))
+    return _wake(_wake(_wake(decision, refusals.next_try_s(snapshot, record)), settle_s), aside_s)
 
 
 def _ended(
@@ -196,13 +198,15 @@ def _observed(
         released = running == attempt.replicas
     ready = running == attempt.replicas and (released or joined == attempt.replicas)
 
+    refused = refusals.explain_children(snapshot, record)
     if ready:
-        after.set(ConditionType.PODS_READY, True, Reason.JOINED).update(set_aside=None)
+        after.set(ConditionType.PODS_READY, True, Reason.JOINED, refused).update(set_aside=None)
     else:
-        refused = "" if snapshot.refusal is None else f"; {snapshot.refusal.message}"
-        waits = "" if not (why := explain(pods.values()) or slow_start(snapshot, now_s)) else f"; {why}"
-        words = f"{running} of {attempt.replicas} pods run{refused}{waits}"
-        after.set(ConditionType.PODS_READY, False, Reason.WAITING_FOR_PODS, words)
+        ending = "" if (found := refusals.ending(snapshot)) is None else found.message
+        waits = explain(pods.values()) or slow_start(snapshot, now_s)
+        parts = (f"{running} of {attempt.replicas} pods run", ending, refused, waits)
+        why = Reason.CREATE_REFUSED if refused else Reason.WAITING_FOR_PODS
+        after.set(ConditionType.PODS_READY, False, why, "; ".join(filter(None, parts)))
     reason = RUNNING_PHASES[phase] if released else Reason.STARTING
     report = None if record is None else record.pre_check
     if report is not None and report.done:
@@ -377,19 +381,24 @@ def _fail(snapshot: JobSnapshot, reason: Reason, message: str, failure: Failure 
     return Decision(actions=_status_write(snapshot, after.build()))
 
 
-def _children(snapshot: JobSnapshot, spec: TrainingJobSpec, defaults: PodDefaults) -> tuple[Action, ...]:
-    job = snapshot.job
+def _children(
+    snapshot: JobSnapshot, spec: TrainingJobSpec, record: ProgressRecord | None, defaults: PodDefaults, now_s: float
+) -> tuple[Action, ...]:
+    """Create the objects that are not known to exist, those that were refused when their next try is due."""
+    job, skipped = snapshot.job, snapshot.children | refusals.waiting_kinds(snapshot, record, now_s)
     actions: list[Action] = []
-    if "Service" not in snapshot.children:
+    if "Service" not in skipped:
         actions.append(CreateChild(manifest=worker_pods.service(job)))
-    if "Secret" not in snapshot.children:
+    if "Secret" not in skipped:
         renews = _would_renew_secret(snapshot)
         actions.append(CreateSecret(manifest=worker_pods.secret(job), keys=(labels.SECRET_KEY,), renews=renews))
-    if defaults.launcher_rbac and not {"Role", "RoleBinding"} <= snapshot.children:
+    if defaults.launcher_rbac and not {"Role", "RoleBinding"} <= skipped:
         bound = CreateChild(manifest=worker_pods.role_binding(job, spec))
-        # The API server refuses a RoleBinding to an unknown Role.
-        known = "Role" in snapshot.children
-        actions.append(bound if known else CreateChild(manifest=worker_pods.role(job), then=bound))
+        if "Role" not in skipped:
+            # The API server refuses a RoleBinding to an unknown Role.
+            actions.append(CreateChild(manifest=worker_pods.role(job), then=bound))
+        elif "Role" in snapshot.children:
+            actions.append(bound)
     if snapshot.lease is None:
         actions.append(CreateChild(manifest=worker_pods.lease(job, spec)))
     return tuple(actions)
@@ -431,8 +440,8 @@ def _next_deadline_s(snapshot: JobSnapshot, spec: TrainingJobSpec) -> float | No
     times_s += [due_s for node in nodes if (due_s := evacuation.finish_deadline_s(node, spec)) is not None]
     environment = environment_runtime.is_used(spec)
     silent_s = (environment_runtime.start_deadline_s if environment else silence_deadline_s)(snapshot, spec)
-    refused_s = None if snapshot.refusal is None else snapshot.refusal.since_s + REFUSED_S
-    slow_s = slow_start_s(snapshot)
+    ending, slow_s = refusals.ending(snapshot), slow_start_s(snapshot)
+    refused_s = None if ending is None else ending.since_s + REFUSED_S
     times_s += [at_s for at_s in (silent_s, snapshot.children_until_s, refused_s, slow_s) if at_s is not None]
     return min(times_s, default=None)
 

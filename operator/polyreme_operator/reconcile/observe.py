@@ -10,7 +10,7 @@ from polyreme_api.job import TrainingJobSpec, TrainingJobStatus
 from polyreme_api.job.status import AttemptStatus
 from polyreme_api.progress import Outcome, ProgressRecord, RankExit, name_stopped
 from polyreme_operator.placement.eligible import tolerated
-from polyreme_operator.reconcile import failed_nodes, pre_checks
+from polyreme_operator.reconcile import failed_nodes, pre_checks, refusals
 from polyreme_operator.reconcile.evacuation import Departure, departure_of
 from polyreme_operator.reconcile.hang import find_stall
 from polyreme_operator.reconcile.pod_waiting import explain, not_started
@@ -107,8 +107,8 @@ def find_failure(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float) -> 
 
 def find_refusal(snapshot: JobSnapshot, now_s: float) -> Failure | None:
     """Return the failure of an attempt whose objects the API server keeps refusing; None if it does not."""
-    refusal = snapshot.refusal
-    if refusal is None or not refusal.ends_attempt or now_s - refusal.since_s < REFUSED_S:
+    refusal = refusals.ending(snapshot)
+    if refusal is None or now_s - refusal.since_s < REFUSED_S:
         return None
     return Failure(cause=Cause.CREATE_REFUSED, message=refusal.message)
 
@@ -382,14 +382,17 @@ def late_start(snapshot: JobSnapshot, attempt: AttemptStatus, message: str) -> F
     """
     pods = current_pods(snapshot)
     idle = sorted(index for index in range(attempt.replicas) if index not in pods or not pods[index].start.ran)
+    refused = refusals.explain_children(snapshot, current_record(snapshot))
     if not idle:
+        words = f"{message}{'; ' if refused else ''}{refused}"
         return Failure(
-            cause=Cause.START_TIMED_OUT, message=message, index=None, replace=frozenset(range(attempt.replicas))
+            cause=Cause.START_TIMED_OUT, message=words, index=None, replace=frozenset(range(attempt.replicas))
         )
     stays = [pods[index] for index in idle if index in pods and pods[index].node]
     alone = len(idle) < attempt.replicas
-    blamed = frozenset(pod.index for pod in stays if alone or pod.waiting is None)
-    why = explain(stays) or not_started(stays)
+    # No node is at fault while an object is refused that pods need.
+    blamed = frozenset(pod.index for pod in stays if not refused and (alone or pod.waiting is None))
+    why = "; ".join(filter(None, (refused, explain(stays) or not_started(stays))))
     return Failure(
         cause=Cause.START_TIMED_OUT,
         message=f"{message}{'; ' if why else ''}{why}",

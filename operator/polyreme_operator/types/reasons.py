@@ -88,7 +88,7 @@ class Reason(StrEnum):
     RESUMED = "Resumed"
     EVICTED = "Evicted"
     CREATE_REFUSED = "CreateRefused"
-    """The API server refused a pod of the job, or its Lease; it is tried again, later each time."""
+    """The API server refuses a pod of the job, its Lease, or another object that it needs; each is retried."""
     SET_ASIDE = "SetAside"
     """Its pods did not all start in time: it gave up its place, and is admitted again later without preempting."""
     PREEMPTING = "Preempting"

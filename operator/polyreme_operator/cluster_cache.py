@@ -15,6 +15,7 @@ from collections.abc import Set as AbstractSet
 
 from polyreme_api import labels
 from polyreme_operator.cache.absent_nodes import AbsentNodes
+from polyreme_operator.cache.admission import AdmissionIndex
 from polyreme_operator.cache.children import ChildIndex
 from polyreme_operator.cache.health import HealthIndex
 from polyreme_operator.cache.jobs import JobIndex, is_ours
@@ -23,6 +24,7 @@ from polyreme_operator.cache.leases import LeaseIndex, lease_ref
 from polyreme_operator.cache.nodes import NodeTable
 from polyreme_operator.cache.plan_book import PlanBook, with_plans
 from polyreme_operator.cache.pods import PodIndex
+from polyreme_operator.cache.priorities import PriorityIndex
 from polyreme_operator.cache.refusals import RefusalIndex
 from polyreme_operator.cache.seen_versions import VOID, SeenVersions
 from polyreme_operator.cache.usage import UsageLedger
@@ -37,7 +39,6 @@ from polyreme_operator.types.changes import Changes, Unreadable
 from polyreme_operator.types.intents import Intents, assume_all
 from polyreme_operator.types.observer import CycleReport
 from polyreme_operator.types.parse import (
-    lacks_class,
     parse_foreign_pod,
     parse_intents_object,
     parse_job_view,
@@ -45,7 +46,6 @@ from polyreme_operator.types.parse import (
     parse_node,
     parse_pod,
     parse_unreadable_job,
-    priority_of,
 )
 from polyreme_operator.types.parse_node import parse_health_node
 from polyreme_operator.types.parse_settings import (
@@ -87,7 +87,8 @@ class ClusterCache:
         self.pods = PodIndex(self.nodes, self.ledger)
         self._leases = LeaseIndex()
         self._absent_nodes = AbsentNodes(lambda node: bool(self.ledger.jobs_on(node)))
-        self._priorities: dict[str, int] = {}
+        self._priorities = PriorityIndex(self.jobs)
+        self._admission = AdmissionIndex(self.jobs)
         self._tree = QueueTree.of(())
         self._intents = Intents(known=False)
         self._settled: set[str] = set()
@@ -319,11 +320,15 @@ class ClusterCache:
             case "TrainingJob":
                 known = self.jobs.views.get(self._job_refs.get(ref, ""))
                 parse = functools.partial(parse_job_view, seen_s=now_s, data_gate=self._data_gate)
-                return self._put_job(ref, parse(manifest, known, priorities=self._priorities))
+                additions = functools.partial(self._admission.of, ref.namespace)
+                return self._put_job(
+                    ref, parse(manifest, known, priorities=self._priorities.values, additions=additions)
+                )
             case "Pod":
                 pod = parse_pod(manifest, seen_s=now_s, known=self.pods.known(ref))
                 job = None if pod is None else self.jobs.views.get(pod.job_uid)
-                return pod_changes(self.pods.put(ref, pod, job, foreign=lambda: parse_foreign_pod(manifest)))
+                changes = pod_changes(self.pods.put(ref, pod, job, foreign=lambda: parse_foreign_pod(manifest)))
+                return changes | self._admission.learn(job, () if pod is None else (pod,))
             case "Node":
                 changes = self._put_node(self._absent_nodes.seen(parse_node(manifest), now_s))
                 if self._node_health:
@@ -376,7 +381,9 @@ class ClusterCache:
                 topology = parse_topology(manifest)
                 return Changes() if topology is None else self._put_topology(topology)
             case "PriorityClass":
-                return self._put_priority(ref.name, parse_priority_class(manifest))
+                return self._priorities.put(ref.name, parse_priority_class(manifest))
+            case "LimitRange" | "RuntimeClass":
+                return self._admission.put(ref, manifest)
             case labels.KIND_FAULT_POLICY:
                 return Changes(health=self.health.put_policy(parse_fault_policy(manifest)))
             case _:
@@ -387,7 +394,7 @@ class ClusterCache:
         if self._job_refs.get(ref, job.uid) != job.uid:
             changes |= self._forget(ref)
             self._present[ref.kind].add(ref)
-        if self._job_refs.get(ref) is None:
+        if is_new := self._job_refs.get(ref) is None:
             self._leases.adopt(job)
             changes |= pod_changes(self.pods.adopt(job))
         self._job_refs[ref] = job.uid
@@ -396,9 +403,9 @@ class ClusterCache:
             self.children.begin(job.uid, fresh=attempt.scope in _FRESH_SCOPES)
             self.refusals.begin(job.uid)
         change = self.jobs.put(self._with_plans(job))
-        changes.capacity |= change.freed
-        changes.asks |= change.asks
-        return changes
+        changes |= Changes(capacity=change.freed, asks=change.asks)
+        pods = self.pods.by_job.get(job.uid, {}).values() if is_new else ()
+        return changes | self._admission.learn(self.jobs.views[job.uid], pods)
 
     def hold_fences(self, held: bool) -> Changes:
         """Count no node as lost, or count them again."""
@@ -430,19 +437,6 @@ class ClusterCache:
         moved = (known is None or known[0] != levels) and self.health.touch_all()
         return Changes(capacity=topology is None or known != (levels, topology.spares), health=moved)
 
-    def _put_priority(self, name: str, value: int | None) -> Changes:
-        if value is None:
-            self._priorities.pop(name, None)
-        else:
-            self._priorities[name] = value
-        changes = Changes()
-        for job in list(self.jobs.views.values()):
-            priority, missing = priority_of(job.spec, self._priorities), lacks_class(job.spec, self._priorities)
-            if (priority, missing) != (job.priority, job.class_missing):
-                change = self.jobs.put(dataclasses.replace(job, priority=priority, class_missing=missing))
-                changes |= Changes(jobs={job.uid}, capacity=change.freed, asks=change.asks)
-        return changes
-
     def _forget(self, ref: ObjectRef) -> Changes:
         was_present = ref in self._present[ref.kind]
         self._present[ref.kind].discard(ref)
@@ -457,6 +451,15 @@ class ClusterCache:
                 return Changes(jobs=jobs, capacity=gone, health=self.health.remove_node(ref.name))
             case "Lease":
                 return Changes(jobs=self._leases.remove(ref))
+            case "ConfigMap" if was_present and ref.name == labels.INTENTS_NAME:
+                _log.warning("%s is missing: every unfinished admission is cancelled before the next one", ref)
+                self._intents, self._settled = Intents(known=False), set()
+                return Changes(asks=True)
+            case _:
+                return self._forget_setting(ref)
+
+    def _forget_setting(self, ref: ObjectRef) -> Changes:
+        match ref.kind:
             case "TrainingQueue":
                 before = self.queues.pop(ref.name, None)
                 return Changes() if before is None else self._queues_changed(before, None)
@@ -464,13 +467,11 @@ class ClusterCache:
                 known = self.topology is not None and self.topology.name == ref.name
                 return self._put_topology(None) if known else Changes()
             case "PriorityClass":
-                return self._put_priority(ref.name, None)
+                return self._priorities.put(ref.name, None)
+            case "LimitRange" | "RuntimeClass":
+                return self._admission.remove(ref)
             case labels.KIND_FAULT_POLICY:
                 return Changes(health=self.health.remove_policy(ref.name))
-            case "ConfigMap" if was_present and ref.name == labels.INTENTS_NAME:
-                _log.warning("%s is missing: every unfinished admission is cancelled before the next one", ref)
-                self._intents, self._settled = Intents(known=False), set()
-                return Changes(asks=True)
             case _:
                 return Changes()
 

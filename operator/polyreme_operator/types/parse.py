@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from sys import intern
 from typing import Any
 
@@ -21,14 +21,15 @@ from polyreme_api.ownership import owner_of_job_object, owner_of_pod
 from polyreme_api.progress import ProgressRecord
 from polyreme_operator.health.record import PROBATION
 from polyreme_operator.port import Manifest
+from polyreme_operator.types.admission import NONE, Additions, worker_requests
 from polyreme_operator.types.intents import INTENTS_KEY, Intents, parse_intents
-from polyreme_operator.types.inventory import PODS, Constraints, Requests
+from polyreme_operator.types.inventory import Constraints, Requests
 from polyreme_operator.types.parse_node import OWNED_TAINT, kept, parse_node
 from polyreme_operator.types.plans import PlanRequest
 from polyreme_operator.types.pod_start import start_of
 from polyreme_operator.types.pod_waiting import waiting_of
 from polyreme_operator.types.reasons import ConditionType, Reason
-from polyreme_operator.types.resources import canonical, constraints_of, pod_requests
+from polyreme_operator.types.resources import constraints_of, larger, pod_requests
 from polyreme_operator.types.timestamps import parse_time_or
 from polyreme_operator.types.views import ForeignPod, JobView, LeaseView, PodPhase, PodView
 from polyreme_planner.plan import Plan
@@ -61,6 +62,7 @@ def parse_job_view(
     priorities: Mapping[str, int] | None = None,
     seen_s: float = 0.0,
     data_gate: bool = False,
+    additions: Callable[[TrainingJobSpec], Additions] = lambda _: NONE,
 ) -> JobView:
     """Parse a TrainingJob. An invalid spec yields a view too, so that it can be reported. Plans are not made here.
 
@@ -70,6 +72,7 @@ def parse_job_view(
         priorities: Values of the PriorityClasses, by name.
         seen_s: When it was observed; 0 if unknown.
         data_gate: Whether its admission waits for its data.
+        additions: Returns what the API server adds to its pods.
     """
     metadata, generation = manifest["metadata"], manifest["metadata"].get("generation", 0)
     known = known if known is not None and known.uid == metadata["uid"] else None
@@ -78,6 +81,8 @@ def parse_job_view(
     if read.spec is None and status.is_true("Admitted"):
         # It was read once, by another version of the operator: it is left as it is.
         unreadable = unreadable or read.invalid
+    stored = () if known is None else known.stored
+    requests: Requests = () if read.spec is None else larger(worker_requests(read.spec, additions(read.spec)), stored)
     data_report, data_unreadable = read_report(metadata.get("annotations"))
     return JobView(
         namespace=intern(metadata.get("namespace", "")),
@@ -91,7 +96,8 @@ def parse_job_view(
         plan=plan,
         invalid=read.invalid,
         status=status,
-        requests=read.requests,
+        requests=requests,
+        stored=stored,
         constraints=read.constraints,
         plans=plans,
         planning=read.planning,
@@ -120,7 +126,6 @@ def _read_or_known(
         read = _SpecView(
             known.spec,
             known.invalid,
-            known.requests,
             known.constraints,
             known.planning,
             known.data_digest,
@@ -299,7 +304,8 @@ def parse_pod(manifest: Manifest, *, seen_s: float | None = None, known: PodView
         node=intern(spec.get("nodeName") or ""),
         wanted=intern(_wanted_node(spec)),
         scheduler=intern(spec.get("schedulerName") or ""),
-        requests=pod_requests(spec),
+        requests=pod_requests(spec, status),
+        generation=int(metadata.get("generation") or 0),
         phase=PodPhase(status.get("phase", "Pending")),
         seen_s=(seen_s or 0.0) if known is None else known.seen_s,
         deleting=metadata.get("deletionTimestamp") is not None,
@@ -338,7 +344,7 @@ def parse_foreign_pod(manifest: Manifest) -> ForeignPod | None:
     metadata = manifest["metadata"]
     owners = {str(owner.get("kind")) for owner in metadata.get("ownerReferences") or ()}
     stays = bool(owners & STAYING) or MIRROR in (metadata.get("annotations") or {})
-    return _foreign(intern(spec["nodeName"]), pod_requests(spec), stays)
+    return _foreign(intern(spec["nodeName"]), pod_requests(spec, status), stays)
 
 
 def parse_lease(manifest: Manifest, *, seen_s: float, known: LeaseView | None = None) -> LeaseView | None:
@@ -396,7 +402,6 @@ class _SpecView:
 
     spec: TrainingJobSpec | None
     invalid: str = ""
-    requests: Requests = ()
     constraints: Constraints = dataclasses.field(default_factory=Constraints)
     planning: PlanRequest | None = None
     data_digest: str = ""
@@ -434,7 +439,6 @@ def _asked(spec: TrainingJobSpec, text: str) -> _SpecView:
     tolerant = {**body, "tolerations": [*tolerations_of(body), *accepted]}
     return _SpecView(
         spec,
-        requests=_worker_requests(spec, body),
         constraints=constraints_of(tolerant),
         planning=PlanRequest(text),
         data_digest=data_digest(spec) if spec.workers.runtime.mode == "Launcher" else "",
@@ -449,17 +453,6 @@ def tolerations_of(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     """
     given = [each for each in body.get("tolerations") or [] if not (each.get("key") or "").startswith(_OWN_KEYS)]
     return [*given, {"key": OWNED_TAINT, "operator": "Exists"}]
-
-
-def _worker_requests(spec: TrainingJobSpec, body: Mapping[str, Any]) -> Requests:
-    """Return the requests of a worker pod; the devices are added to the first container."""
-    containers = [dict(container) for container in body.get("containers") or [{}]]
-    resources = dict(containers[0].get("resources") or {})
-    devices = {spec.workers.device_resource: str(spec.workers.devices)}
-    resources["limits"] = {**(resources.get("limits") or {}), **devices}
-    resources["requests"] = {**(resources.get("requests") or {}), **devices}
-    containers[0]["resources"] = resources
-    return canonical({**dict(pod_requests({**body, "containers": containers})), PODS: 1})
 
 
 def _wanted_node(spec: Mapping[str, Any]) -> str:

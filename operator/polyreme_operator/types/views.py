@@ -55,6 +55,8 @@ class PodView:
     """Who binds it, by ``schedulerName``."""
     requests: Requests = ()
     """Its requests, including devices."""
+    generation: int = 0
+    """How often its spec was written; beyond 1 its resources may have been changed in place."""
     phase: PodPhase = PodPhase.PENDING
     seen_s: float = 0.0
     """When it was first seen, by the operator's clock."""
@@ -223,7 +225,9 @@ class JobView:
     invalid: str
     status: TrainingJobStatus
     requests: Requests = ()
-    """Of each worker."""
+    """Of each worker, with what the API server adds."""
+    stored: Requests = ()
+    """Requests that its pods were stored with, where they have more than was known before."""
     constraints: Constraints = dataclasses.field(default_factory=Constraints)
     """Which nodes its workers accept."""
     plans: tuple[Plan, ...] = ()

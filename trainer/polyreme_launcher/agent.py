@@ -22,6 +22,7 @@ from polyreme_launcher.check_children import CheckProcesses
 from polyreme_launcher.data_engine import DataEngine, is_wanted
 from polyreme_launcher.exit_message import short_sentence
 from polyreme_launcher.leader_agent import LeaderAgent
+from polyreme_launcher.memory_kills import MemoryKills
 from polyreme_launcher.mixture_leader import SCHEDULE_FILE
 from polyreme_launcher.peers import FollowerLink
 from polyreme_launcher.proc_stats import SAMPLE_INTERVAL_S, ProcessSampler
@@ -83,6 +84,7 @@ class Launcher:
         self._pipe: ProgressPipe | None = None
         self._ended: asyncio.Future[int] | None = None
         self._copies = CopyFiles()
+        self._memory_kills = MemoryKills()
         self._data_engine: DataEngine | None = None
         if is_wanted(environment):
             self._data_engine = DataEngine(directory=self._directory, environment={**ALLOCATOR, **variables})
@@ -181,6 +183,8 @@ class Launcher:
             self._pipe = None
         how = f"signal {number}" if code is None else f"code {code}"
         message = short_sentence(error)
+        if number == signal.SIGKILL and not message:
+            message = self._memory_kills.explain()
         print(f"rank {rank} of attempt {attempt} ended: {how}{': ' if message else ''}{message}", file=sys.stderr)
         self._feed(machine.RankExited(attempt=attempt, rank=rank, code=code, signal=number, message=message))
 

@@ -13,6 +13,7 @@ from polyreme_operator.placement.eligible import tolerated
 from polyreme_operator.reconcile import failed_nodes, pre_checks, refusals
 from polyreme_operator.reconcile.evacuation import Departure, departure_of
 from polyreme_operator.reconcile.hang import find_stall
+from polyreme_operator.reconcile.pod_ending import how_it_ended
 from polyreme_operator.reconcile.pod_waiting import explain, not_started
 from polyreme_operator.types.reasons import Cause, ConditionType
 from polyreme_operator.types.snapshot import JobSnapshot
@@ -39,7 +40,7 @@ class Failure:
     code: int | None = None
     """Exit code of the rank at fault; 128 + n for signal n."""
     pod_code: int | None = None
-    """Exit code of the first container of the pod at fault, if it failed."""
+    """Exit code of the container at fault of the pod at fault, if that failed by itself."""
     replace: frozenset[int] = frozenset()
     """Indices whose pods must be replaced."""
     move: frozenset[int] = frozenset()
@@ -261,17 +262,16 @@ def _blocked_place(snapshot: JobSnapshot, place: _Place, now_s: float) -> _Lost 
 
 
 def _ended_place(pod: PodView, *, evicted: bool, move: bool) -> _Lost:
-    said = f" ({pod.reason})" if pod.reason else ""
-    code = "" if pod.exit_code is None else f" with exit code {pod.exit_code}"
-    why = f": {pod.message}" if pod.message else ""
     failed = pod.phase is PodPhase.FAILED
     if pod.reason == Cause.HOST_RESTARTED:
-        return _Lost(Cause.HOST_RESTARTED, f"pod {pod.name} ended as {pod.phase}{said}{code}{why}", move=move)
+        # Its exit code is the host's word for an end that nobody saw.
+        return _Lost(Cause.HOST_RESTARTED, how_it_ended(pod), move=move)
     if failed and pod.node and not pod.start.ran:
+        said, why = f" ({pod.reason})" if pod.reason else "", f": {pod.message}" if pod.message else ""
         message = f"node {pod.node} rejected pod {pod.name}{said}{why}"
         return _Lost(Cause.POD_REJECTED, message, move=True, avoid=True)
     cause = Cause.EVICTED if evicted else Cause.POD_FAILED if failed else Cause.POD_LOST
-    words = f"pod {pod.name} ended as {pod.phase}{said}{code}{why}"
+    words = how_it_ended(pod)
     if failed and pod.start.failed:
         # What can't be started may be the template's fault or the node's: it costs budget, and another node is tried.
         words = f"{words}; node {pod.node} could not start its container"
@@ -319,7 +319,10 @@ def _failed_exit(exits: tuple[RankExit, ...]) -> RankExit | None:
 
 
 def _rank_failure(ended: RankExit, attempt: AttemptStatus, record: ProgressRecord) -> Failure:
-    index, said = min(ended.rank // attempt.devices, attempt.replicas - 1), record.message
+    index, why = (
+        min(ended.rank // attempt.devices, attempt.replicas - 1),
+        f": {record.message}" if record.message else "",
+    )
     if record.leaving:
         return Failure(
             cause=Cause.EVICTED,
@@ -331,22 +334,21 @@ def _rank_failure(ended: RankExit, attempt: AttemptStatus, record: ProgressRecor
         # Ranks that gave up waiting are not the cause of the hang.
         return Failure(
             cause=Cause.HUNG,
-            message=f"{name_stopped(record.stopped, devices=attempt.devices)}; "
-            f"rank {ended.rank} gave up waiting{': ' if said else ''}{said}",
+            message=f"{name_stopped(record.stopped, devices=attempt.devices)}; rank {ended.rank} gave up waiting{why}",
             index=record.stopped[0] // attempt.devices,
             code=ended.code,
         )
     if ended.signal is not None:
         return Failure(
             cause=Cause.RANK_KILLED,
-            message=f"rank {ended.rank} on worker {index} was killed by signal {ended.signal}",
+            message=f"rank {ended.rank} on worker {index} was killed by signal {ended.signal}{why}",
             index=index,
             code=code_of_signal(ended.signal),
         )
     code = ended.code or ExitCode.OK
     return Failure(
         cause=Cause.ENVIRONMENT_FAILED if code == ExitCode.ENVIRONMENT else Cause.RANK_EXITED,
-        message=f"rank {ended.rank} on worker {index} exited with code {code}{': ' if said else ''}{said}",
+        message=f"rank {ended.rank} on worker {index} exited with code {code}{why}",
         index=index,
         code=code,
     )

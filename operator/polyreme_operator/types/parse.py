@@ -26,6 +26,7 @@ from polyreme_operator.types.intents import INTENTS_KEY, Intents, parse_intents
 from polyreme_operator.types.inventory import Constraints, Requests
 from polyreme_operator.types.parse_node import OWNED_TAINT, kept, parse_node
 from polyreme_operator.types.plans import PlanRequest
+from polyreme_operator.types.pod_end import end_of
 from polyreme_operator.types.pod_start import start_of
 from polyreme_operator.types.pod_waiting import waiting_of
 from polyreme_operator.types.reasons import ConditionType, Reason
@@ -81,8 +82,6 @@ def parse_job_view(
     if read.spec is None and status.is_true("Admitted"):
         # It was read once, by another version of the operator: it is left as it is.
         unreadable = unreadable or read.invalid
-    stored = () if known is None else known.stored
-    requests: Requests = () if read.spec is None else larger(worker_requests(read.spec, additions(read.spec)), stored)
     data_report, data_unreadable = read_report(metadata.get("annotations"))
     return JobView(
         namespace=intern(metadata.get("namespace", "")),
@@ -96,17 +95,14 @@ def parse_job_view(
         plan=plan,
         invalid=read.invalid,
         status=status,
-        requests=requests,
-        stored=stored,
+        **_requests(read.spec, additions, known),
         constraints=read.constraints,
         plans=plans,
         planning=read.planning,
         priority=priority_of(read.spec, priorities or {}),
         class_missing=lacks_class(read.spec, priorities or {}),
         unreadable=unreadable,
-        fault="" if known is None or known.generation != generation else known.fault,
-        fault_reason=Reason.INTERNAL_ERROR if known is None else known.fault_reason,
-        fault_in_cycle=known is not None and known.fault_in_cycle,
+        **_fault(known, generation),
         attempt_seen_s=_attempt_seen_s(status, known, seen_s),
         unready_s=_unready_s(status, known, seen_s),
         **_times(status, known, seen_s),
@@ -139,6 +135,27 @@ def _read_or_known(
     if read.planning is not None and generation > 1:
         read = dataclasses.replace(read, planning=dataclasses.replace(read.planning, rescaled=True))
     return read, None, ()
+
+
+def _requests(
+    spec: TrainingJobSpec | None, additions: Callable[[TrainingJobSpec], Additions], known: JobView | None
+) -> dict[str, Any]:
+    """Return what a worker requests, and what is known of that from its pods. It is kept up to date in a known view."""
+    stored = () if known is None else known.stored
+    if known is not None and spec is known.spec:
+        requests = known.requests
+    else:
+        requests = () if spec is None else larger(worker_requests(spec, additions(spec)), stored)
+    return {"requests": requests, "stored": stored}
+
+
+def _fault(known: JobView | None, generation: int) -> dict[str, Any]:
+    """Return the fault of a decision about a job; a new spec has none yet."""
+    return {
+        "fault": "" if known is None or known.generation != generation else known.fault,
+        "fault_reason": Reason.INTERNAL_ERROR if known is None else known.fault_reason,
+        "fault_in_cycle": known is not None and known.fault_in_cycle,
+    }
 
 
 def _attempt_seen_s(status: TrainingJobStatus, known: JobView | None, seen_s: float) -> float:
@@ -287,7 +304,7 @@ def parse_pod(manifest: Manifest, *, seen_s: float | None = None, known: PodView
     owner, index, replacement = owned
     tags: Mapping[str, str] = metadata.get("labels") or {}
     spec, status = manifest.get("spec") or {}, manifest.get("status") or {}
-    ended = _terminated(status)
+    ended = end_of(spec, status)
     known = known if known is not None and known.uid == metadata["uid"] else None
     conditions = status.get("conditions") or ()
     refused = next((entry for entry in conditions if _refuses(entry)), None)
@@ -310,9 +327,12 @@ def parse_pod(manifest: Manifest, *, seen_s: float | None = None, known: PodView
         seen_s=(seen_s or 0.0) if known is None else known.seen_s,
         deleting=metadata.get("deletionTimestamp") is not None,
         ends_by_s=_ends_by_s(metadata, seen_s, known),
-        exit_code=None if ended is None else int(ended.get("exitCode", 0)),
+        exit_code=None if ended is None else ended.code,
+        container="" if ended is None or ended.first else intern(ended.name),
+        termination="" if ended is None else ended.reason,
+        memory_limited=ended is None or ended.limited,
         reason=intern(status.get("reason") or ""),
-        message=str((status if ended is None else ended).get("message") or ""),
+        message=str(status.get("message") or "") if ended is None else ended.message,
         conditions=kept(tuple((entry["type"], entry["status"]) for entry in conditions)),
         unschedulable_since_s=None if refused is None else _refused_since_s(refused, seen_s, known),
         unschedulable="" if refused is None else str(refused.get("message") or ""),
@@ -480,12 +500,3 @@ def _refuses(condition: Mapping[str, Any]) -> bool:
 @functools.lru_cache(maxsize=4096)
 def _foreign(node: str, requests: Requests, stays: bool) -> ForeignPod:
     return ForeignPod(node=node, requests=requests, stays=stays)
-
-
-def _terminated(status: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the termination state of the first terminated container."""
-    for container in status.get("containerStatuses") or ():
-        ended: Mapping[str, Any] | None = (container.get("state") or {}).get("terminated")
-        if ended is not None:
-            return ended
-    return None

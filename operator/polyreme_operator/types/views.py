@@ -64,9 +64,16 @@ class PodView:
     ends_by_s: float | None = None
     """When the grace period of its deletion ends."""
     exit_code: int | None = None
+    """Of the container that its end is attributed to."""
+    container: str = ""
+    """Name of that container, if it is not the pod's first."""
+    termination: str = ""
+    """Why that container ended, in the kubelet's word: ``Error``, ``OOMKilled``, ``StartError``, ..."""
+    memory_limited: bool = True
+    """Whether a limit of memory is stated for that container or for the pod."""
     reason: str = ""
     message: str = ""
-    """Termination message of its container."""
+    """Termination message of that container."""
     conditions: tuple[tuple[str, str], ...] = ()
     """Pairs of condition type and status."""
     unschedulable_since_s: float | None = None

@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from polyreme.formatting import duration
+from polyreme.plugin.notes import notes_of
 from polyreme.plugin.printing import columns, facts
 from polyreme.plugin.rows import message_of, state_of
 from polyreme.plugin.snapshot import Snapshot
@@ -59,6 +60,8 @@ class Answer:
     reason: str
     sentence: str
     remedy: str = ""
+    notes: tuple[str, ...] = ()
+    """What its other conditions say."""
     queue: str = ""
     position: int | None = None
     waiting: int = 0
@@ -80,6 +83,7 @@ class Answer:
             "reason": self.reason,
             "message": self.sentence,
             "remedy": self.remedy,
+            "notes": list(self.notes),
             "queue": self.queue,
             "position": self.position,
             "waiting": self.waiting,
@@ -106,6 +110,7 @@ def why(seen: Snapshot, job: JobView) -> Answer:
         reason=str(reason),
         sentence=sentence,
         remedy=_HELP.get(reason, ""),
+        notes=notes_of(job),
         queue=job.spec.queue_name if job.spec is not None else "",
         victims=_victims(seen, job),
         makes_way_for=(asked.by_name or asked.by) if asked is not None and job.admitted else "",
@@ -128,7 +133,8 @@ def render(answer: Answer) -> RenderableType:
     way = None
     if answer.makes_way_for:
         way = f"{answer.makes_way_for}, within {duration(max(0.0, answer.makes_way_left_s or 0.0))}"
-    pairs = [("then", answer.remedy), ("place", place), ("preempted by", way)]
+    also = "\n".join(answer.notes)
+    pairs = [("then", answer.remedy), ("also", also), ("place", place), ("preempted by", way)]
     if any(value for _, value in pairs):
         parts += [facts(pairs)]
     if answer.before:

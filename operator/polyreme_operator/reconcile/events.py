@@ -28,6 +28,7 @@ _ON_CHANGE: tuple[tuple[ConditionType, frozenset[str], bool], ...] = (
     (ConditionType.NODES_CHECKED, frozenset({Reason.CHECKS_FAILED}), True),
     (ConditionType.RUNNING, frozenset({Reason.STALLED}), True),
     (ConditionType.RESIZE_REFUSED, frozenset({Reason.NO_FIT}), True),
+    (ConditionType.TEMPLATE_FIELDS_UNKNOWN, frozenset({Reason.UNKNOWN_FIELDS}), True),
     (ConditionType.DEGRADED, frozenset({Reason.INTERNAL_ERROR, Reason.STATUS_REFUSED, Reason.UNREADABLE}), True),
     (ConditionType.SUCCEEDED, frozenset({Reason.COMPLETED}), False),
 )

@@ -226,7 +226,8 @@ def _observed(
         after.drop(ConditionType.RESIZE_REFUSED)
     elif snapshot.refused:
         after.set(ConditionType.RESIZE_REFUSED, True, Reason.NO_FIT, snapshot.refused)
-    changed = after.report_missing_class().report_schedule().report_data().build() is not job.status
+    after.report_missing_class().report_schedule().report_template()
+    changed = after.report_data().build() is not job.status
     after.update(
         replicas=len(pods),
         ready_replicas=attempt.replicas if released else joined,
@@ -308,7 +309,7 @@ def _waiting(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float) -> Deci
         pending = pending_data(job) if awaits_data(job) else snapshot.pending
         if pending is not None:
             after.set(ConditionType.QUEUED, True, pending.reason, pending.message)
-    after.report_missing_class().report_schedule().report_data().update(
+    after.report_missing_class().report_schedule().report_template().report_data().update(
         replicas=len(snapshot.pods),
         ready_replicas=0,
         priority=job.priority,

@@ -18,6 +18,7 @@ from polyreme_api.job import TrainingJobSpec, TrainingJobStatus, parse_job
 from polyreme_api.job.schedule import schedule_faults
 from polyreme_api.metadata import ObjectMeta
 from polyreme_api.ownership import owner_of_job_object, owner_of_pod
+from polyreme_api.pod_template import unknown_fields
 from polyreme_api.progress import ProgressRecord
 from polyreme_operator.health.record import PROBATION
 from polyreme_operator.port import Manifest
@@ -109,6 +110,7 @@ def parse_job_view(
         data_gate=data_gate,
         data_digest=read.data_digest,
         schedule_fault=read.schedule_fault,
+        template_unknown=read.template_unknown,
         data_report=data_report,
         data_unreadable=data_unreadable,
     )
@@ -126,6 +128,7 @@ def _read_or_known(
             known.planning,
             known.data_digest,
             known.schedule_fault,
+            known.template_unknown,
         )
         return read, known.plan, known.plans
     read = _read_spec(manifest)
@@ -426,6 +429,7 @@ class _SpecView:
     planning: PlanRequest | None = None
     data_digest: str = ""
     schedule_fault: str = ""
+    template_unknown: str = ""
 
 
 def _read_spec(manifest: Manifest) -> _SpecView:
@@ -462,6 +466,7 @@ def _asked(spec: TrainingJobSpec, text: str) -> _SpecView:
         constraints=constraints_of(tolerant),
         planning=PlanRequest(text),
         data_digest=data_digest(spec) if spec.workers.runtime.mode == "Launcher" else "",
+        template_unknown=unknown_fields(spec.workers.template),
         schedule_fault=next(iter(schedule_faults(spec.data, spec.training).values()), ""),
     )
 

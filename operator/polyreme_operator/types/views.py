@@ -245,6 +245,8 @@ class JobView:
     """That of its PriorityClass, or its own."""
     class_missing: bool = False
     """Whether its PriorityClass does not exist."""
+    template_unknown: str = ""
+    """Which fields of its pod template Kubernetes does not know; empty if it knows all."""
     schedule_fault: str = ""
     """What is wrong with appended changes of the mixture, which are left out; empty if nothing is."""
     unreadable: str = ""

@@ -92,14 +92,11 @@ def parse_job_view(
         generation=generation,
         created_s=parse_time_or(metadata.get("creationTimestamp"), 0.0),
         deleting=metadata.get("deletionTimestamp") is not None,
-        spec=read.spec,
+        **{name: getattr(read, name) for name in _SPEC_FIELDS},
         plan=plan,
-        invalid=read.invalid,
         status=status,
         **_requests(read.spec, additions, known),
-        constraints=read.constraints,
         plans=plans,
-        planning=read.planning,
         priority=priority_of(read.spec, priorities or {}),
         class_missing=lacks_class(read.spec, priorities or {}),
         unreadable=unreadable,
@@ -108,9 +105,6 @@ def parse_job_view(
         unready_s=_unready_s(status, known, seen_s),
         **_times(status, known, seen_s),
         data_gate=data_gate,
-        data_digest=read.data_digest,
-        schedule_fault=read.schedule_fault,
-        template_unknown=read.template_unknown,
         data_report=data_report,
         data_unreadable=data_unreadable,
     )
@@ -121,16 +115,7 @@ def _read_or_known(
 ) -> tuple[_SpecView, Plan | None, tuple[Plan, ...]]:
     """Return the values of a job's spec and its plans; a generation that is known is not parsed again."""
     if known is not None and known.generation == generation and known.spec is not None:
-        read = _SpecView(
-            known.spec,
-            known.invalid,
-            known.constraints,
-            known.planning,
-            known.data_digest,
-            known.schedule_fault,
-            known.template_unknown,
-        )
-        return read, known.plan, known.plans
+        return _SpecView(*(getattr(known, name) for name in _SPEC_FIELDS)), known.plan, known.plans
     read = _read_spec(manifest)
     if read.schedule_fault and not has_run:
         # Of a job that has run, only an appended change can be wrong: the job must not fail by it.
@@ -430,6 +415,10 @@ class _SpecView:
     data_digest: str = ""
     schedule_fault: str = ""
     template_unknown: str = ""
+
+
+_SPEC_FIELDS = tuple(field.name for field in dataclasses.fields(_SpecView))
+"""Fields that a JobView has too, under the same names."""
 
 
 def _read_spec(manifest: Manifest) -> _SpecView:

@@ -399,6 +399,8 @@ class ClusterCache:
             changes |= pod_changes(self.pods.adopt(job))
         self._job_refs[ref] = job.uid
         before, attempt = self.jobs.views.get(job.uid), job.attempt
+        if attempt is None:
+            self.refusals.saw_before_first_attempt(job.uid)
         if before is not None and attempt is not None and attempt.scope != Scope.PROCESS and begins(before, job):
             self.children.begin(job.uid, fresh=attempt.scope in _FRESH_SCOPES)
             self.refusals.begin(job.uid)

@@ -305,6 +305,10 @@ class Writer:
                 self._note(self._cache.note_refusal(uid, kind, str(error), now_s=self._clock.now_s()))
                 return False
             # It existed a few minutes ago, and a quota is checked first. It is tried again later.
+        except PortError:
+            # Whether it was created is unknown.
+            self._cache.refusals.may_exist(uid, kind)
+            raise
         self._cache.refusals.accept(uid, kind)
         self._cache.children.confirm(uid, kind, now_s=self._clock.now_s())
         self._note(Changes(jobs={uid}))

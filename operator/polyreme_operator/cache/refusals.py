@@ -16,6 +16,17 @@ class RefusalIndex:
 
     def __init__(self) -> None:
         self._by_job: dict[str, dict[str, Refusal]] = {}
+        self._created: dict[str, set[str]] = {}
+        """Kinds that may have been created, of jobs that were seen before their first attempt."""
+
+    def saw_before_first_attempt(self, uid: str) -> None:
+        """Note that nothing of a job exists yet, so that only what this operator writes can create it."""
+        self._created.setdefault(uid, set())
+
+    def may_exist(self, uid: str, kind: str) -> None:
+        """Note that an object was created, or that it is unknown whether it was."""
+        if uid in self._created:
+            self._created[uid].add(kind)
 
     def note(self, job: JobView | None, kind: str, message: str, *, now_s: float) -> bool:
         """Remember that an object of a job's current attempt was refused; tell whether that is news."""
@@ -32,11 +43,13 @@ class RefusalIndex:
             since_s=now_s if known is None else known.since_s,
             tried_s=now_s,
             tries=1 if known is None else known.tries + 1,
+            missing=kind not in self._created.get(job.uid, {kind}),
         )
         return known is None or not known.ends_attempt
 
     def accept(self, uid: str, kind: str) -> None:
         """Forget a refusal, since an object of this kind was created or exists."""
+        self.may_exist(uid, kind)
         kinds = self._by_job.get(uid, {})
         kinds.pop(kind, None)
         if not kinds:
@@ -57,3 +70,4 @@ class RefusalIndex:
     def forget(self, uid: str) -> None:
         """Forget a job."""
         self._by_job.pop(uid, None)
+        self._created.pop(uid, None)

@@ -200,7 +200,8 @@ def _observed(
 
     refused = refusals.explain_children(snapshot, record)
     if ready:
-        after.set(ConditionType.PODS_READY, True, Reason.JOINED, refused).update(set_aside=None)
+        why = Reason.CREATE_REFUSED if refused else Reason.JOINED
+        after.set(ConditionType.PODS_READY, True, why, refused).update(set_aside=None)
     else:
         ending = "" if (found := refusals.ending(snapshot)) is None else found.message
         waits = explain(pods.values()) or slow_start(snapshot, now_s)
@@ -351,6 +352,8 @@ def _finished(snapshot: JobSnapshot, now_s: float) -> Decision:
         if stopped or now_s >= completed_s + STOP_GRACE_S:
             actions += _removals(snapshot, live, job.spec, now_s)
         else:
+            # In a pod that has not started there is no launcher that could exit.
+            actions += _removals(snapshot, [pod for pod in live if pod.phase is PodPhase.PENDING], job.spec, now_s)
             wake_s = completed_s + STOP_GRACE_S
     ttl_s = None if job.spec is None else job.spec.ttl_seconds_after_finished
     if ttl_s is not None:

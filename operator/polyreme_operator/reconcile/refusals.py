@@ -3,8 +3,8 @@
 A pod or a Lease that stays refused ends the attempt, which gives its nodes to others. Without its other objects an
 attempt can't start, but such an object may exist although it is refused, since a quota is checked first: the attempt
 waits for it until its start times out, the object is tried again with a growing delay, and the condition ``PodsReady``
-reports the refusal until the object is created. Once the ranks run, everything that they need exists, so that a refusal
-matters to the next attempt that starts pods, and not to this one.
+reports the refusal until the object is created. Once the ranks run, what they need exists: then only an object that is
+known to be missing is reported, and others are tried as rarely as those that exist.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ RETRY_INITIAL_S = 1.0
 RETRY_MAX_S = 30.0
 """Delay of the next try: doubled with each refusal, up to this."""
 RUNNING_RETRY_S = 300.0
-"""Delay while the ranks run, which need no object that is missing."""
+"""Delay while the ranks run, so that the object probably exists."""
 SENTENCE_CHARACTERS_MAX = 300
 _NEEDED_FOR = {
     "Service": "without it the workers can't find each other",
@@ -42,7 +42,7 @@ def retry_s(refusal: Refusal, *, released: bool) -> float:
     if not refusal.tries:
         return refusal.tried_s
     growing_s = RETRY_INITIAL_S * 2.0 ** min(refusal.tries - 1, 30)
-    return refusal.tried_s + (RUNNING_RETRY_S if released else min(RETRY_MAX_S, growing_s))
+    return refusal.tried_s + (RUNNING_RETRY_S if released and not refusal.missing else min(RETRY_MAX_S, growing_s))
 
 
 def waiting_kinds(snapshot: JobSnapshot, record: ProgressRecord | None, now_s: float) -> frozenset[str]:
@@ -60,11 +60,11 @@ def next_try_s(snapshot: JobSnapshot, record: ProgressRecord | None) -> float | 
 
 
 def explain_children(snapshot: JobSnapshot, record: ProgressRecord | None) -> str:
-    """Return a sentence about each refused object that the attempt still needs; empty if there is none."""
-    if record is not None and record.released:
-        return ""
-    refused = sorted((each for each in snapshot.refusals if not each.ends_attempt), key=lambda each: each.kind)
-    return "; ".join(map(_sentence, refused))
+    """Return a sentence about each refused object that is missing, or may be; empty if there is none."""
+    released = record is not None and record.released
+    children = (each for each in snapshot.refusals if not each.ends_attempt)
+    refused = [each for each in children if each.missing or not released]
+    return "; ".join(map(_sentence, sorted(refused, key=lambda each: each.kind)))
 
 
 def _sentence(refusal: Refusal) -> str:

@@ -275,8 +275,10 @@ def begin_attempt(
         after.update(layout=str(plan.layout), recompute=plan.recompute_label)
     after.set(ConditionType.RUNNING, False, Reason.STARTING)
     ready = after.build().condition(ConditionType.PODS_READY)
-    if ready is None or ready.reason != Reason.CREATE_REFUSED:
+    if ready is not None and ready.reason == Reason.CREATE_REFUSED:
         # A refusal is reported until the object is created, also while the next attempt begins.
+        after.set(ConditionType.PODS_READY, False, Reason.CREATE_REFUSED, ready.message)
+    else:
         after.set(ConditionType.PODS_READY, False, Reason.STARTING)
     if attempt.pre_checks is not None:
         after.set(ConditionType.NODES_CHECKED, False, Reason.STARTING)

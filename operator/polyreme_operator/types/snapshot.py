@@ -38,6 +38,8 @@ class Refusal:
     """Time of the last one."""
     tries: int = 1
     """Refusals since the attempt began; 0 if the object is to be tried at once."""
+    missing: bool = False
+    """Whether the object is known not to exist. Otherwise it may, since a quota is checked first."""
 
     @property
     def ends_attempt(self) -> bool:

@@ -73,6 +73,27 @@ def test_a_refused_object_is_reported_until_it_is_created_and_then_the_job_train
     play(told)
 
 
+def test_an_object_that_never_existed_is_reported_although_the_ranks_run() -> None:
+    """A gang of one joins without a Service; the first worker that is added could not."""
+
+    async def told(story: Story) -> None:
+        story.node(devices=2)
+        refuse(story, "Service")
+        story.job("j", replicas=1)
+        async with story.operator():
+            await run(story, REPORTED_S, joins=("Pod",))
+            await run(story, 60.0, joins=("Pod",), says="Service")
+            assert story.condition("j", "Running")[1] == "Training"
+            assert story.condition("j", "PodsReady")[:2] == ("True", "CreateRefused")
+            assert len(events(story)) == 1
+            refuse(story)
+            await run(story, RETRY_MAX_S + REPORTED_S, joins=("Pod",))
+            assert story.objects("Service")
+            assert story.condition("j", "PodsReady") == ("True", "Joined", "")
+
+    play(told)
+
+
 def test_each_of_several_refused_objects_is_reported_until_it_is_created() -> None:
     async def told(story: Story) -> None:
         story.node(devices=2)

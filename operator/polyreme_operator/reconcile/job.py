@@ -142,8 +142,7 @@ def _running(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float, default
     settle_s = settlement_due_s(status)
     # A settlement that is due waits for its status update, or for the leader's next record.
     settle_s = settle_s if settle_s is not None and settle_s > now_s else None
-    decision = Decision(actions=actions, wake_at_s=_next_deadline_s(snapshot, spec))
-    return _wake(_wake(_wake(decision, refusals.next_try_s(snapshot, record)), settle_s), aside_s)
+    return _wake(_wake(Decision(actions=actions, wake_at_s=_next_deadline_s(snapshot, spec)), settle_s), aside_s)
 
 
 def _ended(
@@ -444,9 +443,9 @@ def _next_deadline_s(snapshot: JobSnapshot, spec: TrainingJobSpec) -> float | No
     times_s += [due_s for node in nodes if (due_s := evacuation.finish_deadline_s(node, spec)) is not None]
     environment = environment_runtime.is_used(spec)
     silent_s = (environment_runtime.start_deadline_s if environment else silence_deadline_s)(snapshot, spec)
-    ending, slow_s = refusals.ending(snapshot), slow_start_s(snapshot)
-    refused_s = None if ending is None else ending.since_s + REFUSED_S
-    times_s += [at_s for at_s in (silent_s, snapshot.children_until_s, refused_s, slow_s) if at_s is not None]
+    times_s += [refusal.since_s + REFUSED_S for refusal in snapshot.refusals if refusal.ends_attempt]
+    children_s = snapshot.children_until_s, refusals.next_try_s(snapshot, current_record(snapshot))
+    times_s += [at_s for at_s in (silent_s, *children_s, slow_start_s(snapshot)) if at_s is not None]
     return min(times_s, default=None)
 
 

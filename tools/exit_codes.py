@@ -12,7 +12,8 @@ Exit codes of every polyreme process. Generated from `api/polyreme_api/exit_code
 
 "Commands" are `polyreme`, `kubectl polyreme` and their subcommands; "all" adds the operator, and in a run the launcher
 (one per pod), the ranks and the data worker. "Errors" are the classes in `polyreme_api.errors` that end a process with
-the code. A failure rule of a job (`failurePolicy.rules[].onExitCodes`) matches the codes of ranks.
+the code. A failure rule of a job (`failurePolicy.rules[].onExitCodes`) matches the codes of ranks, and of
+containers that ended.
 
 | code | name | processes | meaning | what to do | errors |
 |---|---|---|---|---|---|

@@ -48,6 +48,7 @@ from polyreme_api.errors import (
 )
 from polyreme_api.exit_codes import ExitCode
 from polyreme_api.job import TrainingJob
+from polyreme_api.pod_template import unknown_fields
 from polyreme_launcher.urls import checkpoint_folder
 from polyreme_local.api_server.journal_file import JournalContent
 from polyreme_system.clock import SystemClock
@@ -124,8 +125,10 @@ def _serve(home: Home, run: RunDirectory, job: TrainingJob, settings: SessionSet
             "faults can't be injected with checkpoints in a bucket, expected a local folder",
             field="--inject or spec.checkpoint.location",
         )
-    for words in [*preflight.warnings(job), *(preflight.continued(run, job) if known else ())]:
-        note(words)
+    unknown = unknown_fields(job.spec.workers.template)
+    for words in [unknown, *preflight.warnings(job), *(preflight.continued(run, job) if known else ())]:
+        if words:
+            note(words)
     if settings.fresh:
         release_run(home, run)
         _set_aside(run.path)

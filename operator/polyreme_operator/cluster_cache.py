@@ -15,6 +15,7 @@ from collections.abc import Set as AbstractSet
 
 from polyreme_api import labels
 from polyreme_operator.cache.absent_nodes import AbsentNodes
+from polyreme_operator.cache.admission import AdmissionIndex
 from polyreme_operator.cache.children import ChildIndex
 from polyreme_operator.cache.health import HealthIndex
 from polyreme_operator.cache.jobs import JobIndex, is_ours
@@ -23,6 +24,8 @@ from polyreme_operator.cache.leases import LeaseIndex, lease_ref
 from polyreme_operator.cache.nodes import NodeTable
 from polyreme_operator.cache.plan_book import PlanBook, with_plans
 from polyreme_operator.cache.pods import PodIndex
+from polyreme_operator.cache.priorities import PriorityIndex
+from polyreme_operator.cache.refusals import RefusalIndex
 from polyreme_operator.cache.seen_versions import VOID, SeenVersions
 from polyreme_operator.cache.usage import UsageLedger
 from polyreme_operator.port import Manifest, ObjectRef, WatchEvent, WatchEventType
@@ -36,7 +39,6 @@ from polyreme_operator.types.changes import Changes, Unreadable
 from polyreme_operator.types.intents import Intents, assume_all
 from polyreme_operator.types.observer import CycleReport
 from polyreme_operator.types.parse import (
-    lacks_class,
     parse_foreign_pod,
     parse_intents_object,
     parse_job_view,
@@ -44,7 +46,6 @@ from polyreme_operator.types.parse import (
     parse_node,
     parse_pod,
     parse_unreadable_job,
-    priority_of,
 )
 from polyreme_operator.types.parse_node import parse_health_node
 from polyreme_operator.types.parse_settings import (
@@ -56,7 +57,7 @@ from polyreme_operator.types.parse_settings import (
 from polyreme_operator.types.plans import JobPlans, PlanRequest
 from polyreme_operator.types.queues import QueueView
 from polyreme_operator.types.reasons import Reason, Scope
-from polyreme_operator.types.snapshot import JobSnapshot, Refusal
+from polyreme_operator.types.snapshot import JobSnapshot
 from polyreme_operator.types.views import JobView, NodeView, TopologyView
 
 _FRESH_SCOPES = frozenset({Scope.START, Scope.RESUME, Scope.GANG})
@@ -86,13 +87,14 @@ class ClusterCache:
         self.pods = PodIndex(self.nodes, self.ledger)
         self._leases = LeaseIndex()
         self._absent_nodes = AbsentNodes(lambda node: bool(self.ledger.jobs_on(node)))
-        self._priorities: dict[str, int] = {}
+        self._priorities = PriorityIndex(self.jobs)
+        self._admission = AdmissionIndex(self.jobs)
         self._tree = QueueTree.of(())
         self._intents = Intents(known=False)
         self._settled: set[str] = set()
         """Jobs of the intents whose admission needs no cancellation any more."""
         self.children = ChildIndex()
-        self._refusals: dict[str, Refusal] = {}
+        self.refusals = RefusalIndex()
         self._asking: set[str] = set()
         self._bookings = 0
 
@@ -198,20 +200,10 @@ class ClusterCache:
         self._asking.add(uid)
         return Changes(asks=True)
 
-    def note_refusal(self, uid: str, message: str, *, ends_attempt: bool, now_s: float) -> Changes:
+    def note_refusal(self, uid: str, kind: str, message: str, *, now_s: float) -> Changes:
         """Remember that an object of a job's current attempt was refused."""
-        job, known = self.jobs.views.get(uid), self._refusals.get(uid)
-        if job is None or job.attempt is None:
-            return Changes()
-        number = job.attempt.number
-        if known is not None and known.attempt == number and known.ends_attempt >= ends_attempt:
-            return Changes()
-        self._refusals[uid] = Refusal(attempt=number, message=message, since_s=now_s, ends_attempt=ends_attempt)
-        return Changes(jobs={uid})
-
-    def forget_refusal(self, uid: str) -> None:
-        """Forget the refusal, since the write succeeded."""
-        self._refusals.pop(uid, None)
+        news = self.refusals.note(self.jobs.views.get(uid), kind, message, now_s=now_s)
+        return Changes(jobs={uid} if news else set())
 
     def note_bound(self, ref: ObjectRef, *, uid: str, node: str) -> None:
         """Remember that a pod was bound until the watch shows it, so that it is not bound twice."""
@@ -236,8 +228,7 @@ class ClusterCache:
         if job is None:
             return None
         pods, names, known = self.pods.by_job.get(uid, {}), self._places(uid), self.nodes.views
-        until_s, refusal = self.children.until_s(uid), self._refusals.get(uid)
-        current = refusal is not None and job.attempt is not None and refusal.attempt == job.attempt.number
+        until_s = self.children.until_s(uid)
         return JobSnapshot(
             job=job,
             pods=tuple(sorted(pods.values(), key=lambda pod: (pod.namespace, pod.name))),
@@ -248,7 +239,7 @@ class ClusterCache:
             children=self.children.known(uid, now_s=now_s),
             children_until_s=until_s if until_s is not None and until_s > now_s else None,
             secret_renewed=self.children.is_secret_renewed(uid),
-            refusal=refusal if current else None,
+            refusals=self.refusals.of(job),
             lease_read=lease_read,
             start_limit_s=0.0 if job.spec is None else self._tree.set_aside_s(job.spec.queue_name),
         )
@@ -329,11 +320,15 @@ class ClusterCache:
             case "TrainingJob":
                 known = self.jobs.views.get(self._job_refs.get(ref, ""))
                 parse = functools.partial(parse_job_view, seen_s=now_s, data_gate=self._data_gate)
-                return self._put_job(ref, parse(manifest, known, priorities=self._priorities))
+                additions = functools.partial(self._admission.of, ref.namespace)
+                return self._put_job(
+                    ref, parse(manifest, known, priorities=self._priorities.values, additions=additions)
+                )
             case "Pod":
                 pod = parse_pod(manifest, seen_s=now_s, known=self.pods.known(ref))
                 job = None if pod is None else self.jobs.views.get(pod.job_uid)
-                return pod_changes(self.pods.put(ref, pod, job, foreign=lambda: parse_foreign_pod(manifest)))
+                changes = pod_changes(self.pods.put(ref, pod, job, foreign=lambda: parse_foreign_pod(manifest)))
+                return changes | self._admission.learn(job, () if pod is None else (pod,))
             case "Node":
                 changes = self._put_node(self._absent_nodes.seen(parse_node(manifest), now_s))
                 if self._node_health:
@@ -386,7 +381,9 @@ class ClusterCache:
                 topology = parse_topology(manifest)
                 return Changes() if topology is None else self._put_topology(topology)
             case "PriorityClass":
-                return self._put_priority(ref.name, parse_priority_class(manifest))
+                return self._priorities.put(ref.name, parse_priority_class(manifest))
+            case "LimitRange" | "RuntimeClass":
+                return self._admission.put(ref, manifest)
             case labels.KIND_FAULT_POLICY:
                 return Changes(health=self.health.put_policy(parse_fault_policy(manifest)))
             case _:
@@ -397,17 +394,20 @@ class ClusterCache:
         if self._job_refs.get(ref, job.uid) != job.uid:
             changes |= self._forget(ref)
             self._present[ref.kind].add(ref)
-        if self._job_refs.get(ref) is None:
+        if is_new := self._job_refs.get(ref) is None:
             self._leases.adopt(job)
             changes |= pod_changes(self.pods.adopt(job))
         self._job_refs[ref] = job.uid
         before, attempt = self.jobs.views.get(job.uid), job.attempt
+        if attempt is None:
+            self.refusals.saw_before_first_attempt(job.uid)
         if before is not None and attempt is not None and attempt.scope != Scope.PROCESS and begins(before, job):
             self.children.begin(job.uid, fresh=attempt.scope in _FRESH_SCOPES)
+            self.refusals.begin(job.uid)
         change = self.jobs.put(self._with_plans(job))
-        changes.capacity |= change.freed
-        changes.asks |= change.asks
-        return changes
+        changes |= Changes(capacity=change.freed, asks=change.asks)
+        pods = self.pods.by_job.get(job.uid, {}).values() if is_new else ()
+        return changes | self._admission.learn(self.jobs.views[job.uid], pods)
 
     def hold_fences(self, held: bool) -> Changes:
         """Count no node as lost, or count them again."""
@@ -439,19 +439,6 @@ class ClusterCache:
         moved = (known is None or known[0] != levels) and self.health.touch_all()
         return Changes(capacity=topology is None or known != (levels, topology.spares), health=moved)
 
-    def _put_priority(self, name: str, value: int | None) -> Changes:
-        if value is None:
-            self._priorities.pop(name, None)
-        else:
-            self._priorities[name] = value
-        changes = Changes()
-        for job in list(self.jobs.views.values()):
-            priority, missing = priority_of(job.spec, self._priorities), lacks_class(job.spec, self._priorities)
-            if (priority, missing) != (job.priority, job.class_missing):
-                change = self.jobs.put(dataclasses.replace(job, priority=priority, class_missing=missing))
-                changes |= Changes(jobs={job.uid}, capacity=change.freed, asks=change.asks)
-        return changes
-
     def _forget(self, ref: ObjectRef) -> Changes:
         was_present = ref in self._present[ref.kind]
         self._present[ref.kind].discard(ref)
@@ -466,6 +453,15 @@ class ClusterCache:
                 return Changes(jobs=jobs, capacity=gone, health=self.health.remove_node(ref.name))
             case "Lease":
                 return Changes(jobs=self._leases.remove(ref))
+            case "ConfigMap" if was_present and ref.name == labels.INTENTS_NAME:
+                _log.warning("%s is missing: every unfinished admission is cancelled before the next one", ref)
+                self._intents, self._settled = Intents(known=False), set()
+                return Changes(asks=True)
+            case _:
+                return self._forget_setting(ref)
+
+    def _forget_setting(self, ref: ObjectRef) -> Changes:
+        match ref.kind:
             case "TrainingQueue":
                 before = self.queues.pop(ref.name, None)
                 return Changes() if before is None else self._queues_changed(before, None)
@@ -473,13 +469,11 @@ class ClusterCache:
                 known = self.topology is not None and self.topology.name == ref.name
                 return self._put_topology(None) if known else Changes()
             case "PriorityClass":
-                return self._put_priority(ref.name, None)
+                return self._priorities.put(ref.name, None)
+            case "LimitRange" | "RuntimeClass":
+                return self._admission.remove(ref)
             case labels.KIND_FAULT_POLICY:
                 return Changes(health=self.health.remove_policy(ref.name))
-            case "ConfigMap" if was_present and ref.name == labels.INTENTS_NAME:
-                _log.warning("%s is missing: every unfinished admission is cancelled before the next one", ref)
-                self._intents, self._settled = Intents(known=False), set()
-                return Changes(asks=True)
             case _:
                 return Changes()
 
@@ -489,7 +483,7 @@ class ClusterCache:
             return Changes()
         self._leases.drop(uid)
         self.children.forget(uid)
-        self._refusals.pop(uid, None)
+        self.refusals.forget(uid)
         self._settled.discard(uid)
         self._asking.discard(uid)
         self.pending_reasons.forget(uid)

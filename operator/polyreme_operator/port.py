@@ -37,9 +37,11 @@ KINDS = (
     "Role",
     "RoleBinding",
     "PriorityClass",
+    "LimitRange",
+    "RuntimeClass",
 )
 CLUSTER_SCOPED = frozenset(
-    {"Node", "TrainingQueue", "ClusterTopology", "NodeFaultPolicy", "NodeIncident", "PriorityClass"}
+    {"Node", "TrainingQueue", "ClusterTopology", "NodeFaultPolicy", "NodeIncident", "PriorityClass", "RuntimeClass"}
 )
 STATUS_SUBRESOURCE = "status"
 PAGE_OBJECTS = 500

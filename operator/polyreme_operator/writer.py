@@ -43,12 +43,30 @@ from polyreme_operator.types.actions import (
 from polyreme_operator.types.changes import Changes
 from polyreme_operator.types.intents import INTENTS_KEY, render_intents
 from polyreme_operator.types.observer import Observer
+from polyreme_operator.types.snapshot import ENDING_KINDS
 
 SECRET_BYTES = 32
 _NO_OBJECTS = (WriteStatus, EmitEvent)
 _SHOWN = ("arrival", *TrainingJobStatus.model_computed_fields)
 """Fields included in every patch: the computed ones, for readers, and the arrival, which the cache knows before it is
 written."""
+
+
+@dataclasses.dataclass(slots=True)
+class _Answers:
+    """The API server's answers to the writes of one pass, by kind of object."""
+
+    accepted: set[str] = dataclasses.field(default_factory=set)
+    refused: dict[str, PortError] = dataclasses.field(default_factory=dict)
+    """The first refusal of each kind without which the attempt can't continue."""
+    failed: list[PortError] = dataclasses.field(default_factory=list)
+    """All other errors."""
+
+    def fail(self, kind: str, error: PortError) -> None:
+        if isinstance(error, InvalidObjectError) and kind in ENDING_KINDS:
+            self.refused.setdefault(kind, error)
+        else:
+            self.failed.append(error)
 
 
 class Writer:
@@ -96,30 +114,29 @@ class Writer:
             self._emit_all(actions)
             return True
         job, left = self._cache.job(uid), iter(objects)
-        failed: list[PortError] = []
-        refused: list[InvalidObjectError] = []
+        answers = _Answers()
 
         async def work() -> None:
             while (
-                not (refused or wanted()) and self._cache.job(uid) is job and (action := next(left, None)) is not None
+                not (answers.refused or wanted())
+                and self._cache.job(uid) is job
+                and (action := next(left, None)) is not None
             ):
                 try:
                     async with self._writes:
                         await self._one(action)
-                except InvalidObjectError as error:
-                    (refused if _ends_attempt(action) else failed).append(error)
+                    answers.accepted.add(_kind_of(action))
                 except PortError as error:
-                    failed.append(error)
+                    answers.fail(_kind_of(action), error)
 
         workers = min(len(objects), self._settings.writes_max)
         results = await asyncio.gather(*(work() for _ in range(workers)), return_exceptions=True)
         self._emit_all(actions)
-        if refused:
-            now_s = self._clock.now_s()
-            self._note(self._cache.note_refusal(uid, str(refused[0]), ends_attempt=True, now_s=now_s))
-        elif any(_ends_attempt(action) for action in objects):
-            self._cache.forget_refusal(uid)
-        for result in (*results, *failed, *refused[:1]):
+        for kind, error in answers.refused.items():
+            self._note(self._cache.note_refusal(uid, kind, str(error), now_s=self._clock.now_s()))
+        for kind in (answers.accepted & ENDING_KINDS) - answers.refused.keys():
+            self._cache.refusals.accept(uid, kind)
+        for result in (*results, *answers.failed, *answers.refused.values()):
             if isinstance(result, BaseException):
                 raise result
         return next(left, None) is None
@@ -218,7 +235,7 @@ class Writer:
             case CreateChild(manifest=manifest, then=then):
                 await self._create_child(manifest)
                 if then is not None:
-                    await self._one(then)
+                    await self._create_next(then, manifest["kind"])
             case CreateSecret(manifest=manifest, keys=keys, renews=renews):
                 data = {key: base64.b64encode(self._entropy(SECRET_BYTES)).decode() for key in keys}
                 created = await self._create_child({**manifest, "data": data})
@@ -284,11 +301,27 @@ class Writer:
         except InvalidObjectError as error:
             if kind in WATCHED_KINDS:
                 raise
-            # It may exist nevertheless, since a quota is checked first. It is retried later.
-            self._note(self._cache.note_refusal(uid, str(error), ends_attempt=False, now_s=self._clock.now_s()))
+            if not self._cache.children.was_confirmed(uid, kind):
+                self._note(self._cache.note_refusal(uid, kind, str(error), now_s=self._clock.now_s()))
+                return False
+            # It existed a few minutes ago, and a quota is checked first. It is tried again later.
+        except PortError:
+            # Whether it was created is unknown.
+            self._cache.refusals.may_exist(uid, kind)
+            raise
+        self._cache.refusals.accept(uid, kind)
         self._cache.children.confirm(uid, kind, now_s=self._clock.now_s())
         self._note(Changes(jobs={uid}))
         return created is not None
+
+    async def _create_next(self, action: CreateChild, first: str) -> None:
+        """Create an object that refers to another one, which may exist although its creation was refused."""
+        uid = _job_uid(action.manifest)
+        try:
+            await self._one(action)
+        except NotFoundError:
+            if self._cache.children.was_confirmed(uid, first):
+                raise
 
     async def _bind(self, ref: ObjectRef, *, uid: str, node: str) -> None:
         try:
@@ -317,9 +350,15 @@ class Writer:
         self._note(self._cache.put(manifest, now_s=self._clock.now_s()))
 
 
-def _ends_attempt(action: Action) -> bool:
-    """Tell whether an attempt can't continue without this; of the children only the Lease raises its refusal."""
-    return isinstance(action, CreatePod | Bind | CreateChild)
+def _kind_of(action: Action) -> str:
+    """Return the kind of object that an action creates or binds; empty for any other action."""
+    match action:
+        case CreatePod() | Bind():
+            return "Pod"
+        case CreateChild(manifest=manifest):
+            return str(manifest["kind"])
+        case _:
+            return ""
 
 
 def _job_uid(manifest: Manifest) -> str:

@@ -1,12 +1,13 @@
 """Anomalies that users, webhooks and machines cause: one class in two seeds of five, none in the others.
 
-Writes that are refused for good, stepped clocks, deleted children, objects that break their schemas, labels copied
-from a job, Node objects that are gone for a second. They draw from a generator of their own, so that seeds without them
-do not change.
+Writes that are refused for good, full quotas of the objects of jobs, stepped clocks, deleted children, objects that
+break their schemas, labels copied from a job, Node objects that are gone for a second. They draw from a generator of
+their own, so that seeds without them do not change.
 """
 
 from __future__ import annotations
 
+import functools
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -19,6 +20,8 @@ from polyreme_simulator.anomaly_facts import OWNED_KINDS
 from polyreme_simulator.event_loop import SimClock
 from polyreme_simulator.malformed import draw_malformed
 from polyreme_simulator.ownership import is_malformed, owner_uid
+from polyreme_simulator.refused_children import KINDS as CHILD_KINDS
+from polyreme_simulator.scenario import NAMESPACES
 from polyreme_simulator.world import World
 
 CLASSES = (
@@ -28,6 +31,7 @@ CLASSES = (
     "node flaps",
     "malformed object",
     "clock steps",
+    "refused children",
 )
 EVENTS = (4, 6, 10)
 """How often it happens while faults last."""
@@ -72,6 +76,7 @@ class Anomalies:
             "node flaps": self._flap,
             "malformed object": self._store_malformed,
             "clock steps": self._step_clock,
+            "refused children": self._refuse_children,
         }
         self._act = acts.get(kind)
 
@@ -118,6 +123,34 @@ class Anomalies:
         if self._rng.random() < 0.5:
             self._world.after(self._rng.choice(FOREIGN_S), lambda: facts.allow(uid, point))
         return True
+
+    def _refuse_children(self) -> bool:
+        """A quota of a namespace is full for some objects of jobs, for a while or for good.
+
+        Someone may have deleted such an object of a job before, whose next pod needs it.
+        """
+        facts, self._count = self._world.facts.anomalies.children, self._count + 1
+        namespace = self._rng.choice(NAMESPACES)
+        kinds = self._rng.sample(CHILD_KINDS, self._rng.choice((1, 1, 2)))
+        for_good, lasts_s = self._rng.random() < 0.2, self._rng.choice(FOREIGN_S)
+        for kind in kinds:
+            sentence = f"403 Forbidden: exceeded quota: quota-{self._count}, requested: count/{kind}=1"
+            facts.refuse(namespace, kind, sentence)
+            if not for_good:
+                self._world.after(lasts_s, functools.partial(facts.allow, namespace, kind, sentence))
+            if self._rng.random() < 0.5:
+                self._start_without(namespace, kind)
+        return True
+
+    def _start_without(self, namespace: str, kind: str) -> None:
+        """Delete a job's object of a kind, and a pod of the job."""
+        found = [record.manifest for record in self._world.store.records(kind)]
+        owned = [each for each in found if owner_uid(each) and each["metadata"]["namespace"] == namespace]
+        if (gone := self._pick(owned)) is not None and self._delete(gone):
+            pods = [record.manifest for record in self._world.store.records("Pod")]
+            pod = self._pick([each for each in pods if owner_uid(each) == owner_uid(gone)])
+            if pod is not None:
+                self._delete(pod)
 
     # -------------------------------------------------------------------------------------------------------- objects
 

@@ -11,6 +11,7 @@ from polyreme_simulator.capacity import BLIND_S, CapacityFacts
 from polyreme_simulator.cluster_view import ClusterView
 from polyreme_simulator.observed_state import ObservedState
 from polyreme_simulator.ownership import MALFORMED, is_malformed, owner_uid
+from polyreme_simulator.refused_children import RefusedChildFacts
 
 OWNED_KINDS = ("Service", "Secret", "Lease", "Role", "RoleBinding")
 BACK_S = {"Lease": 15.0, "Service": 330.0, "Secret": 330.0}
@@ -40,6 +41,7 @@ class AnomalyFacts:
         """Whether writes of some job were ever refused: what jobs say may be old, for as long as retries take."""
         self.quarantined: set[str] = set()
         """Jobs whose status was refused at some time: nothing is held for them."""
+        self.children = RefusedChildFacts(observed, capacity=capacity)
         self._missing_s: dict[tuple[str, str], float] = {}
         self._refused_s: dict[tuple[str, str, int], float] = {}
         """When the first create of a job's pods was refused since the job last said why, by UID, sentence and attempt.
@@ -60,6 +62,8 @@ class AnomalyFacts:
         """Return the sentence by which the API server refuses a write; empty: it takes it."""
         if ref.kind == "Pod" and ref.name.startswith(MALFORMED):
             return "422 Invalid: the pod breaks its schema"
+        if verb == "create" and (sentence := self.children.refusal(ref, owner, world)):
+            return sentence
         if not self.refusals:
             return ""
         uid = owner
@@ -87,6 +91,7 @@ class AnomalyFacts:
         if self._capacity.blind(world):
             return
         self._look_for_children(world)
+        self.children.look(world)
         self._look_for_words(world)
 
     def _look_for_children(self, world: ClusterView) -> None:
@@ -95,6 +100,7 @@ class AnomalyFacts:
             active = self._observed.true(uid, "Admitted") and not job["metadata"].get("deletionTimestamp")
             for kind, within_s in BACK_S.items():
                 refused = self.is_refused(uid, f"create {kind}") or self.is_refused(uid)
+                refused = refused or (job["metadata"]["namespace"], kind) in self.children.quotas
                 if not active or refused or (uid, kind) in there:
                     self._missing_s.pop((uid, kind), None)
                     continue
@@ -138,7 +144,7 @@ class AnomalyFacts:
 
     def excuses(self, uid: str) -> bool:
         """Tell whether a job need not finish: its writes are refused to the end, also that which would say so."""
-        return any(refused == uid for refused, _ in self.refusals)
+        return self.children.excuses(uid) or any(refused == uid for refused, _ in self.refusals)
 
     def check_end(self, world: ClusterView) -> None:
         """Check that each malformed job has a condition that reports it."""

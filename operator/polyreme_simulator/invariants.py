@@ -311,12 +311,14 @@ class Facts(ObservedState):
                     continue
                 if queued is None or queued["status"] != "True" or queued["reason"] not in WAITING_REASONS:
                     self.broke("every job finishes or says why", f"{name}: {_words(status)}", world)
-                elif self.capacity.fits_alone(job, world):
+                elif self.capacity.fits_alone(job, world) and not self._is_held_up():
                     self.broke("what fits is admitted", f"{name}: {_words(status)}", world)
         for pod in self.pods.values():
             uid = pod["metadata"]["labels"][labels.LABEL_JOB_UID]
             phase = (pod.get("status") or {}).get("phase")
             owner = self.jobs.get(uid)
+            if owner is not None and self.anomalies.excuses(uid):
+                continue
             if owner is None or phase not in {"Succeeded", "Failed"}:
                 self.broke("no orphan at the end", f"pod {pod['metadata']['name']} is {phase}", world)
         self._check_orphans(world)
@@ -325,6 +327,10 @@ class Facts(ObservedState):
         self.repairs.check_end(world)
         self.incidents.check_end(world)
 
+    def _is_held_up(self) -> bool:
+        """Tell whether a job holds devices to the end, since what it needs to start is refused."""
+        return any(self.true(uid, "Admitted") and self.anomalies.excuses(uid) for uid in self.jobs)
+
     def _check_orphans(self, world: ClusterView) -> None:
         for kind in CHILDREN:
             for record in world.store.records(kind):
@@ -332,7 +338,7 @@ class Facts(ObservedState):
                 if owner not in {None, *self.jobs} and not is_malformed(record.manifest):
                     self.broke("no orphan at the end", f"{kind} {record.name}", world)
         for launcher in world.launchers.values():
-            if launcher.alive:
+            if launcher.alive and not self.anomalies.excuses(launcher.pod.job_uid):
                 self.broke("no orphan at the end", f"launcher {launcher.pod.pod} lives", world)
 
 

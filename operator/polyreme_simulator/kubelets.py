@@ -24,6 +24,7 @@ EVICTION_S = 6.0
 """Time from NotReady until the node's pods are deleted: they stay Terminating, since no kubelet ends them."""
 POD_GARBAGE_S = 12.0
 """Longest time until pods of a node that is no more are removed."""
+MOUNT_RETRY_S = 1.0
 HOST = "kubernetes.io/hostname"
 
 
@@ -253,6 +254,10 @@ class Kubelets:
             return
         container = pod["spec"]["containers"][0]
         environment = PodEnvironment.parse({entry["name"]: entry["value"] for entry in container["env"]})
+        if not self._world.has_child(environment, "Secret"):
+            # Its volume can't be mounted.
+            self._world.after(MOUNT_RETRY_S, lambda: self.sync(ref, uid))
+            return
         rng = random.Random(self._world.rng.random())
         launcher = SimLauncher(self._world, environment, pod_uid=uid, node=node.name, rng=rng)
         self._world.launchers[uid] = launcher

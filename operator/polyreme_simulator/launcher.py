@@ -60,6 +60,9 @@ class LauncherContext(ClusterView, Protocol):
     def leader_of(self, uid: str) -> SimLauncher | None:
         """Return the launcher to which a job's Service leads."""
 
+    def has_child(self, pod: PodEnvironment, kind: str) -> bool:
+        """Tell whether an object exists that a job's pods need."""
+
     def forked(self, launcher: SimLauncher, attempt: int, release: Release) -> None:
         """Take that ranks were forked."""
 
@@ -99,6 +102,8 @@ class SimLauncher:
         self._lease_busy = False
         self._sent_s: dict[int, float] = {}
         self._connecting = False
+        self._watches = False
+        """Whether it has been allowed to watch its job."""
 
     def start(self) -> None:
         """Begin to run."""
@@ -187,7 +192,7 @@ class SimLauncher:
         self.world.after(at_s - self.world.time_s(), arrive)
 
     def _connect(self) -> None:
-        target = self.world.leader_of(self.pod.job_uid)
+        target = self.world.leader_of(self.pod.job_uid) if self.world.has_child(self.pod, "Service") else None
         if self._connecting or target is None or target.frozen or not self.world.connected(self, target):
             return
         self._connecting = True
@@ -351,6 +356,11 @@ class SimLauncher:
     def _read_job(self) -> None:
         if self.leading is None or not self.world.reaches_api(self):
             return
+        if not self._watches and not all(self.world.has_child(self.pod, kind) for kind in ("Role", "RoleBinding")):
+            # Rights are checked when a watch begins.
+            self.world.after(TICK_S, self.read_job)
+            return
+        self._watches = True
         job = self.world.job(self.pod.job_uid)
         attempt = ((job or {}).get("status") or {}).get("attempt")
         if attempt is None:

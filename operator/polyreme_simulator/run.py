@@ -140,6 +140,7 @@ class _Simulation:
         self._scenario = draw_scenario(self._rng, profile, aim=self._faults.aim)
         if health and has_evacuations(seed):
             self._scenario = with_large_rack(self._scenario)
+        self._world.launcher_rbac = self._scenario.launcher_rbac
         self._replicas = [
             Replica(
                 self._world,

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from polyreme_api.environment import PodEnvironment
 from polyreme_api.exit_codes import ExitCode
 from polyreme_api.history import parse_checkpoint_name
 from polyreme_api.progress import CheckpointRef, Outcome, ProgressRecord, RankPhase, StepRecord
@@ -23,6 +24,7 @@ from polyreme_simulator.launcher import SimLauncher
 from polyreme_simulator.nodes import SimNode, takes_pods
 from polyreme_simulator.ownership import is_malformed
 from polyreme_simulator.profiles import MIXED, Profile
+from polyreme_simulator.refused_children import exists_child
 from polyreme_simulator.scheduler import KubeScheduler
 from polyreme_simulator.training import Gang, Root
 
@@ -64,6 +66,8 @@ class World:
         self.gangs: dict[tuple[str, int], Gang] = {}
         self.stopping: set[tuple[str, int]] = set()
         self.faulty = True
+        self.launcher_rbac = False
+        """Whether launchers need Roles to read their job."""
         self.calm_since_s = 0.0
         """When the faults ended."""
         self.checkpoint_every: dict[str, int] = {}
@@ -166,6 +170,12 @@ class World:
             return bool(self.store.shown(launcher.ref)["metadata"]["uid"] == launcher.pod_uid)
         except NotFoundError:
             return False
+
+    def has_child(self, pod: PodEnvironment, kind: str) -> bool:
+        """Tell whether an object exists that a job's pods need; Roles are needed only where they are created."""
+        if kind in {"Role", "RoleBinding"} and not self.launcher_rbac:
+            return True
+        return exists_child(self, {"name": pod.job, "uid": pod.job_uid, "namespace": pod.namespace}, kind)
 
     def launcher_ended(self, launcher: SimLauncher, code: int) -> None:
         """Take that a launcher's process ended: its kubelet reports it."""

@@ -9,7 +9,7 @@ import pytest
 from polyreme_api import labels
 from polyreme_operator.port import Manifest, ObjectRef
 from tests.cluster.kube import api_client
-from tests.cluster.stage import BLOCK, RACK, Stage, condition_of, play
+from tests.cluster.stage import BLOCK, RACK, Stage, condition_of, places, play
 from tests.cluster.topologies import default_topology
 
 
@@ -25,6 +25,35 @@ async def until_bound(stage: Stage, job: str, workers: int) -> None:
         return sum(bool(pod["spec"].get("nodeName")) for pod in await stage.pods(job)) == workers
 
     await stage.until(look, f"{job}: {workers} pods are bound")
+
+
+def test_what_a_limit_range_gives_to_containers_counts_before_they_exist(operated: str) -> None:
+    """kube-scheduler refuses none of the pods, and a job that the template says has room waits."""
+
+    async def story(stage: Stage) -> None:
+        for word in ("a", "b"):
+            await stage.node(word, devices=4, cpu="8")
+        await stage.queue()
+        limits = [{"type": "Container", "defaultRequest": {"cpu": "6"}}]
+        head = {"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "defaults"}}
+        await stage.apply({**head, "spec": {"limits": limits}})
+
+        async def completes() -> bool:
+            pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "probe", "namespace": stage.namespace}}
+            containers = [{"name": "c", "image": "none.example/none:1"}]
+            made = await stage.cluster.create({**pod, "spec": {"containers": containers, "schedulerName": "none"}})
+            await stage.delete(ObjectRef.of(made), grace_s=0)
+            return "requests" in made["spec"]["containers"][0]["resources"]
+
+        await stage.until(completes, "the API server completes requests")
+        await stage.job("apart", 2)
+        status = await stage.until_trains("apart")
+        assert sorted(places(status)) == [stage.name("a"), stage.name("b")]
+        assert status["attempt"]["number"] == 1
+        await stage.job("more")
+        await stage.until_waits("more", "WaitingForNodes", "too little cpu")
+
+    play(operated, story)
 
 
 def test_a_required_level_takes_the_smallest_domain_that_holds_the_gang_and_waits_for_one(operated: str) -> None:

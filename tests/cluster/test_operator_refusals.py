@@ -1,7 +1,7 @@
 """What a real API server refuses, and what people delete by hand: one job is told, everyone else continues."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -65,6 +65,55 @@ def test_pods_that_a_quota_refuses_are_explained_and_their_nodes_go_to_others(re
         status = await stage.until_trains("refused")
         causes = {record["cause"] for record in status["restartRecords"]}
         assert causes == {"CreateRefused"}
+
+    play(refusing, story)
+
+
+@pytest.mark.slow
+def test_objects_that_a_quota_refuses_are_reported_until_they_are_created(refusing: str) -> None:
+    """A RoleBinding to a Role that does not exist is refused otherwise than by the quota."""
+
+    async def story(stage: Stage) -> None:
+        await stage.node("a", devices=2)
+        await stage.queue()
+        head = {"apiVersion": "v1", "kind": "ResourceQuota"}
+        quotas = {"services": {"services": "0"}, "roles": {"count/roles.rbac.authorization.k8s.io": "0"}}
+        await stage.apply(*({**head, "metadata": {"name": name}, "spec": {"hard": quotas[name]}} for name in quotas))
+
+        async def counted() -> bool:
+            found = json.loads(await stage.kubectl("get", "resourcequota", "-o", "json"))["items"]
+            return all((quota.get("status") or {}).get("used") for quota in found)
+
+        await stage.until(counted, "the quotas are in force")
+        stage.hollow.order("refused").joins = False
+        await stage.job("refused", 2)
+
+        def refused(kind: str, quota: str) -> Callable[[Manifest], bool]:
+            words = (f"refuses the job's {kind},", f"exceeded quota: {quota}")
+            return lambda status: all(word in condition_of(status, "PodsReady")[2] for word in words)
+
+        await stage.until_job("refused", refused("Service", "services"), "its Service is refused")
+        await stage.until_job("refused", refused("Role", "roles"), "its Role is refused")
+        assert len(await stage.pods("refused")) == 2
+
+        async def told() -> bool:
+            events = json.loads(await stage.kubectl("get", "events", "-o", "json"))["items"]
+            return any((event["reason"], event["type"]) == ("CreateRefused", "Warning") for event in events)
+
+        await stage.until(told, "an event says so")
+        stage.hollow.order("refused").joins = True
+        await stage.kubectl("delete", "resourcequota", "roles")
+        await stage.until_job("refused", lambda status: not refused("Role", "roles")(status), "its Role is created")
+        assert refused("Service", "services")(await stage.status("refused"))
+        await stage.kubectl("delete", "resourcequota", "services")
+        joined = ("True", "Joined", "")
+        status = await stage.until_job("refused", lambda status: condition_of(status, "PodsReady") == joined, "joined")
+        assert status["attempt"]["number"] == 1
+        uid = (await stage.cluster.get(stage.ref("refused")))["metadata"]["uid"]
+        for kind in CHILDREN:
+            await stage.cluster.get(
+                ObjectRef(kind=kind, namespace=stage.namespace, name=labels.job_object_name("refused", uid))
+            )
 
     play(refusing, story)
 

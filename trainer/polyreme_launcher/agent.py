@@ -23,6 +23,7 @@ from polyreme_launcher.check_children import CheckProcesses
 from polyreme_launcher.data_engine import DataEngine
 from polyreme_launcher.exit_message import short_sentence
 from polyreme_launcher.leader_agent import LeaderAgent
+from polyreme_launcher.memory_kills import MemoryKills
 from polyreme_launcher.mixture_leader import SCHEDULE_FILE
 from polyreme_launcher.peers import FollowerLink
 from polyreme_launcher.pod_logs import PodLogs
@@ -88,6 +89,7 @@ class Launcher:
         self._ended: asyncio.Future[int] | None = None
         self._host_ended = self._succeeded = False
         self._copies = CopyFiles()
+        self._memory_kills = MemoryKills()
         self._data_engine: DataEngine | None = None
         if names.is_on(environment, names.DATA_ENGINE, default=False):
             self._data_engine = DataEngine(directory=self._directory, environment={**ALLOCATOR, **variables})
@@ -182,6 +184,8 @@ class Launcher:
             self._pipe = None
         how = f"signal {number}" if code is None else f"code {code}"
         message = short_sentence(error)
+        if number == signal.SIGKILL and not message:
+            message = self._memory_kills.explain()
         print(f"rank {rank} of attempt {attempt} ended: {how}{': ' if message else ''}{message}", file=sys.stderr)
         self._feed(machine.RankExited(attempt=attempt, rank=rank, code=code, signal=number, message=message))
 

@@ -11,7 +11,7 @@ RestartScope = Literal["RestartProcess", "RestartPod", "RestartGang", "Fail", "I
 
 
 class OnExitCodes(Part):
-    """Matches the exit codes of ranks; a rank killed by signal ``n`` has code ``128 + n``."""
+    """Matches the exit code of the rank at fault, or of the container that ended; signal ``n`` is code ``128 + n``."""
 
     operator: Literal["In", "NotIn"]
     """Whether the code must be among the values."""
@@ -38,7 +38,7 @@ class FailureRule(Part):
     count_towards_max: bool = True
     """Whether the restart counts towards ``maxRestarts``."""
     on_exit_codes: OnExitCodes | None = None
-    """Matches exit codes of ranks."""
+    """Matches exit codes of ranks and containers."""
     on_pod_conditions: Annotated[list[OnPodCondition], Field(max_length=20)] = Field(default_factory=list)
     """Matches if any worker pod has any of these conditions."""
 

@@ -49,7 +49,7 @@ class Workers(Part):
     """Who starts the ranks in a worker pod."""
     template: PodTemplate = Field(default_factory=dict)
     """Pod template (``core/v1`` PodTemplateSpec); the first container runs the launcher or the ranks. Fields that
-    Kubernetes knows must have its types; others are passed on."""
+    Kubernetes knows must have its types; others are passed on, and named by the condition ``TemplateFieldsUnknown``."""
 
     @model_validator(mode="after")
     def _bounds_in_order(self) -> "Workers":

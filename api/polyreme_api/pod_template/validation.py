@@ -1,7 +1,7 @@
 """Check a pod template against Kubernetes' types: what a field holds, not whether it makes sense.
 
-A field that the types do not know is left alone, since a newer Kubernetes may know it; so is one that is null, which
-Kubernetes takes for absent.
+A field that the types do not know is left alone, since a newer Kubernetes may know it (``unknown.py`` reports it); so
+is one that is null, which Kubernetes takes for absent.
 """
 
 from __future__ import annotations

@@ -142,6 +142,7 @@ def validate(
       polyreme validate manifests/samples/queues.yaml
     """
     from polyreme.job_files import load_cluster_objects, read_documents, the_document
+    from polyreme_api.pod_template import unknown_fields
     from polyreme_planner.loading import load_job
 
     documents = read_documents(file)
@@ -151,6 +152,8 @@ def validate(
         emit("Objects", rows, output=output, columns=[("kind", "kind"), ("name", "name")])
         return ExitCode.OK
     checked = load_job(the_document(documents, file))
+    if unknown := unknown_fields(checked.spec.workers.template):
+        note(unknown)
     if checked.spec.workers.runtime.mode == "Environment":
         return _show_gang(checked, output)
     if not for_cluster:

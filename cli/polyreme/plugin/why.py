@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from polyreme.formatting import duration
+from polyreme.plugin.notes import notes_of
 from polyreme.plugin.printing import columns, facts
 from polyreme.plugin.rows import message_of, reason_of, refusal_of, state_of
 from polyreme.plugin.snapshot import Snapshot, queue_status
@@ -67,6 +68,8 @@ class Answer:
     reason: str
     sentence: str
     remedy: str = ""
+    notes: tuple[str, ...] = ()
+    """What its other conditions say."""
     queue: str = ""
     position: int | None = None
     waiting: int = 0
@@ -91,6 +94,7 @@ class Answer:
             "message": self.sentence,
             "remedy": self.remedy,
             "resizeRefused": self.resize or None,
+            "notes": list(self.notes),
             "queue": self.queue,
             "position": self.position,
             "waiting": self.waiting,
@@ -116,12 +120,14 @@ def why(seen: Snapshot, job: JobView, *, doubt: str = "", whole: bool = True) ->
     state, _ = state_of(job)
     reason = reason_of(job).removeprefix("-")
     asked = job.status.preemption
+    sentence = "; ".join(filter(None, (message_of(job) or ("" if doubt else _unsaid(job, state)), doubt)))
     answer = Answer(
         job=f"{job.namespace}/{job.name}",
         state=state,
         reason=reason,
-        sentence="; ".join(filter(None, (message_of(job) or ("" if doubt else _unsaid(job, state)), doubt))),
+        sentence=sentence,
         remedy=_remedy(job, state, reason),
+        notes=tuple(note for note in notes_of(job) if note not in sentence),
         queue=job.spec.queue_name if job.spec is not None else "",
         victims=_victims(seen, job),
         makes_way_for=(asked.by_name or asked.by) if asked is not None and job.admitted else "",
@@ -159,7 +165,8 @@ def render(answer: Answer) -> RenderableType:
     way = None
     if answer.makes_way_for:
         way = f"{answer.makes_way_for}, within {duration(max(0.0, answer.makes_way_left_s or 0.0))}"
-    pairs = [("size", answer.resize), ("then", answer.remedy), ("place", place), ("preempted by", way)]
+    also = "\n".join(answer.notes)
+    pairs = [("size", answer.resize), ("then", answer.remedy), ("also", also), ("place", place), ("preempted by", way)]
     if any(value for _, value in pairs):
         parts += [facts(pairs)]
     if answer.before:

@@ -42,6 +42,7 @@ _APIS = {
         "configmaps": "ConfigMap",
         "events": "Event",
         "podtemplates": "PodTemplate",
+        "limitranges": "LimitRange",
     },
     "/apis/batch/v1": {"jobs": "Job"},
     f"/apis/{GROUP}/{VERSION}": {
@@ -54,6 +55,7 @@ _APIS = {
     "/apis/coordination.k8s.io/v1": {"leases": "Lease"},
     "/apis/rbac.authorization.k8s.io/v1": {"roles": "Role", "rolebindings": "RoleBinding"},
     "/apis/scheduling.k8s.io/v1": {"priorityclasses": "PriorityClass"},
+    "/apis/node.k8s.io/v1": {"runtimeclasses": "RuntimeClass"},
 }
 _REASONS: tuple[tuple[type[PortError], int, str], ...] = (
     (AlreadyExistsError, 409, "AlreadyExists"),

@@ -29,6 +29,10 @@ class ChildIndex:
         lasts_s = _lasts_s(uid)
         return frozenset(kind for kind, at_s in self._confirmed_s.get(uid, {}).items() if abs(now_s - at_s) < lasts_s)
 
+    def was_confirmed(self, uid: str, kind: str) -> bool:
+        """Tell whether the object was confirmed since the attempt began, however long ago."""
+        return kind in self._confirmed_s.get(uid, {})
+
     def until_s(self, uid: str) -> float | None:
         """Return when the first of them must be confirmed again; None if none is known."""
         confirmed_s = self._confirmed_s.get(uid)

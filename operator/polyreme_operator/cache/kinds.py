@@ -6,6 +6,7 @@ import dataclasses
 
 from polyreme_api import labels
 from polyreme_api.ownership import owner_of_job_object
+from polyreme_operator.cache.admission import KINDS as ADMISSION_KINDS
 from polyreme_operator.cache.pods import PodChange
 from polyreme_operator.port import Manifest
 from polyreme_operator.types.changes import Changes
@@ -17,6 +18,7 @@ WATCHED_KINDS = (
     "TrainingQueue",
     "ClusterTopology",
     "PriorityClass",
+    *ADMISSION_KINDS,
     "Pod",
     "Node",
     "Lease",

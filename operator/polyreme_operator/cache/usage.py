@@ -2,7 +2,8 @@
 
 A worker's place (job, index, node) is charged to its node once, even if both name it, so a job is charged from its
 admission until its attempt is closed and its last pod, orphans included, is gone; a replacement that waits for its
-predecessor on the same node is charged once. To its queue a worker (job, index) is charged once, however many nodes its
+predecessor on the same node is charged once. If they differ, since a pod was resized in place for one, the larger
+amount of each resource counts. To its queue a worker (job, index) is charged once, however many nodes its
 places are on: a worker that moves takes two nodes until its old pod is gone, but its queue has no worker more. Open
 intents need no charge, since nothing is admitted before they are settled.
 """
@@ -16,6 +17,7 @@ from typing import TypeAlias
 
 from polyreme_operator.cache.nodes import NodeTable
 from polyreme_operator.types.inventory import Requests
+from polyreme_operator.types.resources import larger
 from polyreme_operator.types.views import JobView, PodView
 
 Place: TypeAlias = tuple[str, int, str]
@@ -35,8 +37,8 @@ class Charge:
 class UsageLedger:
     """Charges by place, updated as jobs and pods come and go.
 
-    Of several sources of one place the placement says what it takes, and of several pods the first by UID; the same is
-    true of several places of one worker. Usage depends on what is there, not on the order in which it was seen.
+    Of several sources of one place the placement says which queue is charged, and of several pods the first by UID; the
+    same is true of several places of one worker. Usage depends on what is there, not on the order in which it was seen.
     """
 
     def __init__(self, nodes: NodeTable) -> None:
@@ -51,7 +53,7 @@ class UsageLedger:
     def charge(self, place: Place, source: str, charge: Charge) -> bool:
         """Charge a place; tell whether usage has decreased."""
         worker, sources = place[:2], self._sources.get(place)
-        before, queued = None if sources is None else sources[min(sources)], self._queued(worker)
+        before, queued = None if sources is None else _charge_of(sources), self._queued(worker)
         if sources is None:
             sources = self._sources[place] = {}
             self._nodes_of[worker] = (*self._nodes_of.get(worker, ()), place[2])
@@ -64,7 +66,7 @@ class UsageLedger:
         worker, sources = place[:2], self._sources.get(place)
         if sources is None or source not in sources:
             return False
-        before, queued = sources[min(sources)], self._queued(worker)
+        before, queued = _charge_of(sources), self._queued(worker)
         del sources[source]
         if not sources:
             del self._sources[place]
@@ -83,7 +85,7 @@ class UsageLedger:
     def _rebook(self, place: Place, before: Charge | None, queued: Charge | None) -> bool:
         """Bring node and queue from these charges to the present ones; tell whether usage may have decreased."""
         sources = self._sources.get(place)
-        after, charged = None if sources is None else sources[min(sources)], self._queued(place[:2])
+        after, charged = None if sources is None else _charge_of(sources), self._queued(place[:2])
         for charge, sign in ((before, -1), (after, 1)):
             if before != after and charge is not None:
                 self._nodes.add(place[2], charge.requests, sign, busy=True)
@@ -101,7 +103,7 @@ class UsageLedger:
         sources = self._sources[(*worker, nodes[0])]
         if len(nodes) > 1:
             sources = min((self._sources[(*worker, node)] for node in nodes), key=min)
-        return sources[min(sources)]
+        return _charge_of(sources)
 
     def _count(self, place: Place, sign: int) -> None:
         uid, _, node = place
@@ -111,6 +113,15 @@ class UsageLedger:
             del jobs[uid]
         if not jobs:
             del self._jobs_by_node[node]
+
+
+def _charge_of(sources: Mapping[str, Charge]) -> Charge:
+    """Return the charge of a place: the first source's, with the larger amount of each resource."""
+    first = sources[min(sources)]
+    requests = first.requests
+    for each in sources.values():
+        requests = larger(requests, each.requests)
+    return first if requests is first.requests else Charge(first.queue, requests)
 
 
 def pod_charge(pod: PodView) -> tuple[Place, Charge] | None:
@@ -133,14 +144,11 @@ def placement_charges(job: JobView) -> Iterator[tuple[Place, Charge]]:
 def usage_of(jobs: Iterable[JobView], pods: Iterable[PodView]) -> Mapping[Place, Charge]:
     """Recompute usage from scratch, to check the ledger; what counts for a worker's queue comes last."""
     places: dict[Place, Charge] = {}
-    for pod in sorted(pods, key=lambda pod: pod.uid, reverse=True):
-        if (taken := pod_charge(pod)) is not None:
-            places.pop(taken[0], None)
-            places[taken[0]] = taken[1]
-    for job in jobs:
-        for place, charge in placement_charges(job):
-            places.pop(place, None)
-            places[place] = charge
+    taken = [pod_charge(pod) for pod in sorted(pods, key=lambda pod: pod.uid, reverse=True)]
+    charges = [charge for charge in taken if charge is not None]
+    for place, charge in [*charges, *(each for job in jobs for each in placement_charges(job))]:
+        known = places.pop(place, charge)
+        places[place] = Charge(charge.queue, larger(charge.requests, known.requests))
     return places
 
 

@@ -21,12 +21,14 @@ _ON_CHANGE: tuple[tuple[ConditionType, frozenset[str], bool], ...] = (
         True,
     ),
     (ConditionType.QUEUED, frozenset({Reason.EVICTED, Reason.CREATE_REFUSED, Reason.SET_ASIDE}), True),
+    (ConditionType.PODS_READY, frozenset({Reason.CREATE_REFUSED}), True),
     (ConditionType.DATA_READY, frozenset({Reason.DATA_REFUSED, Reason.PROCESSING_FAILED, Reason.DATA_MISSING}), True),
     (ConditionType.DATA_READY, frozenset({Reason.DATA_READABLE, Reason.DATA_PROCESSED}), False),
     (ConditionType.SUSPENDED, frozenset({Reason.SUSPENDING, Reason.SUSPENDED, Reason.RESUMED}), False),
     (ConditionType.NODES_CHECKED, frozenset({Reason.CHECKS_FAILED}), True),
     (ConditionType.RUNNING, frozenset({Reason.STALLED}), True),
     (ConditionType.RESIZE_REFUSED, frozenset({Reason.NO_FIT}), True),
+    (ConditionType.TEMPLATE_FIELDS_UNKNOWN, frozenset({Reason.UNKNOWN_FIELDS}), True),
     (ConditionType.DEGRADED, frozenset({Reason.INTERNAL_ERROR, Reason.STATUS_REFUSED, Reason.UNREADABLE}), True),
     (ConditionType.SUCCEEDED, frozenset({Reason.COMPLETED}), False),
 )
@@ -49,16 +51,20 @@ def events_of(write: WriteStatus) -> tuple[EmitEvent, ...]:
     if failed is not None and failed.status == "True" and not before.is_true(ConditionType.FAILED):
         events.append((failed.reason, failed.message, True))
     number = 0 if after.attempt is None else after.attempt.number
+    by_reason: dict[str, tuple[str, bool]] = {}
+    for reason, message, warning in events:
+        # Several conditions may change to the same reason: the first one is enough.
+        by_reason.setdefault(str(reason), (message, warning))
     return tuple(
         EmitEvent(
             ref=write.ref,
             uid=write.uid,
-            reason=str(reason),
+            reason=reason,
             message=message,
             warning=warning,
             key=f"{number}-{reason}".lower(),
         )
-        for reason, message, warning in events
+        for reason, (message, warning) in by_reason.items()
     )
 
 

@@ -198,7 +198,8 @@ def _matching_rule(snapshot: JobSnapshot, spec: TrainingJobSpec, failure: Failur
     for rule in spec.failure_policy.rules:
         codes = rule.on_exit_codes
         if codes is not None:
-            if failure.code is not None and (failure.code in codes.values) == (codes.operator == "In"):
+            code = failure.pod_code if failure.code is None else failure.code
+            if code is not None and (code in codes.values) == (codes.operator == "In"):
                 return rule
         elif any((wanted.type, wanted.status) in held for wanted in rule.on_pod_conditions):
             return rule

@@ -20,6 +20,7 @@ from polyreme_operator.reconcile import (
     environment_runtime,
     evacuation,
     pre_checks,
+    refusals,
     set_aside,
     stopping,
     transition,
@@ -116,13 +117,13 @@ def _running(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float, default
     if left := evacuation.leaving(snapshot, spec, now_s):
         asked = transition.stop_for_move(job, now_s, message=evacuation.message_of(left))
         return Decision(actions=_status_write(snapshot, asked))
-    children = _children(snapshot, spec, defaults)
+    children = _children(snapshot, spec, record, defaults, now_s)
     if snapshot.lease is None:
         # No pod is created before the Lease exists: it tells whether the attempt was released before.
         return Decision(actions=children)
     pods = _pod_actions(snapshot, spec, attempt, defaults, now_s)
     creates = any(isinstance(action, CreatePod) for action in pods)
-    if creates and _would_renew_secret(snapshot):
+    if creates and _would_renew_secret(snapshot) and not refusals.is_refused(snapshot, "Secret"):
         # The Secret comes first: a new pod can't join pods that have read another one.
         return Decision(actions=children)
     if creates and not snapshot.lease_read:
@@ -192,14 +193,17 @@ def _observed(
         released = running == attempt.replicas
     ready = running == attempt.replicas and (released or joined == attempt.replicas)
 
+    refused = refusals.explain_children(snapshot, record)
     if ready:
-        after.set(ConditionType.PODS_READY, True, Reason.JOINED).update(set_aside=None)
+        why = Reason.CREATE_REFUSED if refused else Reason.JOINED
+        after.set(ConditionType.PODS_READY, True, why, refused).update(set_aside=None)
     else:
-        refused = "" if snapshot.refusal is None else f"; {snapshot.refusal.message}"
-        waits = "" if not (why := explain(pods.values()) or slow_start(snapshot, now_s)) else f"; {why}"
-        joins = "; their launchers have not all joined" if running == attempt.replicas else ""
-        words = f"{running} of {attempt.replicas} pods run{joins}{refused}{waits}"
-        after.set(ConditionType.PODS_READY, False, Reason.WAITING_FOR_PODS, words)
+        ending = "" if (found := refusals.ending(snapshot)) is None else found.message
+        waits = explain(pods.values()) or slow_start(snapshot, now_s)
+        joins = "their launchers have not all joined" if running == attempt.replicas else ""
+        parts = (f"{running} of {attempt.replicas} pods run", joins, ending, refused, waits)
+        why = Reason.CREATE_REFUSED if refused else Reason.WAITING_FOR_PODS
+        after.set(ConditionType.PODS_READY, False, why, "; ".join(filter(None, parts)))
     reason = RUNNING_PHASES[phase] if released else Reason.STARTING
     report = None if record is None else record.pre_check
     if report is not None and report.done:
@@ -216,7 +220,8 @@ def _observed(
     if reason in WORKING and job.status.is_true(ConditionType.RESTARTING):
         after.set(ConditionType.RESTARTING, False, Reason.RECOVERED)
     worker_count.report_running(snapshot, attempt, after)
-    changed = after.report_missing_class().report_schedule().report_data().build() is not job.status
+    after.report_missing_class().report_schedule().report_template()
+    changed = after.report_data().build() is not job.status
     after.update(
         replicas=len(pods),
         ready_replicas=attempt.replicas if released else joined,
@@ -301,7 +306,7 @@ def _waiting(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float) -> Deci
         pending = pending_data(job) if awaits_data(job) else snapshot.pending
         if pending is not None:
             after.set(ConditionType.QUEUED, True, pending.reason, pending.message)
-    after.report_missing_class().report_schedule().report_data().update(
+    after.report_missing_class().report_schedule().report_template().report_data().update(
         replicas=len(snapshot.pods),
         ready_replicas=0,
         priority=job.priority,
@@ -354,6 +359,8 @@ def _finished(snapshot: JobSnapshot, now_s: float) -> Decision:
         if stopped or now_s >= completed_s + STOP_GRACE_S:
             actions += _removals(snapshot, live, job.spec, now_s)
         else:
+            # In a pod that has not started there is no launcher that could exit.
+            actions += _removals(snapshot, [pod for pod in live if pod.phase is PodPhase.PENDING], job.spec, now_s)
             wake_s = completed_s + STOP_GRACE_S
     ttl_s = None if job.spec is None else job.spec.ttl_seconds_after_finished
     if ttl_s is not None:
@@ -385,19 +392,24 @@ def _fail(snapshot: JobSnapshot, reason: Reason, message: str, failure: Failure 
     return Decision(actions=_status_write(snapshot, after.build()))
 
 
-def _children(snapshot: JobSnapshot, spec: TrainingJobSpec, defaults: PodDefaults) -> tuple[Action, ...]:
-    job = snapshot.job
+def _children(
+    snapshot: JobSnapshot, spec: TrainingJobSpec, record: ProgressRecord | None, defaults: PodDefaults, now_s: float
+) -> tuple[Action, ...]:
+    """Create the objects that are not known to exist, those that were refused when their next try is due."""
+    job, skipped = snapshot.job, snapshot.children | refusals.waiting_kinds(snapshot, record, now_s)
     actions: list[Action] = []
-    if "Service" not in snapshot.children:
+    if "Service" not in skipped:
         actions.append(CreateChild(manifest=worker_pods.service(job)))
-    if "Secret" not in snapshot.children:
+    if "Secret" not in skipped:
         renews = _would_renew_secret(snapshot)
         actions.append(CreateSecret(manifest=worker_pods.secret(job), keys=(labels.SECRET_KEY,), renews=renews))
-    if defaults.launcher_rbac and not {"Role", "RoleBinding"} <= snapshot.children:
+    if defaults.launcher_rbac and not {"Role", "RoleBinding"} <= skipped:
         bound = CreateChild(manifest=worker_pods.role_binding(job, spec))
-        # The API server refuses a RoleBinding to an unknown Role.
-        known = "Role" in snapshot.children
-        actions.append(bound if known else CreateChild(manifest=worker_pods.role(job), then=bound))
+        if "Role" not in skipped:
+            # The API server refuses a RoleBinding to an unknown Role.
+            actions.append(CreateChild(manifest=worker_pods.role(job), then=bound))
+        elif "Role" in snapshot.children:
+            actions.append(bound)
     if snapshot.lease is None:
         actions.append(CreateChild(manifest=worker_pods.lease(job, spec)))
     return tuple(actions)
@@ -439,9 +451,9 @@ def _next_deadline_s(snapshot: JobSnapshot, spec: TrainingJobSpec) -> float | No
     times_s += [due_s for node in nodes if (due_s := evacuation.finish_deadline_s(node, spec)) is not None]
     environment = environment_runtime.is_used(spec)
     silent_s = (environment_runtime.start_deadline_s if environment else silence_deadline_s)(snapshot, spec)
-    refused_s = None if snapshot.refusal is None else snapshot.refusal.since_s + REFUSED_S
-    slow_s = slow_start_s(snapshot)
-    times_s += [at_s for at_s in (silent_s, snapshot.children_until_s, refused_s, slow_s) if at_s is not None]
+    times_s += [refusal.since_s + REFUSED_S for refusal in snapshot.refusals if refusal.ends_attempt]
+    children_s = snapshot.children_until_s, refusals.next_try_s(snapshot, current_record(snapshot))
+    times_s += [at_s for at_s in (silent_s, *children_s, slow_start_s(snapshot)) if at_s is not None]
     return min(times_s, default=None)
 
 

@@ -10,9 +10,10 @@ from polyreme_api.job import TrainingJobSpec, TrainingJobStatus
 from polyreme_api.job.status import AttemptStatus
 from polyreme_api.progress import Outcome, ProgressRecord, RankExit, RankPhase, name_stopped
 from polyreme_operator.placement.eligible import tolerated
-from polyreme_operator.reconcile import failed_nodes, pre_checks
+from polyreme_operator.reconcile import failed_nodes, pre_checks, refusals
 from polyreme_operator.reconcile.evacuation import Departure, departure_of
 from polyreme_operator.reconcile.hang import find_stall
+from polyreme_operator.reconcile.pod_ending import how_it_ended
 from polyreme_operator.reconcile.pod_waiting import explain, not_started
 from polyreme_operator.types.reasons import Cause, ConditionType, Reason
 from polyreme_operator.types.snapshot import JobSnapshot
@@ -54,7 +55,7 @@ class Failure:
     code: int | None = None
     """Exit code of the rank at fault; 128 + n for signal n."""
     pod_code: int | None = None
-    """Exit code of the first container of the pod at fault, if it failed."""
+    """Exit code of the container at fault of the pod at fault, if that failed by itself."""
     replace: frozenset[int] = frozenset()
     """Indices whose pods must be replaced."""
     move: frozenset[int] = frozenset()
@@ -122,8 +123,8 @@ def find_failure(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float) -> 
 
 def find_refusal(snapshot: JobSnapshot, now_s: float) -> Failure | None:
     """Return the failure of an attempt whose objects the API server keeps refusing; None if it does not."""
-    refusal = snapshot.refusal
-    if refusal is None or not refusal.ends_attempt or now_s - refusal.since_s < REFUSED_S:
+    refusal = refusals.ending(snapshot)
+    if refusal is None or now_s - refusal.since_s < REFUSED_S:
         return None
     return Failure(cause=Cause.CREATE_REFUSED, message=refusal.message)
 
@@ -276,17 +277,16 @@ def _blocked_place(snapshot: JobSnapshot, place: _Place, now_s: float) -> _Lost 
 
 
 def _ended_place(pod: PodView, *, evicted: bool, move: bool) -> _Lost:
-    said = f" ({pod.reason})" if pod.reason else ""
-    code = "" if pod.exit_code is None else f" with exit code {pod.exit_code}"
-    why = f": {pod.message}" if pod.message else ""
     failed = pod.phase is PodPhase.FAILED
     if pod.reason == Cause.HOST_RESTARTED:
-        return _Lost(Cause.HOST_RESTARTED, f"pod {pod.name} ended as {pod.phase}{said}{code}{why}", move=move)
+        # Its exit code is the host's word for an end that nobody saw.
+        return _Lost(Cause.HOST_RESTARTED, how_it_ended(pod), move=move)
     if failed and pod.node and not pod.start.ran:
+        said, why = f" ({pod.reason})" if pod.reason else "", f": {pod.message}" if pod.message else ""
         message = f"node {pod.node} rejected pod {pod.name}{said}{why}"
         return _Lost(Cause.POD_REJECTED, message, move=True, avoid=True)
     cause = Cause.EVICTED if evicted else Cause.POD_FAILED if failed else Cause.POD_LOST
-    words = f"pod {pod.name} ended as {pod.phase}{said}{code}{why}"
+    words = how_it_ended(pod)
     if failed and pod.start.failed:
         # What can't be started may be the template's fault or the node's: it costs budget, and another node is tried.
         words = f"{words}; node {pod.node} could not start its container"
@@ -334,7 +334,10 @@ def _failed_exit(exits: tuple[RankExit, ...]) -> RankExit | None:
 
 
 def _rank_failure(ended: RankExit, attempt: AttemptStatus, record: ProgressRecord) -> Failure:
-    index, said = min(ended.rank // attempt.devices, attempt.replicas - 1), record.message
+    index, why = (
+        min(ended.rank // attempt.devices, attempt.replicas - 1),
+        f": {record.message}" if record.message else "",
+    )
     if record.leaving:
         return Failure(
             cause=Cause.EVICTED,
@@ -346,22 +349,21 @@ def _rank_failure(ended: RankExit, attempt: AttemptStatus, record: ProgressRecor
         # Ranks that gave up waiting are not the cause of the hang.
         return Failure(
             cause=Cause.HUNG,
-            message=f"{name_stopped(record.stopped, devices=attempt.devices)}; "
-            f"rank {ended.rank} gave up waiting{': ' if said else ''}{said}",
+            message=f"{name_stopped(record.stopped, devices=attempt.devices)}; rank {ended.rank} gave up waiting{why}",
             index=record.stopped[0] // attempt.devices,
             code=ended.code,
         )
     if ended.signal is not None:
         return Failure(
             cause=Cause.RANK_KILLED,
-            message=f"rank {ended.rank} on worker {index} was killed by signal {ended.signal}",
+            message=f"rank {ended.rank} on worker {index} was killed by signal {ended.signal}{why}",
             index=index,
             code=code_of_signal(ended.signal),
         )
     code = ended.code or ExitCode.OK
     return Failure(
         cause=Cause.ENVIRONMENT_FAILED if code == ExitCode.ENVIRONMENT else Cause.RANK_EXITED,
-        message=f"rank {ended.rank} on worker {index} exited with code {code}{': ' if said else ''}{said}",
+        message=f"rank {ended.rank} on worker {index} exited with code {code}{why}",
         index=index,
         code=code,
     )
@@ -399,14 +401,17 @@ def late_start(snapshot: JobSnapshot, attempt: AttemptStatus, message: str) -> F
     """
     pods = current_pods(snapshot)
     idle = sorted(index for index in range(attempt.replicas) if index not in pods or not pods[index].start.ran)
+    refused = refusals.explain_children(snapshot, current_record(snapshot))
     if not idle:
+        words = f"{message}{'; ' if refused else ''}{refused}"
         return Failure(
-            cause=Cause.START_TIMED_OUT, message=message, index=None, replace=frozenset(range(attempt.replicas))
+            cause=Cause.START_TIMED_OUT, message=words, index=None, replace=frozenset(range(attempt.replicas))
         )
     stays = [pods[index] for index in idle if index in pods and pods[index].node]
     alone = len(idle) < attempt.replicas
-    blamed = frozenset(pod.index for pod in stays if alone or pod.waiting is None)
-    why = explain(stays) or not_started(stays)
+    # No node is at fault while an object is refused that pods need.
+    blamed = frozenset(pod.index for pod in stays if not refused and (alone or pod.waiting is None))
+    why = "; ".join(filter(None, (refused, explain(stays) or not_started(stays))))
     return Failure(
         cause=Cause.START_TIMED_OUT,
         message=f"{message}{'; ' if why else ''}{why}",

@@ -1,28 +1,73 @@
-"""What a worker pod may do where its template says nothing: the restricted profile of the Pod Security Standards."""
+"""What a worker pod may do where its template does not say: the restricted profile of the Pod Security Standards."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-_POD: dict[str, Any] = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
-_CONTAINER: dict[str, Any] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+SECCOMP_ANNOTATION = "seccomp.security.alpha.kubernetes.io/pod"
+"""By it an old template chooses a seccomp profile; the API server refuses a field that says something else."""
+WINDOWS = "windows"
 
 
-def restricted(body: dict[str, Any]) -> dict[str, Any]:
-    """Give a pod's spec, and each of its containers, a security context where it has none.
+def restricted(body: Mapping[str, Any], annotations: Mapping[str, Any]) -> dict[str, Any]:
+    """Complete the security contexts of a pod's spec, and of each of its containers, field by field.
 
-    A template that says anything of a user or of privileges keeps its word: what is said for a container counts there,
-    and the pod's part is left out when a container runs as a user of its own choice.
+    What the template says of a field is kept. A field is left out where the API server refuses it beside another one of
+    the template, or where the container could not start with it.
+
+    Args:
+        body: The template's spec.
+        annotations: The template's annotations.
     """
-    lists = {key: body[key] for key in ("initContainers", "containers") if body.get(key)}
-    own = [container.get("securityContext") or {} for containers in lists.values() for container in containers]
-    contexts: dict[str, Any] = {
-        key: [{"securityContext": dict(_CONTAINER), **container} for container in containers]
-        for key, containers in lists.items()
-    }
-    chosen = any(
-        context.get(name) is not None for context in own for name in ("runAsUser", "runAsNonRoot", "privileged")
-    )
-    if "securityContext" not in body and not chosen:
-        contexts["securityContext"] = dict(_POD)
+    is_windows = (body.get("os") or {}).get("name") == WINDOWS
+    given = _stated(body.get("securityContext"))
+    whole = dict(given)
+    if given.get("runAsUser") != 0:
+        whole.setdefault("runAsNonRoot", True)
+    if not is_windows and SECCOMP_ANNOTATION not in annotations:
+        whole.setdefault("seccompProfile", {"type": "RuntimeDefault"})
+    contexts: dict[str, Any] = {"securityContext": whole} if whole else {}
+    for key in ("initContainers", "containers"):
+        if body.get(key):
+            contexts[key] = [_container(each, given, whole, is_windows=is_windows) for each in body[key]]
     return {**body, **contexts}
+
+
+def _container(
+    container: Mapping[str, Any], given: Mapping[str, Any], whole: Mapping[str, Any], *, is_windows: bool
+) -> dict[str, Any]:
+    """Complete a container's security context.
+
+    Args:
+        container: The container.
+        given: What the template says for the whole pod.
+        whole: The pod's completed context.
+        is_windows: Whether the pod is for Windows, where the API server refuses all that is Linux's.
+    """
+    own = _stated(container.get("securityContext"))
+    context = dict(own)
+    if not is_windows:
+        capabilities = _stated(own.get("capabilities"))
+        added = capabilities.get("add") or ()
+        if "ALL" not in added:
+            context["capabilities"] = {"drop": ["ALL"], **capabilities}
+        if not own.get("privileged") and "CAP_SYS_ADMIN" not in added:
+            context.setdefault("allowPrivilegeEscalation", False)
+    if "runAsNonRoot" not in own and "runAsNonRoot" not in given:
+        is_root = _is_root(own, given)
+        if is_root == bool(whole.get("runAsNonRoot")):
+            # It differs from the pod's other containers.
+            context["runAsNonRoot"] = not is_root
+    return {**container, "securityContext": context} if context else dict(container)
+
+
+def _is_root(own: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
+    """Tell whether the template has a container run as root: by its user, or, without one, by its privileges."""
+    user = own.get("runAsUser", given.get("runAsUser"))
+    return bool(user == 0 or (user is None and own.get("privileged")))
+
+
+def _stated(context: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the fields of a context that say something: null is absent to Kubernetes."""
+    return {name: value for name, value in (context or {}).items() if value is not None}

@@ -28,6 +28,7 @@ _DROPPED_WITH_THE_JOB = (
     ConditionType.RESIZE_REFUSED,
     ConditionType.PRIORITY_CLASS_MISSING,
     ConditionType.SCHEDULE_CHANGE_IGNORED,
+    ConditionType.TEMPLATE_FIELDS_UNKNOWN,
     ConditionType.DEGRADED,
     ConditionType.SUSPENDED,
 )
@@ -113,6 +114,13 @@ class StatusBuilder:
             return self.drop(ConditionType.SCHEDULE_CHANGE_IGNORED)
         message = f"this change is left out: {fault.partition(';')[0]}; append one with a later fromStep"
         return self.set(ConditionType.SCHEDULE_CHANGE_IGNORED, True, Reason.MISCONFIGURED, message)
+
+    def report_template(self) -> Self:
+        """Report fields of the pod template that Kubernetes does not know."""
+        unknown = self.job.template_unknown
+        if not unknown:
+            return self.drop(ConditionType.TEMPLATE_FIELDS_UNKNOWN)
+        return self.set(ConditionType.TEMPLATE_FIELDS_UNKNOWN, True, Reason.UNKNOWN_FIELDS, unknown)
 
     def report_data(self) -> Self:
         """Repeat what the datahub controller reports of the job's data; the condition of an older report stays."""

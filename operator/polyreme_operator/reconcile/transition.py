@@ -277,8 +277,13 @@ def begin_attempt(
     after.update(attempt=attempt, retry_at=None, ready_replicas=0, replicas=max(0, here))
     if plan is not None and plan.replicas == len(nodes):
         after.update(layout=str(plan.layout), recompute=plan.recompute_label)
-    for kind in (ConditionType.PODS_READY, ConditionType.RUNNING):
-        after.set(kind, False, Reason.STARTING)
+    after.set(ConditionType.RUNNING, False, Reason.STARTING)
+    ready = after.build().condition(ConditionType.PODS_READY)
+    if ready is not None and ready.reason == Reason.CREATE_REFUSED:
+        # A refusal is reported until the object is created, also while the next attempt begins.
+        after.set(ConditionType.PODS_READY, False, Reason.CREATE_REFUSED, ready.message)
+    else:
+        after.set(ConditionType.PODS_READY, False, Reason.STARTING)
     if attempt.pre_checks is not None:
         after.set(ConditionType.NODES_CHECKED, False, Reason.STARTING)
     else:

@@ -210,6 +210,7 @@ class WorkerPods:
 
     def _common_body(self, spec: TrainingJobSpec, defaults: PodDefaults) -> dict[str, Any]:
         body: dict[str, Any] = copy.deepcopy(spec.workers.template.get("spec") or {})
+        annotations: dict[str, Any] = (spec.workers.template.get("metadata") or {}).get("annotations") or {}
         containers = body.get("containers") or [{}]
         worker = _worker(containers[0], spec) if self._own else _launcher(containers[0], spec, defaults)
         containers[0] = _with_secret(worker, defaults.worker_secret)
@@ -218,7 +219,7 @@ class WorkerPods:
         own.append({"name": "polyreme", "secret": {"secretName": name}})
         return {
             "terminationGracePeriodSeconds": spec.checkpoint.preemption_grace_seconds + GRACE_EXTRA_S,
-            **pod_security.restricted({**body, "containers": containers}),
+            **pod_security.restricted({**body, "containers": containers}, annotations),
             "restartPolicy": "Never",
             "subdomain": name,
             "volumes": [*(body.get("volumes") or []), *([] if self._own else own)],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from sys import intern
 from typing import Any
 
@@ -18,17 +18,20 @@ from polyreme_api.job import TrainingJobSpec, TrainingJobStatus, parse_job
 from polyreme_api.job.schedule import schedule_faults
 from polyreme_api.metadata import ObjectMeta
 from polyreme_api.ownership import owner_of_job_object, owner_of_pod
+from polyreme_api.pod_template import unknown_fields
 from polyreme_api.progress import ProgressRecord
 from polyreme_operator.health.record import PROBATION
 from polyreme_operator.port import Manifest
+from polyreme_operator.types.admission import NONE, Additions, worker_requests
 from polyreme_operator.types.intents import INTENTS_KEY, Intents, parse_intents
-from polyreme_operator.types.inventory import PODS, Constraints, Requests
+from polyreme_operator.types.inventory import Constraints, Requests
 from polyreme_operator.types.parse_node import OWNED_TAINT, kept, parse_node
 from polyreme_operator.types.plans import PlanRequest, counts_in_force
+from polyreme_operator.types.pod_end import end_of
 from polyreme_operator.types.pod_start import start_of
 from polyreme_operator.types.pod_waiting import waiting_of
 from polyreme_operator.types.reasons import ConditionType, Reason
-from polyreme_operator.types.resources import canonical, constraints_of, pod_requests
+from polyreme_operator.types.resources import constraints_of, larger, pod_requests
 from polyreme_operator.types.timestamps import parse_time_or
 from polyreme_operator.types.views import ForeignPod, JobView, LeaseView, PodPhase, PodView
 
@@ -60,6 +63,7 @@ def parse_job_view(
     priorities: Mapping[str, int] | None = None,
     seen_s: float = 0.0,
     data_gate: bool = False,
+    additions: Callable[[TrainingJobSpec], Additions] = lambda _: NONE,
 ) -> JobView:
     """Parse a TrainingJob. An invalid spec yields a view too, so that it can be reported. Plans are not made here.
 
@@ -69,6 +73,7 @@ def parse_job_view(
         priorities: Values of the PriorityClasses, by name.
         seen_s: When it was observed; 0 if unknown.
         data_gate: Whether its admission waits for its data.
+        additions: Returns what the API server adds to its pods.
     """
     metadata, generation = manifest["metadata"], manifest["metadata"].get("generation", 0)
     known = known if known is not None and known.uid == metadata["uid"] else None
@@ -88,26 +93,19 @@ def parse_job_view(
         generation=generation,
         created_s=parse_time_or(metadata.get("creationTimestamp"), 0.0),
         deleting=metadata.get("deletionTimestamp") is not None,
-        spec=read.spec,
-        invalid=read.invalid,
+        **{name: getattr(read, name) for name in _SPEC_FIELDS},
         status=status,
-        requests=read.requests,
-        constraints=read.constraints,
+        **_requests(read.spec, additions, known),
         plans=() if planned is None else planned.plans,
         size_refused="" if planned is None else planned.size_refused,
-        planning=read.planning,
         priority=priority_of(read.spec, priorities or {}),
         class_missing=lacks_class(read.spec, priorities or {}),
         unreadable=unreadable,
-        fault="" if known is None or known.generation != generation else known.fault,
-        fault_reason=Reason.INTERNAL_ERROR if known is None else known.fault_reason,
-        fault_in_cycle=known is not None and known.fault_in_cycle,
+        **_fault(known, generation),
         attempt_seen_s=_attempt_seen_s(status, known, seen_s),
         unready_s=_unready_s(status, known, seen_s),
         **_times(status, known, seen_s),
         data_gate=data_gate,
-        data_digest=read.data_digest,
-        schedule_fault=read.schedule_fault,
         data_report=data_report,
         data_unreadable=data_unreadable,
     )
@@ -116,15 +114,7 @@ def parse_job_view(
 def _read_or_known(manifest: Manifest, known: JobView | None, generation: int, status: TrainingJobStatus) -> _SpecView:
     """Return the values of a job's spec; a generation that is known is not parsed again."""
     if known is not None and known.generation == generation and known.spec is not None:
-        return _SpecView(
-            known.spec,
-            known.invalid,
-            known.requests,
-            known.constraints,
-            known.planning,
-            known.data_digest,
-            known.schedule_fault,
-        )
+        return _SpecView(*(getattr(known, name) for name in _SPEC_FIELDS))
     read = _read_spec(manifest)
     if read.schedule_fault and status.attempt is None:
         # Of a job that has run, only an appended change can be wrong: the job must not fail by it.
@@ -134,6 +124,27 @@ def _read_or_known(manifest: Manifest, known: JobView | None, generation: int, s
         planning = dataclasses.replace(read.planning, rescaled=True, in_force=in_force)
         read = dataclasses.replace(read, planning=planning)
     return read
+
+
+def _requests(
+    spec: TrainingJobSpec | None, additions: Callable[[TrainingJobSpec], Additions], known: JobView | None
+) -> dict[str, Any]:
+    """Return what a worker requests, and what is known of that from its pods. It is kept up to date in a known view."""
+    stored = () if known is None else known.stored
+    if known is not None and spec is known.spec:
+        requests = known.requests
+    else:
+        requests = () if spec is None else larger(worker_requests(spec, additions(spec)), stored)
+    return {"requests": requests, "stored": stored}
+
+
+def _fault(known: JobView | None, generation: int) -> dict[str, Any]:
+    """Return the fault of a decision about a job; a new spec has none yet."""
+    return {
+        "fault": "" if known is None or known.generation != generation else known.fault,
+        "fault_reason": Reason.INTERNAL_ERROR if known is None else known.fault_reason,
+        "fault_in_cycle": known is not None and known.fault_in_cycle,
+    }
 
 
 def _attempt_seen_s(status: TrainingJobStatus, known: JobView | None, seen_s: float) -> float:
@@ -281,7 +292,7 @@ def parse_pod(manifest: Manifest, *, seen_s: float | None = None, known: PodView
     owner, index, replacement = owned
     tags: Mapping[str, str] = metadata.get("labels") or {}
     spec, status = manifest.get("spec") or {}, manifest.get("status") or {}
-    ended = _terminated(status)
+    ended = end_of(spec, status)
     known = known if known is not None and known.uid == metadata["uid"] else None
     conditions = status.get("conditions") or ()
     refused = next((entry for entry in conditions if _refuses(entry)), None)
@@ -298,14 +309,18 @@ def parse_pod(manifest: Manifest, *, seen_s: float | None = None, known: PodView
         node=intern(spec.get("nodeName") or ""),
         wanted=intern(_wanted_node(spec)),
         scheduler=intern(spec.get("schedulerName") or ""),
-        requests=pod_requests(spec),
+        requests=pod_requests(spec, status),
+        generation=int(metadata.get("generation") or 0),
         phase=PodPhase(status.get("phase", "Pending")),
         seen_s=(seen_s or 0.0) if known is None else known.seen_s,
         deleting=metadata.get("deletionTimestamp") is not None,
         ends_by_s=_ends_by_s(metadata, seen_s, known),
-        exit_code=None if ended is None else int(ended.get("exitCode", 0)),
+        exit_code=None if ended is None else ended.code,
+        container="" if ended is None or ended.first else intern(ended.name),
+        termination="" if ended is None else ended.reason,
+        memory_limited=ended is None or ended.limited,
         reason=intern(status.get("reason") or ""),
-        message=str((status if ended is None else ended).get("message") or ""),
+        message=str(status.get("message") or "") if ended is None else ended.message,
         conditions=kept(tuple((entry["type"], entry["status"]) for entry in conditions)),
         unschedulable_since_s=None if refused is None else _refused_since_s(refused, seen_s, known),
         unschedulable="" if refused is None else str(refused.get("message") or ""),
@@ -337,7 +352,7 @@ def parse_foreign_pod(manifest: Manifest) -> ForeignPod | None:
     metadata = manifest["metadata"]
     owners = {str(owner.get("kind")) for owner in metadata.get("ownerReferences") or ()}
     stays = bool(owners & STAYING) or MIRROR in (metadata.get("annotations") or {})
-    return _foreign(intern(spec["nodeName"]), pod_requests(spec), stays)
+    return _foreign(intern(spec["nodeName"]), pod_requests(spec, status), stays)
 
 
 def parse_lease(manifest: Manifest, *, seen_s: float, known: LeaseView | None = None) -> LeaseView | None:
@@ -395,11 +410,15 @@ class _SpecView:
 
     spec: TrainingJobSpec | None
     invalid: str = ""
-    requests: Requests = ()
     constraints: Constraints = dataclasses.field(default_factory=Constraints)
     planning: PlanRequest | None = None
     data_digest: str = ""
     schedule_fault: str = ""
+    template_unknown: str = ""
+
+
+_SPEC_FIELDS = tuple(field.name for field in dataclasses.fields(_SpecView))
+"""Fields that a JobView has too, under the same names."""
 
 
 def _read_spec(manifest: Manifest) -> _SpecView:
@@ -433,10 +452,10 @@ def _asked(spec: TrainingJobSpec, text: str) -> _SpecView:
     tolerant = {**body, "tolerations": [*tolerations_of(body), *accepted]}
     return _SpecView(
         spec,
-        requests=_worker_requests(spec, body),
         constraints=constraints_of(tolerant),
         planning=PlanRequest(text),
         data_digest=data_digest(spec) if spec.workers.runtime.mode == "Launcher" else "",
+        template_unknown=unknown_fields(spec.workers.template),
         schedule_fault=next(iter(schedule_faults(spec.data, spec.training).values()), ""),
     )
 
@@ -448,17 +467,6 @@ def tolerations_of(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     """
     given = [each for each in body.get("tolerations") or [] if not (each.get("key") or "").startswith(_OWN_KEYS)]
     return [*given, {"key": OWNED_TAINT, "operator": "Exists"}]
-
-
-def _worker_requests(spec: TrainingJobSpec, body: Mapping[str, Any]) -> Requests:
-    """Return the requests of a worker pod; the devices are added to the first container."""
-    containers = [dict(container) for container in body.get("containers") or [{}]]
-    resources = dict(containers[0].get("resources") or {})
-    devices = {spec.workers.device_resource: str(spec.workers.devices)}
-    resources["limits"] = {**(resources.get("limits") or {}), **devices}
-    resources["requests"] = {**(resources.get("requests") or {}), **devices}
-    containers[0]["resources"] = resources
-    return canonical({**dict(pod_requests({**body, "containers": containers})), PODS: 1})
 
 
 def _wanted_node(spec: Mapping[str, Any]) -> str:
@@ -486,12 +494,3 @@ def _refuses(condition: Mapping[str, Any]) -> bool:
 @functools.lru_cache(maxsize=4096)
 def _foreign(node: str, requests: Requests, stays: bool) -> ForeignPod:
     return ForeignPod(node=node, requests=requests, stays=stays)
-
-
-def _terminated(status: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the termination state of the first terminated container."""
-    for container in status.get("containerStatuses") or ():
-        ended: Mapping[str, Any] | None = (container.get("state") or {}).get("terminated")
-        if ended is not None:
-            return ended
-    return None

@@ -32,6 +32,9 @@ _SUFFIXES = {
 }
 UNSTATED = 1 << 53
 """Amount of cpu, memory or pods on a node that does not state it, as embedded nodes don't: no limit."""
+HUGE_PAGES = "hugepages-"
+RESIZE_PENDING = "PodResizePending"
+"""Condition of a pod whose resize its node has not taken up."""
 _STATED_BY_KUBELETS = (CPU, MEMORY, PODS)
 _COUNTED_MAX = 1 << 60
 """Larger amounts are reduced to this one, so that sums fit into 64 bits."""
@@ -83,27 +86,77 @@ def allocatable(stated: Mapping[str, Any] | None) -> Requests:
     return _shared(tuple(sorted({**dict.fromkeys(_STATED_BY_KUBELETS, UNSTATED), **amounts(stated)}.items())))
 
 
-def pod_requests(spec: Mapping[str, Any]) -> Requests:
-    """Return the requests of a pod, including one of ``pods``.
+def pod_requests(
+    spec: Mapping[str, Any], status: Mapping[str, Any] | None = None, *, defaults: Requests = ()
+) -> Requests:
+    """Return the effective requests of a pod, including one of ``pods``: what kube-scheduler counts for it.
 
-    The larger of what its containers take together and what any step of its initialisation takes, restartable init
-    containers (sidecars) running on beside both, and the overhead of its runtime class on top.
+    This is ``PodRequests`` of k8s.io/component-helpers, after the defaults that the API server stores with a new pod:
+    the larger of what its containers request together and what any step of its initialisation requests (sidecars run
+    beside both), replaced by what the pod itself requests (KEP-2837), and the overhead of its runtime class.
+
+    Args:
+        spec: The pod's, or a template's.
+        status: The pod's. While it is resized in place, the largest of what is asked, allocated and in force counts.
+        defaults: What the namespace's LimitRanges give to containers that request nothing.
     """
+    resized = _Resize(status or {})
+    requested = _containers_requests(spec, resized, dict(defaults))
+    own = spec.get("resources") or {}
+    if own.get("limits") or own.get("requests"):
+        # The API server completes a pod's own requests before LimitRanges are applied.
+        summed = _containers_requests(spec, resized, {}) if defaults else requested
+        requested |= resized.of_pod(_own_requests(own, summed))
+    _add(requested, amounts(spec.get("overhead")))
+    requested[PODS] = 1
+    return canonical(requested)
+
+
+class _Resize:
+    """What a pod's status says of its resources, which may be changed in place."""
+
+    def __init__(self, status: Mapping[str, Any]) -> None:
+        groups = ("containerStatuses", "initContainerStatuses")
+        found: list[Mapping[str, Any]] = [container for group in groups for container in status.get(group) or ()]
+        self._containers = {each.get("name"): each for each in found if each.get("resources") is not None}
+        self._pod = status
+        reasons = [
+            entry.get("reason") for entry in status.get("conditions") or () if entry.get("type") == RESIZE_PENDING
+        ]
+        self._infeasible = reasons[:1] == ["Infeasible"]
+
+    def of_container(self, name: object, asked: dict[str, int]) -> dict[str, int]:
+        return self._largest(self._containers.get(name), asked)
+
+    def of_pod(self, asked: dict[str, int]) -> dict[str, int]:
+        if self._pod.get("resources") is None:
+            return asked
+        largest = self._largest(self._pod, asked)
+        return {name: largest.get(name, 0) for name in asked}
+
+    def _largest(self, seen: Mapping[str, Any] | None, asked: dict[str, int]) -> dict[str, int]:
+        if seen is None:
+            return asked
+        largest = {} if self._infeasible else dict(asked)
+        _raise(largest, amounts((seen.get("resources") or {}).get("requests")))
+        _raise(largest, amounts(seen.get("allocatedResources")))
+        return largest
+
+
+def _containers_requests(spec: Mapping[str, Any], resized: _Resize, defaults: dict[str, int]) -> dict[str, int]:
     running: dict[str, int] = {}
     peak: dict[str, int] = {}
     for container in spec.get("initContainers") or ():
-        asked = container_requests(container)
+        asked = defaults | container_requests(container)
         if container.get("restartPolicy") == "Always":
-            _add(running, asked)
+            _add(running, resized.of_container(container.get("name"), asked))
             _raise(peak, running)
         else:
-            _raise(peak, {name: running.get(name, 0) + amount for name, amount in asked.items()})
+            _raise(peak, {name: running.get(name, 0) + asked.get(name, 0) for name in running | asked})
     for container in spec.get("containers") or ():
-        _add(running, container_requests(container))
+        _add(running, resized.of_container(container.get("name"), defaults | container_requests(container)))
     _raise(running, peak)
-    _add(running, amounts(spec.get("overhead")))
-    running[PODS] = 1
-    return canonical(running)
+    return running
 
 
 def container_requests(container: Mapping[str, Any]) -> dict[str, int]:
@@ -112,9 +165,30 @@ def container_requests(container: Mapping[str, Any]) -> dict[str, int]:
     return {**amounts(resources.get("limits")), **amounts(resources.get("requests"))}
 
 
+def _own_requests(own: Mapping[str, Any], summed: Mapping[str, int]) -> dict[str, int]:
+    """Return the pod's own requests; where it has limits, those that are missing are its containers', then its limits.
+
+    Only cpu, memory and huge pages can be requested for a whole pod. Huge pages of containers are not overcommitted, so
+    they count as they are.
+    """
+    limits, requests = amounts(own.get("limits")), amounts(own.get("requests"))
+    if limits:
+        requests = limits | {name: summed[name] for name in (CPU, MEMORY) if name in summed} | requests
+    return {name: amount for name, amount in requests.items() if name in (CPU, MEMORY) or name.startswith(HUGE_PAGES)}
+
+
 def canonical(taken: Mapping[str, int]) -> Requests:
     """Return amounts sorted by name; equal values share one object."""
     return _shared(tuple(sorted((name, amount) for name, amount in taken.items() if amount > 0)))
+
+
+def larger(one: Requests, other: Requests) -> Requests:
+    """Return the larger amount of each resource."""
+    if one == other or not other:
+        return one
+    highest = dict(one)
+    _raise(highest, dict(other))
+    return canonical(highest)
 
 
 def constraints_of(spec: Mapping[str, Any]) -> Constraints:

@@ -19,6 +19,10 @@ class Pending:
     """Whether only other nodes or another request would help, but no freed capacity."""
 
 
+ENDING_KINDS = frozenset({"Pod", "Lease"})
+"""Kinds of objects without which an attempt can't continue; other objects of a job may exist although refused."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RefusedSize:
     """Why the scheduler keeps the size of a running job that its spec wants to change."""
@@ -32,14 +36,24 @@ class RefusedSize:
 class Refusal:
     """The API server's refusal to create or bind an object of a job (400, 403, 422)."""
 
+    kind: str
     attempt: int
-    """Attempt for which the object was created."""
+    """Attempt for which the object was last tried."""
     message: str
-    """The API server's message."""
+    """The API server's last message."""
     since_s: float
     """Time of the first refusal."""
-    ends_attempt: bool
-    """Whether the attempt can't continue: true for pods and the Lease, while other objects may exist already."""
+    tried_s: float = 0.0
+    """Time of the last one."""
+    tries: int = 1
+    """Refusals since the attempt began; 0 if the object is to be tried at once."""
+    missing: bool = False
+    """Whether the object is known not to exist. Otherwise it may, since a quota is checked first."""
+
+    @property
+    def ends_attempt(self) -> bool:
+        """Whether the attempt can't continue: true for pods and the Lease, while other objects may exist already."""
+        return self.kind in ENDING_KINDS
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +77,7 @@ class JobSnapshot:
     """When the first of them must be confirmed again."""
     secret_renewed: bool = False
     """Whether the Secret was created again while pods ran, so that new pods can't join them."""
-    refusal: Refusal | None = None
-    """A refused object of the current attempt."""
+    refusals: tuple[Refusal, ...] = ()
+    """What the API server refuses to create, each kind once."""
     lease_read: bool = False
     """Whether the Lease was read after everything else in this snapshot; watches of two kinds are not ordered."""

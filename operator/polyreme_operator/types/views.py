@@ -55,6 +55,8 @@ class PodView:
     """Who binds it, by ``schedulerName``."""
     requests: Requests = ()
     """Its requests, including devices."""
+    generation: int = 0
+    """How often its spec was written; beyond 1 its resources may have been changed in place."""
     phase: PodPhase = PodPhase.PENDING
     seen_s: float = 0.0
     """When it was first seen, by the operator's clock."""
@@ -62,9 +64,16 @@ class PodView:
     ends_by_s: float | None = None
     """When the grace period of its deletion ends."""
     exit_code: int | None = None
+    """Of the container that its end is attributed to."""
+    container: str = ""
+    """Name of that container, if it is not the pod's first."""
+    termination: str = ""
+    """Why that container ended, in the kubelet's word: ``Error``, ``OOMKilled``, ``StartError``, ..."""
+    memory_limited: bool = True
+    """Whether a limit of memory is stated for that container or for the pod."""
     reason: str = ""
     message: str = ""
-    """Termination message of its container."""
+    """Termination message of that container."""
     conditions: tuple[tuple[str, str], ...] = ()
     """Pairs of condition type and status."""
     unschedulable_since_s: float | None = None
@@ -222,7 +231,9 @@ class JobView:
     """Why the spec can't run at any worker count that is known to it."""
     status: TrainingJobStatus
     requests: Requests = ()
-    """Of each worker."""
+    """Of each worker, with what the API server adds."""
+    stored: Requests = ()
+    """Requests that its pods were stored with, where they have more than was known before."""
     constraints: Constraints = dataclasses.field(default_factory=Constraints)
     """Which nodes its workers accept."""
     plans: tuple[Plan, ...] = ()
@@ -235,6 +246,8 @@ class JobView:
     """That of its PriorityClass, or its own."""
     class_missing: bool = False
     """Whether its PriorityClass does not exist."""
+    template_unknown: str = ""
+    """Which fields of its pod template Kubernetes does not know; empty if it knows all."""
     schedule_fault: str = ""
     """What is wrong with appended changes of the mixture, which are left out; empty if nothing is."""
     unreadable: str = ""

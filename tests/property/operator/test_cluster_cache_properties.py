@@ -50,7 +50,9 @@ def job_manifest(name: str, version: int, placed: tuple[str, ...], *, finished: 
     return document
 
 
-def pod_manifest(name: str, index: int, replacement: int, node: str, version: int, phase: str) -> Manifest:
+def pod_manifest(
+    name: str, index: int, replacement: int, node: str, version: int, phase: str, *, cpu: str = "500m"
+) -> Manifest:
     uid = f"uid-{name}"
     tags = {
         labels.LABEL_JOB: name,
@@ -59,7 +61,7 @@ def pod_manifest(name: str, index: int, replacement: int, node: str, version: in
         labels.LABEL_REPLACEMENT: str(replacement),
         labels.LABEL_QUEUE: f"q-{name}",
     }
-    container = {"resources": {"limits": {DEVICE: "1"}, "requests": {"cpu": "500m"}}}
+    container = {"resources": {"limits": {DEVICE: "1"}, "requests": {"cpu": cpu}}}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -68,6 +70,7 @@ def pod_manifest(name: str, index: int, replacement: int, node: str, version: in
             "namespace": "default",
             "uid": f"pod-{name}-{index}-{replacement}",
             "resourceVersion": str(version),
+            "generation": 2,
             "labels": tags,
             "ownerReferences": [owner_reference(name)],
         },
@@ -109,7 +112,9 @@ def manifests(draw: st.DrawFn, version: int) -> Manifest:
             return job_manifest(draw(st.sampled_from(JOBS)), version, placed, finished=draw(st.booleans()))
         case "pod":
             index, number = draw(st.integers(0, 1)), draw(st.integers(0, 1))
-            return pod_manifest(draw(st.sampled_from(JOBS)), index, number, node, version, phase)
+            # It may have been resized in place, below or above what its job was charged.
+            cpu = draw(st.sampled_from(("500m", "1", "2")))
+            return pod_manifest(draw(st.sampled_from(JOBS)), index, number, node, version, phase, cpu=cpu)
         case "foreign":
             return foreign_manifest(draw(st.sampled_from(OTHERS)), node, version, phase, draw(st.integers(1, 2)))
         case _:

@@ -10,6 +10,7 @@ from polyreme_api.crd.definitions import JOB, crd
 from polyreme_api.crd.pod_template import KEEPS_UNKNOWN, pod_template_schema
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.job import parse_job
+from polyreme_api.pod_template import unknown_fields
 from tests.unit.api.jobs import job_with
 
 APPLIED_BYTES_MAX = 262_144
@@ -91,3 +92,65 @@ def test_the_definition_keeps_unknown_fields_at_every_level_and_takes_null_for_a
 
 def test_the_definition_is_small_enough_for_plain_kubectl_apply() -> None:
     assert len(json.dumps(crd(JOB), separators=(",", ":"))) < 0.75 * APPLIED_BYTES_MAX
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        (
+            {"spec": {"nodeSelectors": {"a": "b"}}},
+            "spec.nodeSelectors is no field of a pod's spec; did you mean nodeSelector?",
+        ),
+        (
+            {"spec": {"containers": [{"name": "c"}, {"resource": {"limits": {}}}]}},
+            "spec.containers.1.resource is no field of a container; did you mean resources?",
+        ),
+        (
+            {"spec": {"containers": [{"resources": {"request": {"cpu": 1}}}]}},
+            "spec.containers.0.resources.request is no field of a container's resources; did you mean requests?",
+        ),
+        (
+            {"metadata": {"label": {"a": "b"}}},
+            "metadata.label is no field of an object's metadata; did you mean labels?",
+        ),
+        ({"specs": {}}, "specs is no field of a pod template; did you mean spec?"),
+        ({"spec": {"zzz": [1]}}, "spec.zzz is no field of a pod's spec"),
+        (
+            {"spec": {"volumes": [{"name": "v", "emptyDir": {"sizeLimits": "1Gi"}}]}},
+            "spec.volumes.0.emptyDir.sizeLimits is no field of EmptyDirVolumeSource; did you mean sizeLimit?",
+        ),
+    ],
+)
+def test_a_field_that_kubernetes_does_not_know_is_named_with_the_nearest_one(
+    template: dict[str, Any], words: str
+) -> None:
+    read(template)
+    said = unknown_fields(template)
+    assert said.startswith(f"spec.workers.template.{words}. An API server drops fields that it doesn't know")
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        {},
+        {"spec": {"nodeSelectors": None}},
+        {"metadata": {"labels": {"anything": "goes"}, "annotations": {"a": "b"}}},
+        {"spec": {"nodeSelector": {"any": "label"}, "overhead": {"any/resource": "1"}}},
+        {
+            "spec": {
+                "containers": [{"resources": {"limits": {"any/resource": 1}}}],
+                "resources": {"requests": {"cpu": 1}},
+            }
+        },
+    ],
+    ids=str,
+)
+def test_what_kubernetes_knows_is_not_named(template: dict[str, Any]) -> None:
+    assert unknown_fields(template) == ""
+
+
+def test_unknown_fields_are_named_up_to_a_bound_and_counted_beyond() -> None:
+    said = unknown_fields({"spec": {f"new{at}": 1 for at in range(9)}})
+    assert said.count("is no field of a pod's spec") == 5
+    assert " (and 4 more). " in said
+    assert len(unknown_fields({"spec": {"x" * 10_000: 1}})) < 300

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from polyreme.main import invoke
 from polyreme_api.exit_codes import ExitCode
@@ -74,3 +75,16 @@ def test_a_job_among_queues_is_refused_as_run_does(tmp_path: Path, capsys: pytes
     path.write_text(QUEUE.replace("NAME", "q").replace("SPEC", "weight: 1") + "---\n" + job)
     assert validate(tmp_path / "home", path) == ExitCode.USAGE
     assert "holds 2 YAML documents, expected exactly one TrainingJob" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [(), ("--for-cluster",)])
+def test_fields_of_the_pod_template_that_kubernetes_does_not_know_are_named(
+    options: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = yaml.safe_load((SAMPLES / "own-container.yaml").read_text())
+    job["spec"]["workers"]["template"]["spec"]["nodeSelectors"] = {"disk": "ssd"}
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(job))
+    assert validate(tmp_path / "home", path, *options) == ExitCode.OK
+    said = capsys.readouterr().err
+    assert "spec.workers.template.spec.nodeSelectors is no field of a pod's spec; did you mean nodeSelector?" in said

@@ -152,34 +152,6 @@ def test_other_taints_of_polyreme_are_not_tolerated_for_a_job_that_was_stored_wi
         assert created(binding, {"tolerations": given}, nodes=OWNED)[0]["tolerations"] == [given[2]]
 
 
-def test_a_pod_is_restricted_where_its_template_says_nothing() -> None:
-    spec = created("NodeName", {"containers": [{"name": "a"}, {"name": "b"}], "initContainers": [{"name": "c"}]})[0]
-    assert spec["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
-    contexts = [container["securityContext"] for container in (*spec["containers"], *spec["initContainers"])]
-    assert contexts == [{"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}] * 3
-
-
-@pytest.mark.parametrize(
-    ("template", "pod_context", "container_context"),
-    [
-        ({"securityContext": {"fsGroup": 1}}, {"fsGroup": 1}, {"allowPrivilegeEscalation": False}),
-        ({"containers": [{"securityContext": {"runAsUser": 0}}]}, None, {"runAsUser": 0}),
-        ({"containers": [{"securityContext": {}}]}, {"runAsNonRoot": True}, {}),
-    ],
-)
-def test_what_a_template_says_of_its_security_stands(
-    template: dict[str, Any], pod_context: dict[str, Any] | None, container_context: dict[str, Any]
-) -> None:
-    spec = created("NodeName", template)[0]
-    own = spec["containers"][0]["securityContext"]
-    assert {name: own[name] for name in container_context} == container_context
-    assert ("capabilities" in own) == ("allowPrivilegeEscalation" in container_context)
-    if pod_context is None:
-        assert "securityContext" not in spec
-    else:
-        assert pod_context.items() <= spec["securityContext"].items()
-
-
 def test_only_the_leaders_pod_gets_a_token_unless_the_template_says_otherwise() -> None:
     leader, other = created("NodeName")
     assert "automountServiceAccountToken" not in leader

@@ -204,6 +204,8 @@ MALFORMED: tuple[Manifest, ...] = (
     {"kind": "TrainingQueue", "metadata": {"name": "bad"}, "spec": {"parent": ["a"]}},
     {"kind": "ClusterTopology", "metadata": {"name": "default"}, "spec": {"levels": [{"name": "rack"}]}},
     {"kind": "PriorityClass", "metadata": {"name": "bad"}, "value": "high"},
+    {"kind": "LimitRange", "metadata": {"name": "bad", "namespace": "default"}, "spec": {"limits": 5}},
+    {"kind": "RuntimeClass", "metadata": {"name": "bad"}, "overhead": "much"},
 )
 
 

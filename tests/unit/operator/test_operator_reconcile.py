@@ -221,6 +221,14 @@ def test_pods_of_a_failed_job_go_when_their_ranks_have_stopped() -> None:
     assert len(decide(snapshot(owner, pods=pods, lease=lease(owner, outcome="Stopped"))).actions) == 2
 
 
+def test_pods_of_a_finished_job_that_never_started_go_at_once() -> None:
+    owner = admitted(job(activeDeadlineSeconds=100))
+    pods = (pod(owner, 0), pod(owner, 1, phase=PodPhase.PENDING))
+    owner = dataclasses.replace(owner, status=written(decide(snapshot(owner, pods=pods, lease=lease(owner)))))
+    decision = decide(snapshot(owner, pods=pods, lease=lease(owner)))
+    assert [action.ref for action in decision.actions if isinstance(action, DeletePod)] == [pods[1].ref]
+
+
 def test_jobs_of_other_managers_and_jobs_being_deleted_are_left_alone() -> None:
     assert decide(snapshot(job(managedBy="kueue.x-k8s.io/multikueue"))) == Decision()
     assert decide(snapshot(dataclasses.replace(job(), deleting=True))) == Decision()

@@ -180,8 +180,8 @@ def test_no_policy_retries_for_ever_and_an_earlier_failure_does_not_count() -> N
             for number, cause in enumerate(causes, start=1)
         ]
         status = owner.status.model_copy(update={"restart_records": records})
-        refusal = Refusal(attempt=1, message="no", since_s=NOW_S - REFUSED_S, ends_attempt=True)
-        return snapshot(dataclasses.replace(owner, status=status), pods=(pod(owner, 0),), refusal=refusal)
+        refusal = Refusal(kind="Pod", attempt=1, message="no", since_s=NOW_S - REFUSED_S)
+        return snapshot(dataclasses.replace(owner, status=status), pods=(pod(owner, 0),), refusals=(refusal,))
 
     for refusals, verdict in ((REFUSALS_MAX - 1, Restart), (REFUSALS_MAX, GiveUp)):
         given = seen(refusals)

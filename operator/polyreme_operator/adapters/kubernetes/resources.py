@@ -45,6 +45,8 @@ RESOURCES = {
         Resource(kind="RoleBinding", api_version="rbac.authorization.k8s.io/v1", plural="rolebindings"),
         Resource(kind="SelfSubjectReview", api_version="authentication.k8s.io/v1", plural="selfsubjectreviews"),
         Resource(kind="PriorityClass", api_version="scheduling.k8s.io/v1", plural="priorityclasses"),
+        Resource(kind="LimitRange", api_version="v1", plural="limitranges"),
+        Resource(kind="RuntimeClass", api_version="node.k8s.io/v1", plural="runtimeclasses"),
     )
 }
 

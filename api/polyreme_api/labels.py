@@ -22,20 +22,35 @@ LABEL_QUEUE = f"{GROUP}/queue"
 
 ANNOTATION_PROGRESS = f"{GROUP}/progress"
 """On the job's Lease: the newest ``ProgressRecord`` as JSON."""
+ANNOTATION_SIGNATURE = f"{GROUP}/progress-signature"
+"""Beside it: its signature with the job's key (``signed_progress``)."""
 
 RESOURCE_DEVICE = f"{GROUP}/device"
 """Extended resource that counts training devices of a node, where no vendor's resource is named."""
 
 INTENTS_NAME = "polyreme-intents"
 SECRET_KEY = "secret"
-"""Key of the job's Secret that launchers prove; 32 random bytes, base64."""
+"""Key of the job's Secret that launchers prove and with which their leader signs; 32 bytes, base64."""
+INSTALLATION_KEY_NAME = "polyreme-operator-key"
+"""Secret in the operator's namespace from which the keys of all jobs are derived."""
 
 _UID_CHARACTERS = 5
 
 
 def job_object_name(job: str, uid: str) -> str:
-    """Name of a job's Service, Lease and Secret: ``<job>-<uid5>``."""
+    """Name of a job's Service, Lease, ServiceAccount and Role: ``<job>-<uid5>``."""
     return f"{job}-{uid.replace('-', '')[:_UID_CHARACTERS]}"
+
+
+def job_secret_name(job: str, uid: str, key_id: str) -> str:
+    """Name of the Secret with a job's key: ``<job>-<uid5>-<key id>``; without an id, that of 0.1.0's operators."""
+    name = job_object_name(job, uid)
+    return f"{name}-{key_id}" if key_id else name
+
+
+def role_binding_name(job: str, uid: str) -> str:
+    """Name of the RoleBinding of a job's leader. That of 0.1.0's operators bound the namespace's own account."""
+    return f"{job_object_name(job, uid)}-leader"
 
 
 def pod_name(job: str, uid: str, *, index: int, replacement: int) -> str:

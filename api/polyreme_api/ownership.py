@@ -27,7 +27,7 @@ def job_owner(metadata: Mapping[str, Any]) -> JobOwner | None:
 
 
 def owner_of_job_object(metadata: Mapping[str, Any]) -> JobOwner | None:
-    """Return the job of a Lease, Service or Secret; None unless the object also has the name derived from its job."""
+    """Return the job of a Lease or Service; None unless the object also has the name derived from its job."""
     owner = job_owner(metadata)
     if owner is None or metadata.get("name") != labels.job_object_name(owner.name, owner.uid):
         return None

@@ -14,6 +14,7 @@ from collections import ChainMap, defaultdict
 from collections.abc import Set as AbstractSet
 
 from polyreme_api import labels
+from polyreme_api.ownership import owner_of_job_object
 from polyreme_operator.cache.absent_nodes import AbsentNodes
 from polyreme_operator.cache.children import ChildIndex
 from polyreme_operator.cache.health import HealthIndex
@@ -34,13 +35,13 @@ from polyreme_operator.scheduler import Batch, ClusterSnapshot
 from polyreme_operator.types.actions import WriteQueueStatus
 from polyreme_operator.types.changes import Changes, Unreadable
 from polyreme_operator.types.intents import Intents, assume_all
+from polyreme_operator.types.job_keys import JobKeys
 from polyreme_operator.types.observer import CycleReport
 from polyreme_operator.types.parse import (
     lacks_class,
     parse_foreign_pod,
     parse_intents_object,
     parse_job_view,
-    parse_lease,
     parse_node,
     parse_pod,
     parse_unreadable_job,
@@ -59,16 +60,14 @@ from polyreme_operator.types.reasons import Reason, Scope
 from polyreme_operator.types.snapshot import JobSnapshot, Refusal
 from polyreme_operator.types.views import JobView, NodeView, TopologyView
 
-_FRESH_SCOPES = frozenset({Scope.START, Scope.RESUME, Scope.GANG})
-"""Scopes of attempts that replace every pod."""
 _log = logging.getLogger(__name__)
 
 
 class ClusterCache:
     """Views by object, with the indices that decisions need."""
 
-    def __init__(self, *, data_gate: bool = False, node_health: bool = False) -> None:
-        self._data_gate = data_gate
+    def __init__(self, *, keys: JobKeys | None = None, data_gate: bool = False, node_health: bool = False) -> None:
+        self._keys, self._data_gate = keys or JobKeys(), data_gate
         self._node_health = node_health
         self.health = HealthIndex()
         self.fences_held = False
@@ -84,7 +83,7 @@ class ClusterCache:
         self._present: dict[str, set[ObjectRef]] = defaultdict(set)
         self._job_refs: dict[ObjectRef, str] = {}
         self.pods = PodIndex(self.nodes, self.ledger)
-        self._leases = LeaseIndex()
+        self._leases = LeaseIndex(self._keys)
         self._absent_nodes = AbsentNodes(lambda node: bool(self.ledger.jobs_on(node)))
         self._priorities: dict[str, int] = {}
         self._tree = QueueTree.of(())
@@ -174,6 +173,7 @@ class ClusterCache:
         """Accept lower versions from now on, since the cluster was restored from a backup."""
         _log.warning("the cluster was restored from a backup, discarding known versions: %s", why)
         self.versions.void()
+        self._leases.void()
         for uid, job in self.jobs.views.items():
             # The same generation may now belong to another spec.
             self.jobs.views[uid] = dataclasses.replace(job, generation=VOID)
@@ -247,7 +247,6 @@ class ClusterCache:
             refused=self.pending_reasons.refused.get(uid, ""),
             children=self.children.known(uid, now_s=now_s),
             children_until_s=until_s if until_s is not None and until_s > now_s else None,
-            secret_renewed=self.children.is_secret_renewed(uid),
             refusal=refusal if current else None,
             lease_read=lease_read,
             start_limit_s=0.0 if job.spec is None else self._tree.set_aside_s(job.spec.queue_name),
@@ -329,7 +328,7 @@ class ClusterCache:
             case "TrainingJob":
                 known = self.jobs.views.get(self._job_refs.get(ref, ""))
                 parse = functools.partial(parse_job_view, seen_s=now_s, data_gate=self._data_gate)
-                return self._put_job(ref, parse(manifest, known, priorities=self._priorities))
+                return self._put_job(ref, parse(manifest, known, priorities=self._priorities, key_ids=self._keys.ids))
             case "Pod":
                 pod = parse_pod(manifest, seen_s=now_s, known=self.pods.known(ref))
                 job = None if pod is None else self.jobs.views.get(pod.job_uid)
@@ -340,10 +339,10 @@ class ClusterCache:
                     changes.health = self.health.put_node(parse_health_node(manifest), now_s)
                 return changes
             case "Lease":
-                lease = parse_lease(manifest, seen_s=now_s, known=self._leases.known(ref))
-                if lease is None:
+                owner = owner_of_job_object(manifest["metadata"])
+                if owner is None:
                     return self._forget(ref)
-                return Changes(jobs=self._leases.put(ref, lease, self.jobs.views.get(lease.job_uid)))
+                return self._leases.put(ref, manifest, self.jobs.views.get(owner.uid), seen_s=now_s)
             case "ConfigMap":
                 intents = parse_intents_object(manifest)
                 if intents is not None:
@@ -398,12 +397,11 @@ class ClusterCache:
             changes |= self._forget(ref)
             self._present[ref.kind].add(ref)
         if self._job_refs.get(ref) is None:
-            self._leases.adopt(job)
-            changes |= pod_changes(self.pods.adopt(job))
+            changes |= self._leases.adopt(job) | pod_changes(self.pods.adopt(job))
         self._job_refs[ref] = job.uid
         before, attempt = self.jobs.views.get(job.uid), job.attempt
         if before is not None and attempt is not None and attempt.scope != Scope.PROCESS and begins(before, job):
-            self.children.begin(job.uid, fresh=attempt.scope in _FRESH_SCOPES)
+            self.children.begin(job.uid)
         change = self.jobs.put(self._with_plans(job))
         changes.capacity |= change.freed
         changes.asks |= change.asks

@@ -30,7 +30,7 @@ from polyreme_simulator.start_facts import StartFacts
 from polyreme_simulator.successors import SuccessorFacts
 from polyreme_simulator.waiting import WaitingFacts
 
-CHILDREN = ("Service", "Secret", "Lease", "Role", "RoleBinding")
+CHILDREN = ("Service", "Secret", "Lease", "ServiceAccount", "Role", "RoleBinding")
 LATENCY_S = 0.004
 """Longest time that the answer to a read is on its way."""
 WAITING_REASONS = frozenset(
@@ -138,7 +138,7 @@ class Facts(ObservedState):
             manifest["metadata"]["labels"][labels.LABEL_JOB_UID],
             int(text.split('"attempt":', 1)[1].split(",", 1)[0].rstrip("}")),
         )
-        if '"outcome":' in text:
+        if '"outcome":"' in text:
             self.preemptions.heard(*key)
         if '"released":true' not in text:
             return

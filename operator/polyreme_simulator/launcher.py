@@ -14,6 +14,7 @@ from polyreme_api.exit_codes import code_of_signal
 from polyreme_api.job.status import replacements_by_index
 from polyreme_api.progress import ProgressRecord
 from polyreme_api.resume_point import fix_resume_point
+from polyreme_api.signed_progress import ProgressSigner
 from polyreme_launcher.protocol import follower as f
 from polyreme_launcher.protocol import leader as l
 from polyreme_launcher.protocol.messages import Joined, Message, Release
@@ -74,7 +75,14 @@ class SimLauncher:
     """One process: follower machine, on index 0 also leader machine, and its ranks."""
 
     def __init__(
-        self, world: LauncherContext, environment: PodEnvironment, *, pod_uid: str, node: str, rng: random.Random
+        self,
+        world: LauncherContext,
+        environment: PodEnvironment,
+        *,
+        key: bytes,
+        pod_uid: str,
+        node: str,
+        rng: random.Random,
     ) -> None:
         self.world, self.pod, self.pod_uid, self.node, self._rng = world, environment, pod_uid, node, rng
         self.alive = True
@@ -94,6 +102,7 @@ class SimLauncher:
         self.leader: SimLauncher | None = None
         """The leader that this launcher is connected to."""
         self.peers: dict[int, SimLauncher] = {}
+        self._signer = ProgressSigner(key, environment.job_uid)
         self._inbox: deque[Callable[[], None]] = deque()
         self._lease_next: ProgressRecord | None = None
         self._lease_busy = False
@@ -395,15 +404,12 @@ class SimLauncher:
         name = labels.job_object_name(self.pod.job, self.pod.job_uid)
         ref = ObjectRef(kind="Lease", namespace=self.pod.namespace, name=name)
         try:
-            lease = self.world.store.shown(ref)
-            text = (lease["metadata"].get("annotations") or {}).get(labels.ANNOTATION_PROGRESS)
-            known = ProgressRecord.model_validate_json(text) if text else None
+            known = self._signer.read(self.world.store.shown(ref))
             if known is not None and known.outdates(record):
                 self.feed_leader(l.Fenced())
                 return True
-            stamped = record.model_copy(update={"updated_at_s": self.world.clock.now_s()})
-            annotation = {labels.ANNOTATION_PROGRESS: stamped.model_dump_json(by_alias=True, exclude_defaults=True)}
-            self.world.store.change(ref, {"metadata": {"annotations": annotation}})
+            annotations = self._signer.annotations(record, at_s=self.world.clock.now_s())
+            self.world.store.change(ref, {"metadata": {"annotations": annotations}})
         except PortError:
             return False
         self.feed_leader(l.LeaseWritten(record=record))

@@ -1,4 +1,7 @@
-"""The job's Lease as the leader keeps it: the newest record, by compare-and-swap, never over a newer attempt's."""
+"""The job's Lease as the leader keeps it: the newest record, signed, by compare-and-swap, never over a newer attempt's.
+
+A record that no leader of the job has signed is not looked at: whoever else may write the Lease stops no leader.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,9 @@ from typing import Any
 
 from polyreme_api.clock import Clock
 from polyreme_api.errors import NotFoundError
-from polyreme_api.labels import ANNOTATION_PROGRESS, API_VERSION, KIND_JOB, LABEL_JOB, LABEL_JOB_UID, job_object_name
+from polyreme_api.labels import API_VERSION, KIND_JOB, LABEL_JOB, LABEL_JOB_UID, job_object_name
 from polyreme_api.progress import ProgressRecord
+from polyreme_api.signed_progress import ProgressSigner
 from polyreme_api.times import rfc3339
 from polyreme_launcher.api_client import ApiAwayError, ApiClient, ApiConflictError, ApiRefusedError
 
@@ -30,6 +34,7 @@ class LeaseKeeper:
         job: Name of the job.
         job_uid: UID of the job, the Lease's owner.
         holder: Name of the leader's pod.
+        key: The job's key.
         clock: Clock.
         on_written: Called when the Lease holds a record.
         on_lost: Called when a newer attempt or replacement wrote it.
@@ -43,12 +48,14 @@ class LeaseKeeper:
         job: str,
         job_uid: str,
         holder: str,
+        key: bytes,
         clock: Clock,
         on_written: Callable[[ProgressRecord], None],
         on_lost: Callable[[], None],
     ) -> None:
         self._api = api
         self._namespace, self._job, self._job_uid, self._holder = namespace, job, job_uid, holder
+        self._signer = ProgressSigner(key, job_uid)
         self._clock = clock
         self._on_written = on_written
         self._on_lost = on_lost
@@ -108,7 +115,8 @@ class LeaseKeeper:
             try:
                 if self._version is None:
                     lease = await self._api.lease(self._name)
-                    if _is_outdated(lease, record):
+                    known = self._signer.read(lease)
+                    if known is not None and known.outdates(record):
                         return False
                     self._version = lease["metadata"]["resourceVersion"]
                 patch = self._content(record)
@@ -130,9 +138,8 @@ class LeaseKeeper:
 
     def _content(self, record: ProgressRecord) -> dict[str, Any]:
         now_s = self._clock.now_s()
-        stamped = record.model_copy(update={"updated_at_s": now_s})
         return {
-            "metadata": {"annotations": {ANNOTATION_PROGRESS: stamped.model_dump_json(by_alias=True)}},
+            "metadata": {"annotations": self._signer.annotations(record, at_s=now_s)},
             "spec": {"holderIdentity": self._holder, "leaseDurationSeconds": LEASE_S, "renewTime": rfc3339(now_s)},
         }
 
@@ -153,14 +160,3 @@ class LeaseKeeper:
             **content["metadata"],
         }
         return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", **content, "metadata": metadata}
-
-
-def _is_outdated(lease: dict[str, Any], record: ProgressRecord) -> bool:
-    text = (lease["metadata"].get("annotations") or {}).get(ANNOTATION_PROGRESS)
-    if not text:
-        return False
-    try:
-        known = ProgressRecord.model_validate_json(text)
-    except ValueError:
-        return False
-    return known.outdates(record)

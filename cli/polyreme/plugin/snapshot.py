@@ -10,19 +10,15 @@ from typing import TypeVar
 
 from polyreme_api.errors import NotFoundError, RefusedError
 from polyreme_api.labels import KIND_JOB
+from polyreme_api.ownership import owner_of_job_object
 from polyreme_api.topology import DEFAULT_TOPOLOGY
 from polyreme_operator.cache.leases import LeaseIndex
 from polyreme_operator.cache.plan_book import planned
 from polyreme_operator.cache.pods import is_worker_of
-from polyreme_operator.port import ClusterPort, Manifest
+from polyreme_operator.port import ClusterPort, Manifest, ObjectRef
 from polyreme_operator.port import NotFoundError as PortNotFoundError
-from polyreme_operator.types.parse import (
-    parse_foreign_pod,
-    parse_job_view,
-    parse_lease,
-    parse_node,
-    parse_pod,
-)
+from polyreme_operator.types.job_keys import JobKeys
+from polyreme_operator.types.parse import parse_foreign_pod, parse_job_view, parse_node, parse_pod
 from polyreme_operator.types.parse_settings import parse_priority_class, parse_queue, parse_topology
 from polyreme_operator.types.queues import QueueView
 from polyreme_operator.types.views import ForeignPod, JobView, LeaseView, NodeView, PodView, TopologyView
@@ -94,10 +90,8 @@ def snapshot_of(found: Mapping[str, list[Manifest]], *, now_s: float) -> Snapsho
     by_uid = {job.uid: job for job in jobs}
     pods = _readable(lambda item: (_worker(item, by_uid), item), found, "Pod")
     foreign = _readable(parse_foreign_pod, {"Pod": [item for pod, item in pods if pod is None]}, "Pod")
-    leases = LeaseIndex()
-    for lease in _readable(lambda item: parse_lease(item, seen_s=now_s), found, "Lease"):
-        if lease is not None:
-            leases.put(lease.ref, lease, by_uid.get(lease.job_uid))
+    leases = LeaseIndex(JobKeys())
+    _readable(lambda item: _put_lease(leases, item, by_uid, now_s), found, "Lease")
     topologies = _readable(parse_topology, found, "ClusterTopology")
     return Snapshot(
         jobs=tuple(sorted(jobs, key=lambda job: (job.namespace, job.name))),
@@ -122,6 +116,15 @@ def _readable(parse: Callable[[Manifest], _View], found: Mapping[str, Iterable[M
             name = item["metadata"].get("name", "")
             _log.warning("%s %s can't be read and is left out: %s", kind, name, str(error).partition("\n")[0])
     return views
+
+
+def _put_lease(leases: LeaseIndex, item: Manifest, jobs: Mapping[str, JobView], now_s: float) -> None:
+    """Add a Lease. Only the operator can tell whether a record is the leader's own, so it is shown as it is."""
+    metadata = item["metadata"]
+    owner = owner_of_job_object(metadata)
+    if owner is not None:
+        ref = ObjectRef(kind="Lease", namespace=metadata.get("namespace", ""), name=metadata["name"])
+        leases.put(ref, item, jobs.get(owner.uid), seen_s=now_s)
 
 
 def _worker(item: Manifest, jobs: Mapping[str, JobView]) -> PodView | None:

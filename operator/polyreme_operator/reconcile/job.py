@@ -48,6 +48,7 @@ from polyreme_operator.reconcile.stopping import STOP_GRACE_S
 from polyreme_operator.reconcile.worker_pods import PodDefaults
 from polyreme_operator.types.actions import (
     Action,
+    CreateAccount,
     CreateChild,
     CreatePod,
     CreateSecret,
@@ -130,8 +131,8 @@ def _running(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float, default
         return Decision(actions=children)
     pods = _pod_actions(snapshot, spec, attempt, defaults, now_s)
     creates = any(isinstance(action, CreatePod) for action in pods)
-    if creates and _would_renew_secret(snapshot):
-        # The Secret comes first: a new pod can't join pods that have read another one.
+    if creates and children:
+        # They come first: the API server refuses a pod whose ServiceAccount does not exist.
         return Decision(actions=children)
     if creates and not snapshot.lease_read:
         return Decision(actions=(ReadLease(ref=_lease_ref(snapshot)),))
@@ -233,7 +234,7 @@ def _observed(
     idle_s = 0.0 if snapshot.lease is None else snapshot.lease.seen_s - snapshot.lease.advanced_seen_s
     status = after.settle(record, idle_s=idle_s).build()
     if record is not None and (changed or (status is not job.status and status != job.status)):
-        status = after.update(step=max(status.step, record.step)).build()
+        status = after.update(step=max(status.step, record.step), progress_sequence=record.sequence).build()
     return status
 
 
@@ -378,27 +379,34 @@ def _fail(snapshot: JobSnapshot, reason: Reason, message: str, failure: Failure 
 
 
 def _children(snapshot: JobSnapshot, spec: TrainingJobSpec, defaults: PodDefaults) -> tuple[Action, ...]:
-    job = snapshot.job
+    job, known = snapshot.job, snapshot.children
     actions: list[Action] = []
-    if "Service" not in snapshot.children:
+    if "Service" not in known:
         actions.append(CreateChild(manifest=worker_pods.service(job)))
-    if "Secret" not in snapshot.children:
-        renews = _would_renew_secret(snapshot)
-        actions.append(CreateSecret(manifest=worker_pods.secret(job), keys=(labels.SECRET_KEY,), renews=renews))
-    if defaults.launcher_rbac and not {"Role", "RoleBinding"} <= snapshot.children:
-        bound = CreateChild(manifest=worker_pods.role_binding(job, spec))
-        # The API server refuses a RoleBinding to an unknown Role.
-        known = "Role" in snapshot.children
-        actions.append(bound if known else CreateChild(manifest=worker_pods.role(job), then=bound))
+    if not environment_runtime.is_used(spec):
+        actions += _launcher_children(snapshot, spec, defaults)
     if snapshot.lease is None:
         actions.append(CreateChild(manifest=worker_pods.lease(job, spec)))
     return tuple(actions)
 
 
-def _would_renew_secret(snapshot: JobSnapshot) -> bool:
-    """Tell whether pods run whose Secret may have been deleted since they read it."""
-    running = (pod.phase is PodPhase.RUNNING for pod in current_pods(snapshot).values())
-    return "Secret" not in snapshot.children and any(running)
+def _launcher_children(snapshot: JobSnapshot, spec: TrainingJobSpec, defaults: PodDefaults) -> list[Action]:
+    """Create what only launchers need: the key that they share, and their leader's account and rights."""
+    job, known = snapshot.job, snapshot.children
+    actions: list[Action] = []
+    if "Secret" not in known and job.attempt is not None and job.attempt.key_id:
+        # An attempt of an operator of 0.1.0 has a Secret that no other operator can make again.
+        key_id = job.attempt.key_id
+        actions.append(CreateSecret(manifest=worker_pods.secret(job, key_id), key_id=key_id))
+    if not defaults.launcher_rbac:
+        return actions
+    if "ServiceAccount" not in known and worker_pods.has_own_account(spec):
+        actions.append(CreateAccount(manifest=worker_pods.account(job)))
+    if not {"Role", "RoleBinding"} <= known:
+        bound = CreateChild(manifest=worker_pods.role_binding(job, spec))
+        # The API server refuses a RoleBinding to an unknown Role.
+        actions.append(bound if "Role" in known else CreateChild(manifest=worker_pods.role(job), then=bound))
+    return actions
 
 
 def _depends_on_lease(failure: Failure) -> bool:

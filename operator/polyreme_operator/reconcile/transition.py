@@ -256,6 +256,8 @@ def begin_attempt(
     numbers = {} if before is None else before.replacement_by_index
     for index in replace:
         numbers[index] = numbers.get(index, 0) + 1
+    kept = 0 if before is None or scope in {Scope.START, Scope.RESUME} else min(before.replicas, len(nodes))
+    here = max(0, kept - sum(1 for index in replace if index < kept))
     attempt = AttemptStatus(
         number=1 if before is None else before.number + 1,
         plan_hash=plan_hash,
@@ -267,10 +269,10 @@ def begin_attempt(
         started_at=rfc3339(after.now_s),
         scope=scope.value,
         pre_checks=None if job.spec is None else pre_checks.order(job.spec, after.build(), passed=()),
+        # Pods that stay hold the key of their time, and new ones must prove that they know it.
+        key_id=before.key_id if before is not None and here else next(iter(job.key_ids), ""),
     )
-    kept = 0 if before is None or scope in {Scope.START, Scope.RESUME} else min(before.replicas, len(nodes))
-    here = kept - sum(1 for index in replace if index < kept)
-    after.update(attempt=attempt, retry_at=None, ready_replicas=0, replicas=max(0, here))
+    after.update(attempt=attempt, retry_at=None, ready_replicas=0, replicas=here, progress_sequence=0)
     if plan is not None and plan.replicas == len(nodes):
         after.update(layout=str(plan.layout), recompute=plan.recompute_label)
     for kind in (ConditionType.PODS_READY, ConditionType.RUNNING):

@@ -1,4 +1,4 @@
-"""Manifests of the objects that a job owns: pods, Service, Lease, Secret, and its launcher's Role and RoleBinding."""
+"""Manifests of the objects that a job owns: pods, Service, Lease, Secret, and its leader's account and rights."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ class PodDefaults:
     """Secret in the job's namespace whose keys become variables of the worker's container."""
     binding: BindingMode = "NodeName"
     launcher_rbac: bool = False
-    """Whether each job gets a Role for its launcher; the embedded cluster issues its own tokens and needs none."""
+    """Whether each job gets a ServiceAccount and a Role for its leader; the embedded cluster issues its own tokens and
+    needs none."""
 
 
 def owner(job: JobView) -> dict[str, Any]:
@@ -79,9 +80,32 @@ def lease(job: JobView, spec: TrainingJobSpec) -> Manifest:
     )
 
 
-def secret(job: JobView) -> Manifest:
-    """Secret by which launchers authenticate to each other; the writer adds its bytes."""
-    return {**_owned(job, "v1", "Secret"), "type": "Opaque", "immutable": True}
+def secret(job: JobView, key_id: str) -> Manifest:
+    """Secret by which launchers authenticate to each other, and their leader to the operator; without the key."""
+    return {
+        **_owned(job, "v1", "Secret", name=labels.job_secret_name(job.name, job.uid, key_id)),
+        "type": "Opaque",
+        "immutable": True,
+    }
+
+
+def has_own_account(spec: TrainingJobSpec) -> bool:
+    """Tell whether a job's pods run as the job's own ServiceAccount.
+
+    A template may name another one, as a cloud's identity needs it; containers without our launcher need none.
+    """
+    return not environment_runtime.is_used(spec) and not _named_account(spec)
+
+
+def _named_account(spec: TrainingJobSpec) -> str:
+    body = spec.workers.template.get("spec") or {}
+    # The second is Kubernetes' old name of the first.
+    return str(body.get("serviceAccountName") or body.get("serviceAccount") or "")
+
+
+def account(job: JobView) -> Manifest:
+    """ServiceAccount of the job's pods, so that a leader's token has the rights of its own job alone."""
+    return _owned(job, "v1", "ServiceAccount")
 
 
 def role(job: JobView) -> Manifest:
@@ -107,17 +131,16 @@ def role(job: JobView) -> Manifest:
 
 
 def role_binding(job: JobView, spec: TrainingJobSpec) -> Manifest:
-    """Give the job's Role to the service account of its pods."""
-    body = spec.workers.template.get("spec") or {}
-    account = body.get("serviceAccountName") or "default"
+    """Give the job's Role to the ServiceAccount of its pods."""
+    name = _named_account(spec) or labels.job_object_name(job.name, job.uid)
     return {
-        **_owned(job, RBAC_VERSION, "RoleBinding"),
+        **_owned(job, RBAC_VERSION, "RoleBinding", name=labels.role_binding_name(job.name, job.uid)),
         "roleRef": {
             "apiGroup": "rbac.authorization.k8s.io",
             "kind": "Role",
             "name": labels.job_object_name(job.name, job.uid),
         },
-        "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": job.namespace}],
+        "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": job.namespace}],
     }
 
 
@@ -183,7 +206,7 @@ class WorkerPods:
         own = [{"name": variable, "value": value} for variable, value in variables.items()]
         first, *others = self._body["containers"]
         # Only the leader uses the API server.
-        token = {} if index == 0 else {"automountServiceAccountToken": False}
+        token = {} if index == 0 and not self._own else {"automountServiceAccountToken": False}
         return {
             "apiVersion": "v1",
             "kind": "Pod",
@@ -214,9 +237,12 @@ class WorkerPods:
         worker = _worker(containers[0], spec) if self._own else _launcher(containers[0], spec, defaults)
         containers[0] = _with_secret(worker, defaults.worker_secret)
         name = labels.job_object_name(self._job.name, self._job.uid)
+        key = labels.job_secret_name(self._job.name, self._job.uid, self._attempt.key_id)
         own = [{"name": volume, "emptyDir": {}} for volume in _writable(containers[0])]
-        own.append({"name": "polyreme", "secret": {"secretName": name}})
+        own.append({"name": "polyreme", "secret": {"secretName": key}})
+        account = {"serviceAccountName": name} if defaults.launcher_rbac and has_own_account(spec) else {}
         return {
+            **account,
             "terminationGracePeriodSeconds": spec.checkpoint.preemption_grace_seconds + GRACE_EXTRA_S,
             **pod_security.restricted({**body, "containers": containers}),
             "restartPolicy": "Never",
@@ -287,12 +313,14 @@ def _variables(job: JobView, attempt: AttemptStatus, *, defaults: PodDefaults, c
     ).render()
 
 
-def _owned(job: JobView, api_version: str, kind: str, *, spec: dict[str, Any] | None = None) -> Manifest:
+def _owned(
+    job: JobView, api_version: str, kind: str, *, name: str = "", spec: dict[str, Any] | None = None
+) -> Manifest:
     manifest: Manifest = {
         "apiVersion": api_version,
         "kind": kind,
         "metadata": {
-            "name": labels.job_object_name(job.name, job.uid),
+            "name": name or labels.job_object_name(job.name, job.uid),
             "namespace": job.namespace,
             "labels": {labels.LABEL_JOB: job.name, labels.LABEL_JOB_UID: job.uid},
             "ownerReferences": [owner(job)],

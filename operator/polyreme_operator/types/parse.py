@@ -17,8 +17,7 @@ from polyreme_api.errors import InvalidConfigError
 from polyreme_api.job import TrainingJobSpec, TrainingJobStatus, parse_job
 from polyreme_api.job.schedule import schedule_faults
 from polyreme_api.metadata import ObjectMeta
-from polyreme_api.ownership import owner_of_job_object, owner_of_pod
-from polyreme_api.progress import ProgressRecord
+from polyreme_api.ownership import owner_of_pod
 from polyreme_operator.health.record import PROBATION
 from polyreme_operator.port import Manifest
 from polyreme_operator.types.intents import INTENTS_KEY, Intents, parse_intents
@@ -30,7 +29,7 @@ from polyreme_operator.types.pod_waiting import waiting_of
 from polyreme_operator.types.reasons import ConditionType, Reason
 from polyreme_operator.types.resources import canonical, constraints_of, pod_requests
 from polyreme_operator.types.timestamps import parse_time_or
-from polyreme_operator.types.views import ForeignPod, JobView, LeaseView, PodPhase, PodView
+from polyreme_operator.types.views import ForeignPod, JobView, PodPhase, PodView
 from polyreme_planner.plan import Plan
 
 __all__ = [
@@ -39,7 +38,6 @@ __all__ = [
     "parse_foreign_pod",
     "parse_intents_object",
     "parse_job_view",
-    "parse_lease",
     "parse_node",
     "parse_pod",
     "parse_unreadable_job",
@@ -61,6 +59,7 @@ def parse_job_view(
     priorities: Mapping[str, int] | None = None,
     seen_s: float = 0.0,
     data_gate: bool = False,
+    key_ids: tuple[str, ...] = (),
 ) -> JobView:
     """Parse a TrainingJob. An invalid spec yields a view too, so that it can be reported. Plans are not made here.
 
@@ -70,6 +69,7 @@ def parse_job_view(
         priorities: Values of the PriorityClasses, by name.
         seen_s: When it was observed; 0 if unknown.
         data_gate: Whether its admission waits for its data.
+        key_ids: Names of the installation's keys.
     """
     metadata, generation = manifest["metadata"], manifest["metadata"].get("generation", 0)
     known = known if known is not None and known.uid == metadata["uid"] else None
@@ -104,6 +104,7 @@ def parse_job_view(
         attempt_seen_s=_attempt_seen_s(status, known, seen_s),
         unready_s=_unready_s(status, known, seen_s),
         **_times(status, known, seen_s),
+        key_ids=key_ids,
         data_gate=data_gate,
         data_digest=read.data_digest,
         schedule_fault=read.schedule_fault,
@@ -339,44 +340,6 @@ def parse_foreign_pod(manifest: Manifest) -> ForeignPod | None:
     owners = {str(owner.get("kind")) for owner in metadata.get("ownerReferences") or ()}
     stays = bool(owners & STAYING) or MIRROR in (metadata.get("annotations") or {})
     return _foreign(intern(spec["nodeName"]), pod_requests(spec), stays)
-
-
-def parse_lease(manifest: Manifest, *, seen_s: float, known: LeaseView | None = None) -> LeaseView | None:
-    """Parse a job's Lease; None for a Lease that no job controls. An invalid record counts as none.
-
-    Args:
-        manifest: The object.
-        seen_s: When it came.
-        known: An earlier view of it, for what lies between the two.
-    """
-    metadata = manifest["metadata"]
-    owner = owner_of_job_object(metadata)
-    if owner is None:
-        return None
-    text = (metadata.get("annotations") or {}).get(labels.ANNOTATION_PROGRESS)
-    try:
-        record = ProgressRecord.model_validate_json(text) if text else None
-    except ValidationError:
-        record = None
-    advanced = (seen_s, 0.0 if record is None else record.updated_at_s)
-    if known is not None and known.uid == metadata["uid"] and _place(known.record) == _place(record):
-        advanced = (known.advanced_seen_s, known.advanced_said_s)
-    return LeaseView(
-        namespace=metadata.get("namespace", ""),
-        name=metadata["name"],
-        uid=metadata["uid"],
-        resource_version=metadata["resourceVersion"],
-        job_uid=owner.uid,
-        record=record,
-        seen_s=seen_s,
-        advanced_seen_s=advanced[0],
-        advanced_said_s=advanced[1],
-    )
-
-
-def _place(record: ProgressRecord | None) -> tuple[object, ...] | None:
-    """Return the part of a record that increases while an attempt makes progress."""
-    return None if record is None else (record.attempt, record.replacement, record.phase, record.step)
 
 
 def parse_intents_object(manifest: Manifest) -> Intents | None:

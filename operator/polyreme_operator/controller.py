@@ -387,7 +387,7 @@ class _Controller:
     async def _schedule(self) -> None:
         batch = self._run_cycle(frozenset())
         if batch.reads:
-            refs = [self._cache.lease_ref(uid) for uid in sorted(batch.reads)]
+            refs = [self._cache.leases.ref_of(uid) for uid in sorted(batch.reads)]
             await asyncio.gather(*(self._writer.refresh(ref) for ref in refs if ref is not None))
             read, batch = batch.reads, self._run_cycle(batch.reads)
             # More Leases became relevant in the second run.

@@ -205,7 +205,7 @@ class Writer:
         except NotFoundError:
             self._note(self._cache.remove(ref, version=None))
             return None
-        self._take(found)
+        self._note(self._cache.put(found, now_s=self._clock.now_s(), reread=True))
         return found
 
     async def _one(self, action: Action) -> None:
@@ -270,12 +270,19 @@ class Writer:
             found = await self.refresh(ref) if manifest["kind"] in WATCHED_KINDS else None
             if not isinstance(error, AlreadyExistsError):
                 raise
-            if found is not None and job_owner(found["metadata"]) != job_owner(manifest["metadata"]):
+            if found is not None and not self._is_own(manifest, found):
                 words = f"{ref} exists and is not controlled by the job, which needs this name; delete or rename it"
                 raise InvalidObjectError(words) from error
             return None
         self._take(created)
         return created
+
+    def _is_own(self, wanted: Manifest, found: Manifest) -> bool:
+        """Tell whether an object of a wanted name belongs to the job that wants it."""
+        if job_owner(found["metadata"]) == job_owner(wanted["metadata"]):
+            return True
+        job = self._cache.job(_job_uid(wanted)) if wanted["kind"] == "Lease" else None
+        return job is not None and self._cache.leases.is_of(job, found["metadata"])
 
     async def _create_child(self, manifest: Manifest) -> None:
         """Create an object of which a job has one."""

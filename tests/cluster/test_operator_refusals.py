@@ -11,7 +11,6 @@ from tests.cluster.operators import NAMESPACE, install, replica
 from tests.cluster.stage import Stage, condition_of, play
 
 INTENTS = ObjectRef(kind="ConfigMap", namespace=NAMESPACE, name=labels.INTENTS_NAME)
-CHILDREN = ("Service", "Secret", "Role", "RoleBinding")
 
 
 @pytest.fixture(scope="module")
@@ -130,8 +129,11 @@ def test_deleted_intents_and_children_are_created_again(refusing: str) -> None:
         assert (await stage.cluster.get(INTENTS))["metadata"]["name"] == INTENTS.name
         assert (await stage.status("first"))["attempt"] == status["attempt"]
 
-        name = labels.job_object_name("first", (await stage.cluster.get(stage.ref("first")))["metadata"]["uid"])
-        refs = [ObjectRef(kind=kind, namespace=stage.namespace, name=name) for kind in CHILDREN]
+        own = "first", (await stage.cluster.get(stage.ref("first")))["metadata"]["uid"]
+        names = dict.fromkeys(("Service", "ServiceAccount", "Role"), labels.job_object_name(*own))
+        names |= {"RoleBinding": labels.role_binding_name(*own)}
+        names |= {"Secret": labels.job_secret_name(*own, status["attempt"]["keyId"])}
+        refs = [ObjectRef(kind=kind, namespace=stage.namespace, name=name) for kind, name in names.items()]
         before = {ref: (await stage.cluster.get(ref))["metadata"]["uid"] for ref in refs}
         for ref in refs:
             await stage.delete(ref)
@@ -148,8 +150,8 @@ def test_deleted_intents_and_children_are_created_again(refusing: str) -> None:
 
         async def trains() -> bool:
             status = await stage.status("first")
-            return condition_of(status, "Running")[0] == "True" and status["attempt"]["scope"] == "RestartGang"
+            return condition_of(status, "Running")[0] == "True" and status["attempt"]["scope"] == "RestartPod"
 
-        await stage.until(trains, "the whole gang has the new Secret")
+        await stage.until(trains, "the new pod has the same key as the one that stayed")
 
     play(refusing, story)

@@ -1,6 +1,7 @@
 """The job's Lease as the leader keeps it: the newest record, signed, by compare-and-swap, never over a newer attempt's.
 
-A record that no leader of the job has signed is not looked at: whoever else may write the Lease stops no leader.
+A record that no leader of the job has signed is not looked at, and labels and owner that somebody removed are put back:
+whoever else may write the Lease stops no leader.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import Any
 
 from polyreme_api.clock import Clock
 from polyreme_api.errors import NotFoundError
-from polyreme_api.labels import API_VERSION, KIND_JOB, LABEL_JOB, LABEL_JOB_UID, job_object_name
+from polyreme_api.labels import job_object_name
+from polyreme_api.ownership import is_marked, job_object_metadata
 from polyreme_api.progress import ProgressRecord
 from polyreme_api.signed_progress import ProgressSigner
 from polyreme_api.times import rfc3339
@@ -65,6 +67,8 @@ class LeaseKeeper:
         self._idle = asyncio.Event()
         self._idle.set()
         self._version: str | None = None
+        self._marked = True
+        """Whether the Lease has its labels and its owner."""
 
     def put(self, record: ProgressRecord) -> None:
         """Queue a record for writing."""
@@ -118,9 +122,11 @@ class LeaseKeeper:
                     known = self._signer.read(lease)
                     if known is not None and known.outdates(record):
                         return False
-                    self._version = lease["metadata"]["resourceVersion"]
+                    self._seen(lease)
                 patch = self._content(record)
                 patch["metadata"]["resourceVersion"] = self._version
+                if not self._marked:
+                    patch["metadata"] |= job_object_metadata(self._job, self._job_uid)
                 result = await self._api.patch_lease(self._name, patch)
             except NotFoundError:
                 try:
@@ -132,9 +138,13 @@ class LeaseKeeper:
                 # Another writer was faster: read its record and decide again.
                 self._version = None
                 continue
-            self._version = result["metadata"]["resourceVersion"]
+            self._seen(result)
             return True
         raise ApiAwayError(f"Lease {self._name} changed {CONFLICTS_MAX} times under one write")
+
+    def _seen(self, lease: dict[str, Any]) -> None:
+        self._version = lease["metadata"]["resourceVersion"]
+        self._marked = is_marked(lease["metadata"], self._job_uid)
 
     def _content(self, record: ProgressRecord) -> dict[str, Any]:
         now_s = self._clock.now_s()
@@ -144,19 +154,11 @@ class LeaseKeeper:
         }
 
     def _new(self, record: ProgressRecord) -> dict[str, Any]:
-        owner = {
-            "apiVersion": API_VERSION,
-            "kind": KIND_JOB,
-            "name": self._job,
-            "uid": self._job_uid,
-            "controller": True,
-        }
         content = self._content(record)
         metadata = {
             "name": self._name,
             "namespace": self._namespace,
-            "labels": {LABEL_JOB: self._job, LABEL_JOB_UID: self._job_uid},
-            "ownerReferences": [owner],
+            **job_object_metadata(self._job, self._job_uid),
             **content["metadata"],
         }
         return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", **content, "metadata": metadata}

@@ -10,7 +10,6 @@ from typing import TypeVar
 
 from polyreme_api.errors import NotFoundError, RefusedError
 from polyreme_api.labels import KIND_JOB
-from polyreme_api.ownership import owner_of_job_object
 from polyreme_api.topology import DEFAULT_TOPOLOGY
 from polyreme_operator.cache.leases import LeaseIndex
 from polyreme_operator.cache.plan_book import planned
@@ -90,8 +89,9 @@ def snapshot_of(found: Mapping[str, list[Manifest]], *, now_s: float) -> Snapsho
     by_uid = {job.uid: job for job in jobs}
     pods = _readable(lambda item: (_worker(item, by_uid), item), found, "Pod")
     foreign = _readable(parse_foreign_pod, {"Pod": [item for pod, item in pods if pod is None]}, "Pod")
-    leases = LeaseIndex(JobKeys())
-    _readable(lambda item: _put_lease(leases, item, by_uid, now_s), found, "Lease")
+    # Only the operator can tell whether a record is the leader's own, so it is shown as it is.
+    leases = LeaseIndex(JobKeys(), {job.ref: job for job in jobs}.get)
+    _readable(lambda item: leases.put(_lease_ref(item), item, seen_s=now_s), found, "Lease")
     topologies = _readable(parse_topology, found, "ClusterTopology")
     return Snapshot(
         jobs=tuple(sorted(jobs, key=lambda job: (job.namespace, job.name))),
@@ -118,13 +118,8 @@ def _readable(parse: Callable[[Manifest], _View], found: Mapping[str, Iterable[M
     return views
 
 
-def _put_lease(leases: LeaseIndex, item: Manifest, jobs: Mapping[str, JobView], now_s: float) -> None:
-    """Add a Lease. Only the operator can tell whether a record is the leader's own, so it is shown as it is."""
-    metadata = item["metadata"]
-    owner = owner_of_job_object(metadata)
-    if owner is not None:
-        ref = ObjectRef(kind="Lease", namespace=metadata.get("namespace", ""), name=metadata["name"])
-        leases.put(ref, item, jobs.get(owner.uid), seen_s=now_s)
+def _lease_ref(item: Manifest) -> ObjectRef:
+    return ObjectRef(kind="Lease", namespace=item["metadata"].get("namespace", ""), name=item["metadata"]["name"])
 
 
 def _worker(item: Manifest, jobs: Mapping[str, JobView]) -> PodView | None:

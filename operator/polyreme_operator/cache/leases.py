@@ -1,12 +1,15 @@
 """Leases by job: a job's Lease has its derived name, is in its namespace and is controlled by it.
 
-Of what it says only records that the job's leader signed, each newer than those before, are taken into the view. A
-record that does not count leaves the view as it is: it changes nothing, and is no heartbeat.
+What is written on a Lease is believed of none but the job's own leader. Only records that it signed, each newer than
+those before, are taken into the view; any other changes nothing, and is no heartbeat. Nor does a job lose its Lease if
+another account removes its owner.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from polyreme_api import labels
 from polyreme_api.ownership import owner_of_job_object
@@ -40,34 +43,63 @@ class LeaseIndex:
 
     Args:
         keys: Derive the keys of jobs.
+        job_at: Returns the job of a reference; None if it is not known.
     """
 
-    def __init__(self, keys: JobKeys) -> None:
+    def __init__(self, keys: JobKeys, job_at: Callable[[ObjectRef], JobView | None]) -> None:
         self.by_job: dict[str, LeaseView] = {}
         """By UID of the job."""
-        self._keys = keys
+        self._keys, self._job_at = keys, job_at
         self._all: dict[ObjectRef, LeaseView] = {}
         self._jobless: dict[ObjectRef, tuple[Manifest, float]] = {}
-        """Leases whose job is not known, or is another than the name says, and when they came."""
+        """Leases whose job is not known, and when they came."""
+        self._known: set[str] = set()
+        """Jobs that have had a Lease."""
         self._heard: dict[str, _Heard] = {}
         self._own_keys: dict[str, tuple[bytes, ...]] = {}
         """Derived keys of jobs."""
         self._reported: set[tuple[str, RecordFault]] = set()
         """Jobs and faults of which an event was emitted."""
 
-    def put(self, ref: ObjectRef, manifest: Manifest, job: JobView | None, *, seen_s: float) -> Changes:
-        """Add a Lease; ``job`` is the one that it names as its controller, if known."""
-        owner = owner_of_job_object(manifest["metadata"])
-        known = self._all.get(ref)
-        changed = self.remove(ref) if known is not None and (owner is None or owner.uid != known.job_uid) else set()
-        if job is None or ref != lease_ref(job):
+    def put(self, ref: ObjectRef, manifest: Manifest, *, seen_s: float) -> Changes | None:
+        """Add a Lease; None if it is nobody's."""
+        job, owner = self._named(ref), owner_of_job_object(manifest["metadata"])
+        if job is None or not self.is_of(job, manifest["metadata"]):
+            changed = self.remove(ref)
+            if owner is None:
+                return None
             self._jobless[ref] = manifest, seen_s
             return Changes(jobs=changed)
         self._jobless.pop(ref, None)
-        return Changes(jobs=changed) | self._take(ref, manifest, job, seen_s)
+        return self._take(ref, manifest, job, seen_s)
+
+    def is_others(self, ref: ObjectRef, manifest: Manifest) -> bool:
+        """Tell whether an unknown Lease is nobody's."""
+        job, metadata = self._named(ref), manifest["metadata"]
+        return owner_of_job_object(metadata) is None and (job is None or not self.is_of(job, metadata))
+
+    def is_of(self, job: JobView, metadata: Mapping[str, Any]) -> bool:
+        """Tell whether a Lease of a job's name is its own.
+
+        One that it has had is known by its name: whoever may patch it may also remove its owner, and what it says is
+        verified anyway. A job that has had pods had its Lease before them.
+        """
+        owner, attempt = owner_of_job_object(metadata), job.attempt
+        if owner is not None and owner.uid == job.uid:
+            return True
+        had_pods = attempt is not None and (attempt.number > 1 or job.status.replicas > 0)
+        return can_sign(job) and (had_pods or job.uid in self._known)
+
+    def _named(self, ref: ObjectRef) -> JobView | None:
+        """Return the job whose Lease has this name."""
+        name = ref.name.rpartition("-")[0]
+        job = self._job_at(ObjectRef(kind=labels.KIND_JOB, namespace=ref.namespace, name=name))
+        return None if job is None or ref != lease_ref(job) else job
 
     def _take(self, ref: ObjectRef, manifest: Manifest, job: JobView, seen_s: float) -> Changes:
-        metadata, before = manifest["metadata"], self.by_job.get(job.uid)
+        metadata, known, heard = manifest["metadata"], self.by_job.get(job.uid), self._heard.get(job.uid)
+        # One that was out of sight, since another account had removed its labels, is as it was.
+        before = known or (None if heard is None else heard.view)
         if before is None or before.uid != metadata["uid"]:
             before = LeaseView(
                 namespace=ref.namespace,
@@ -81,12 +113,13 @@ class LeaseIndex:
         after, fault = self._believe(job, before, SaidRecord.on(metadata), seen_s)
         after = dataclasses.replace(after, resource_version=metadata["resourceVersion"])
         self._all[ref] = self.by_job[job.uid] = after
+        self._known.add(job.uid)
         if fault is None:
             return Changes(jobs={job.uid})
         first = (job.uid, fault) not in self._reported
         self._reported.add((job.uid, fault))
         refused = RefusedRecord(ref=job.ref, uid=job.uid, fault=fault, first=first)
-        return Changes(jobs={job.uid} if before.resource_version == "" else set(), refused=(refused,))
+        return Changes(jobs={job.uid} if known is None else set(), refused=(refused,))
 
     def _believe(
         self, job: JobView, lease: LeaseView, said: SaidRecord, seen_s: float
@@ -124,6 +157,11 @@ class LeaseIndex:
             found = self._own_keys[uid] = self._keys.of_job(uid)
         return found
 
+    def ref_of(self, uid: str) -> ObjectRef | None:
+        """Return the reference of a job's Lease; None if it has none."""
+        lease = self.by_job.get(uid)
+        return None if lease is None else lease.ref
+
     def remove(self, ref: ObjectRef) -> set[str]:
         """Remove a Lease; return the UIDs of jobs whose Lease it was."""
         self._jobless.pop(ref, None)
@@ -139,16 +177,17 @@ class LeaseIndex:
         lease, waiting = self._all.get(ref), self._jobless.get(ref)
         if lease is not None and lease.job_uid == job.uid:
             self.by_job[job.uid] = lease
-        owner = None if waiting is None else owner_of_job_object(waiting[0]["metadata"])
-        if waiting is None or owner is None or owner.uid != job.uid:
+        if waiting is None or not self.is_of(job, waiting[0]["metadata"]):
             return Changes()
-        return self.put(ref, waiting[0], job, seen_s=waiting[1])
+        del self._jobless[ref]
+        return self._take(ref, waiting[0], job, waiting[1])
 
     def drop(self, uid: str) -> None:
         """Remove a job."""
         self.by_job.pop(uid, None)
         self._heard.pop(uid, None)
         self._own_keys.pop(uid, None)
+        self._known.discard(uid)
         self._reported.difference_update((uid, fault) for fault in RecordFault)
 
     def void(self) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from polyreme_api import environment, labels
 from polyreme_api.job import TrainingJobSpec
 from polyreme_api.job.status import AttemptStatus
+from polyreme_api.ownership import job_object_metadata, owner_reference
 from polyreme_operator.port import Manifest
 from polyreme_operator.reconcile import binding, environment_runtime, pod_security
 from polyreme_operator.reconcile.binding import BindingMode
@@ -41,18 +42,6 @@ class PodDefaults:
     launcher_rbac: bool = False
     """Whether each job gets a ServiceAccount and a Role for its leader; the embedded cluster issues its own tokens and
     needs none."""
-
-
-def owner(job: JobView) -> dict[str, Any]:
-    """Owner reference to the job."""
-    return {
-        "apiVersion": labels.API_VERSION,
-        "kind": labels.KIND_JOB,
-        "name": job.name,
-        "uid": job.uid,
-        "controller": True,
-        "blockOwnerDeletion": False,
-    }
 
 
 def service(job: JobView) -> Manifest:
@@ -183,7 +172,7 @@ class WorkerPods:
         self._metadata = {
             "namespace": job.namespace,
             "annotations": metadata.get("annotations") or {},
-            "ownerReferences": [owner(job)],
+            "ownerReferences": [owner_reference(job.name, job.uid)],
         }
         self._body = self._common_body(spec, defaults)
         self._environment: list[dict[str, Any]] = [
@@ -322,8 +311,7 @@ def _owned(
         "metadata": {
             "name": name or labels.job_object_name(job.name, job.uid),
             "namespace": job.namespace,
-            "labels": {labels.LABEL_JOB: job.name, labels.LABEL_JOB_UID: job.uid},
-            "ownerReferences": [owner(job)],
+            **job_object_metadata(job.name, job.uid),
         },
     }
     if spec is not None:

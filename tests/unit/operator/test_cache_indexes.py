@@ -41,20 +41,29 @@ def lease_manifest(owner: JobView, *, owner_uid: str = "") -> Manifest:
     return {"metadata": metadata}
 
 
+def index_of(owner: JobView) -> LeaseIndex:
+    return LeaseIndex(JobKeys(), {owner.ref: owner}.get)
+
+
 def test_a_lease_that_names_another_job_is_no_longer_the_first_ones() -> None:
-    index, owner = LeaseIndex(JobKeys()), job()
-    assert index.put(lease_ref(owner), lease_manifest(owner), owner, seen_s=NOW_S).jobs == {owner.uid}
-    assert index.put(lease_ref(owner), lease_manifest(owner), owner, seen_s=NOW_S + 1).jobs == {owner.uid}
-    stolen = lease_manifest(owner, owner_uid="another")
-    stolen["metadata"]["name"] = labels.job_object_name(owner.name, "another")
-    assert index.put(lease_ref(owner), stolen, None, seen_s=NOW_S + 2).jobs == {owner.uid}
+    owner = job()
+    index = index_of(owner)
+    for number in range(2):
+        changes = index.put(lease_ref(owner), lease_manifest(owner), seen_s=NOW_S + number)
+        assert changes is not None
+        assert changes.jobs == {owner.uid}
+    # Another job of that name, whose UID begins in the same way.
+    stolen = index.put(lease_ref(owner), lease_manifest(owner, owner_uid="u-idj"), seen_s=NOW_S + 2)
+    assert stolen is not None
+    assert stolen.jobs == {owner.uid}
     assert index.by_job == {}
 
 
 def test_an_outage_excuses_silence_and_missing_progress_up_to_the_present() -> None:
-    index, owner = LeaseIndex(JobKeys()), job()
-    index.put(lease_ref(owner), lease_manifest(owner), owner, seen_s=NOW_S - 50)
-    index.put(lease_ref(owner), lease_manifest(owner), owner, seen_s=NOW_S)
+    owner = job()
+    index = index_of(owner)
+    index.put(lease_ref(owner), lease_manifest(owner), seen_s=NOW_S - 50)
+    index.put(lease_ref(owner), lease_manifest(owner), seen_s=NOW_S)
     index.excuse_silence(30.0, now_s=NOW_S + 20)
     excused = index.by_job[owner.uid]
     assert (excused.seen_s, excused.advanced_seen_s) == (NOW_S + 20, NOW_S - 20)

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import dataclasses
 import json
 import random
 from typing import Any
@@ -10,11 +11,16 @@ import pytest
 
 from polyreme_api import labels
 from polyreme_api.progress import ProgressRecord
-from polyreme_api.signed_progress import ProgressSigner, job_key
-from polyreme_operator.port import Manifest, ObjectRef
+from polyreme_api.signed_progress import KEY_BYTES, ProgressSigner, job_key
+from polyreme_operator.cluster_cache import ClusterCache
+from polyreme_operator.port import Manifest, ObjectRef, WatchEvent, WatchEventType
+from polyreme_operator.reconcile.observe import REFUSED_S
 from polyreme_operator.reconcile.worker_pods import PodDefaults
 from polyreme_operator.settings import Settings
+from polyreme_operator.types.job_keys import JobKeys
+from tests.unit.operator.operator_scenes import NOW_S, admitted, job, job_manifest, owner_reference
 from tests.unit.operator.operator_stories import NAMESPACE, Story, play
+from tests.unit.operator.test_operator_identity import lease_manifest
 
 SUCCESS = {"phase": "Done", "outcome": "Succeeded", "step": 600}
 FAILURE = {"exits": [{"rank": 0, "signal": 9}], "step": 600}
@@ -144,6 +150,50 @@ def test_a_forged_record_changes_nothing_and_is_counted(forge: Any, fault: str, 
             assert (event["type"], event["involvedObject"]["uid"]) == ("Warning", job.uid)
 
     play(told)
+
+
+@pytest.mark.parametrize("owner", [None, "u-idj", "other"])
+def test_a_job_keeps_its_lease_when_another_account_removes_or_changes_its_owner(owner: str | None) -> None:
+    async def told(story: Story) -> None:
+        job, other = Training(story), Training(story, "other")
+        async with story.operator():
+            await other.train()
+            await job.train()
+        before = story.status("j")
+        uid = {"other": other.uid}.get(owner or "", owner)
+        references = [] if uid is None else [owner_reference("j") | {"uid": uid}]
+        for _ in range(2):
+            async with story.operator():
+                await asyncio.sleep(STEP_S)
+                patch = {"ownerReferences": references, "labels": None, "annotations": unsigned(job, other, FAILURE)}
+                story.store.change(job.lease, {"metadata": patch})
+                await asyncio.sleep(2 * REFUSED_S)
+                await job.train()
+                assert story.status("j")["attempt"] == before["attempt"]
+                assert story.condition("j", "Running")[1] == "Training"
+
+    play(told)
+
+
+def test_a_lease_out_of_the_watchs_sight_is_found_again_by_its_name_and_is_as_it_was() -> None:
+    """An API server tells a watch of a label that an object without the label is deleted, at the object's version."""
+    keys = JobKeys(bytes(KEY_BYTES))
+    cache, owner = ClusterCache(keys=keys), dataclasses.replace(job(), key_ids=keys.ids)
+    cache.put(job_manifest(status=admitted(owner).status), now_s=NOW_S)
+    record = ProgressRecord(attempt=1, released=True, joined=2, step=7)
+    said = ProgressSigner(keys.of_job(owner.uid)[0], owner.uid).annotations(record, at_s=1.0)
+    manifest = lease_manifest(resourceVersion="2", annotations=said)
+    cache.put(manifest, now_s=NOW_S)
+    before = cache.leases.by_job[owner.uid]
+    stripped = lease_manifest(resourceVersion="3", annotations={}, labels={}, ownerReferences=[])
+    cache.apply(WatchEvent(type=WatchEventType.DELETED, object=stripped), now_s=NOW_S + 1)
+    assert cache.leases.by_job == {}
+    cache.put(stripped, now_s=NOW_S + 2)
+    assert cache.leases.by_job == {}, "a late event of what is deleted brings nothing back"
+    cache.put(stripped, now_s=NOW_S + 2, reread=True)
+    assert cache.leases.by_job[owner.uid] == dataclasses.replace(before, resource_version="3")
+    cache.put({**manifest, "metadata": {**manifest["metadata"], "resourceVersion": "4"}}, now_s=NOW_S + 3)
+    assert cache.leases.by_job[owner.uid] == dataclasses.replace(before, resource_version="4"), "no heartbeat"
 
 
 def test_a_record_that_is_written_again_changes_nothing_and_is_counted() -> None:

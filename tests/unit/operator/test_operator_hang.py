@@ -154,7 +154,7 @@ def test_a_stall_is_a_condition_and_one_event() -> None:
 def test_time_without_a_step_is_counted_from_the_record_that_first_said_it() -> None:
     owner = admitted(job())
 
-    index = LeaseIndex(JobKeys())
+    index = LeaseIndex(JobKeys(), {owner.ref: owner}.get)
 
     def read(seen_s: float, **record: Any) -> LeaseView:
         view = lease(owner, **record)
@@ -168,7 +168,7 @@ def test_time_without_a_step_is_counted_from_the_record_that_first_said_it() -> 
                 "annotations": {"polyreme.dev/progress": view.record.model_dump_json(by_alias=True)},
             }
         }
-        index.put(view.ref, manifest, owner, seen_s=seen_s)
+        index.put(view.ref, manifest, seen_s=seen_s)
         return index.by_job[owner.uid]
 
     read(100.0, step=3, updated_at_s=50.0)

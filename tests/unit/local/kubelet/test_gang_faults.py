@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from polyreme_api import labels
+from polyreme_api.ownership import is_marked
 from polyreme_api.progress import ProgressRecord
 from polyreme_api.signed_progress import ProgressSigner
 from polyreme_launcher.peers import FollowerLink
@@ -92,6 +93,11 @@ def test_a_record_that_another_account_wrote_stops_no_leader(tmp_path: Path) -> 
                 stack.store.change(stack.lease, {"metadata": {"annotations": annotations}})
                 await stack.until(lambda: (r := stack.record()) and r.attempt == 1, "the leader writes its own again")
             assert lives(launcher)
+            stack.store.change(stack.lease, {"metadata": {"ownerReferences": None, "labels": None}})
+            await stack.until(
+                lambda: is_marked(stack.store.get(stack.lease)["metadata"], stack.uid),
+                "the Lease has its owner and its labels again",
+            )
             stack.write_script("finish")
             await stack.until(lambda: (r := stack.record()) and r.outcome == "Succeeded", "it trains to its end")
 

@@ -1,8 +1,8 @@
 """Anomalies that users, webhooks and machines cause: one class in two seeds of five, none in the others.
 
 Writes that are refused for good, stepped clocks, deleted children, objects that break their schemas, labels copied
-from a job, Node objects that are gone for a second. They draw from a generator of their own, so that seeds without them
-do not change.
+from a job, Node objects that are gone for a second, records that another account writes on a job's Lease. They draw
+from a generator of their own, so that seeds without them do not change.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from polyreme_api.progress import Outcome, ProgressRecord, RankExit, RankPhase
 from polyreme_operator.port import Manifest, ObjectRef, PortError
 from polyreme_simulator.anomaly_facts import OWNED_KINDS
 from polyreme_simulator.event_loop import SimClock
+from polyreme_simulator.forgeries import Forger
 from polyreme_simulator.malformed import draw_malformed
 from polyreme_simulator.ownership import is_malformed, owner_uid
 from polyreme_simulator.world import World
@@ -28,6 +29,7 @@ CLASSES = (
     "node flaps",
     "malformed object",
     "clock steps",
+    "forged records",
 )
 EVENTS = (4, 6, 10)
 """How often it happens while faults last."""
@@ -65,6 +67,7 @@ class Anomalies:
         self._world, self.kind, self._clocks = world, kind, clocks
         self._rng, self._reached = rng, reached
         self._count = 0
+        self._forger = Forger(world, rng)
         acts: dict[str, Callable[[], bool]] = {
             "write refused": self._refuse,
             "child deleted": self._delete_child,
@@ -72,11 +75,14 @@ class Anomalies:
             "node flaps": self._flap,
             "malformed object": self._store_malformed,
             "clock steps": self._step_clock,
+            "forged records": self._forger.forge,
         }
         self._act = acts.get(kind)
 
     def begin(self, lasts_s: float) -> None:
         """Plan those of the time of faults."""
+        if self.kind == "forged records":
+            self._forger.listen()
         if self._act is not None:
             for _ in range(self._rng.choice(EVENTS)):
                 self._world.after(1.0 + self._rng.random() * (lasts_s - 2.0), self._do)

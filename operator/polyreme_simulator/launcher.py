@@ -12,6 +12,7 @@ from polyreme_api import labels
 from polyreme_api.environment import PodEnvironment
 from polyreme_api.exit_codes import code_of_signal
 from polyreme_api.job.status import replacements_by_index
+from polyreme_api.ownership import is_marked, job_object_metadata
 from polyreme_api.progress import ProgressRecord
 from polyreme_api.resume_point import fix_resume_point
 from polyreme_api.signed_progress import ProgressSigner
@@ -404,12 +405,15 @@ class SimLauncher:
         name = labels.job_object_name(self.pod.job, self.pod.job_uid)
         ref = ObjectRef(kind="Lease", namespace=self.pod.namespace, name=name)
         try:
-            known = self._signer.read(self.world.store.shown(ref))
+            lease = self.world.store.shown(ref)
+            known = self._signer.read(lease)
             if known is not None and known.outdates(record):
                 self.feed_leader(l.Fenced())
                 return True
             annotations = self._signer.annotations(record, at_s=self.world.clock.now_s())
-            self.world.store.change(ref, {"metadata": {"annotations": annotations}})
+            own = (self.pod.job, self.pod.job_uid)
+            marks = {} if is_marked(lease["metadata"], self.pod.job_uid) else job_object_metadata(*own)
+            self.world.store.change(ref, {"metadata": {"annotations": annotations, **marks}})
         except PortError:
             return False
         self.feed_leader(l.LeaseWritten(record=record))

@@ -23,11 +23,12 @@ SEEDS = {
     "node flaps": 9,
     "malformed object": 12,
     "clock steps": 29,
+    "forged records": 3,
 }
 
 
 def test_every_class_meets_every_profile() -> None:
-    met = Counter((class_of(seed), seed % len(PROFILES)) for seed in range(30 * len(PROFILES)))
+    met = Counter((class_of(seed), seed % len(PROFILES)) for seed in range(35 * len(PROFILES)))
     for kind in CLASSES:
         assert all(met[kind, at] == 2 for at in range(len(PROFILES)))
 

@@ -19,8 +19,8 @@ from polyreme_simulator.world import World
 WRITES = (1, 2, 6)
 """How often one record is written."""
 AGAIN_S = 0.7
-LISTEN_S = 0.9
-HEARD_MAX = 256
+LISTEN_S = 0.4
+HEARD_MAX = 512
 """Records of one job that the forger remembers."""
 SEQUENCE_MORE = 1_000
 
@@ -103,8 +103,10 @@ class Forger:
         return self._noted(ProgressSigner(key, uid).annotations(self._record(job), at_s=self._world.clock.now_s()))
 
     def _replay(self, job: Manifest) -> dict[str, str | None]:
-        """One that the leader wrote before, perhaps in an earlier attempt, perhaps the newest."""
-        return {**self._rng.choice(self._heard[job["metadata"]["uid"]])}
+        """One that the leader wrote before: the first of the attempt, one of an earlier attempt, or the newest."""
+        heard, attempt = self._heard[job["metadata"]["uid"]], job["status"]["attempt"]["number"]
+        own = [said for said in heard if said[labels.ANNOTATION_PROGRESS].startswith(f'{{"attempt":{attempt},')]
+        return {**self._rng.choice((self._rng.choice(heard), heard[-1], *own[:2]))}
 
     def _noted(self, annotations: dict[str, str]) -> dict[str, str | None]:
         self._world.facts.forgeries.forged(annotations)

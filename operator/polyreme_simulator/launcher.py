@@ -414,6 +414,9 @@ class SimLauncher:
             own = (self.pod.job, self.pod.job_uid)
             marks = {} if is_marked(lease["metadata"], self.pod.job_uid) else job_object_metadata(*own)
             self.world.store.change(ref, {"metadata": {"annotations": annotations, **marks}})
+            if marks:
+                # Its job may be deleted meanwhile.
+                self.world.after(API_S, self.world.store.collect_garbage)
         except PortError:
             return False
         self.feed_leader(l.LeaseWritten(record=record))

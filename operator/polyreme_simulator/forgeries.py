@@ -8,6 +8,7 @@ from collections import defaultdict, deque
 from typing import Any
 
 from polyreme_api import labels
+from polyreme_api.exit_codes import ExitCode
 from polyreme_api.job.status import replacements_by_index
 from polyreme_api.progress import CheckpointRef, Outcome, ProgressRecord, RankExit, RankPhase
 from polyreme_api.signed_progress import ProgressSigner
@@ -119,7 +120,7 @@ class Forger:
             (
                 {"phase": RankPhase.DONE, "outcome": Outcome.SUCCEEDED},
                 {"outcome": Outcome.FAILED, "message": FORGED_WORDS},
-                {"exits": (RankExit(rank=0, code=1),), "message": FORGED_WORDS},
+                {"exits": (RankExit(rank=0, code=ExitCode.INTERNAL),), "message": FORGED_WORDS},
                 {"leaving": (0,), "outcome": Outcome.STOPPED, "message": FORGED_WORDS},
                 {"checkpoint": CheckpointRef(attempt=attempt["number"], step=FORGED_STEP)},
             )

@@ -25,12 +25,12 @@ class Leaders:
     ) -> dict[str, str]:
         """Return the annotations of the Lease with which a job's leader says a record; one of 0.1.0 does not sign."""
         metadata = job["metadata"]
-        uid, key_id = metadata["uid"], job["status"]["attempt"].get("keyId", "")
-        if not key_id:
+        uid, attempt = metadata["uid"], job["status"]["attempt"]
+        if not attempt.get("keyId"):
             said = record.model_copy(update={"updated_at_s": at_s})
             return {labels.ANNOTATION_PROGRESS: said.model_dump_json(by_alias=True)}
         if uid not in self._signers:
-            name = labels.job_secret_name(metadata["name"], uid, key_id)
-            (data,) = (secret["data"] for secret in secrets if secret["metadata"]["name"] == name)
+            names = {attempt.get("secretName") or labels.job_object_name(metadata["name"], uid)}
+            (data,) = (secret["data"] for secret in secrets if secret["metadata"]["name"] in names)
             self._signers[uid] = ProgressSigner(base64.b64decode(data[labels.SECRET_KEY]), uid)
         return self._signers[uid].annotations(record, at_s=at_s)

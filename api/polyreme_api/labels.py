@@ -38,19 +38,8 @@ _UID_CHARACTERS = 5
 
 
 def job_object_name(job: str, uid: str) -> str:
-    """Name of a job's Service, Lease, ServiceAccount and Role: ``<job>-<uid5>``."""
+    """Name of a job's Service, Lease, Secret, ServiceAccount and Role: ``<job>-<uid5>``."""
     return f"{job}-{uid.replace('-', '')[:_UID_CHARACTERS]}"
-
-
-def job_secret_name(job: str, uid: str, key_id: str) -> str:
-    """Name of the Secret with a job's key: ``<job>-<uid5>-<key id>``; without an id, that of 0.1.0's operators."""
-    name = job_object_name(job, uid)
-    return f"{name}-{key_id}" if key_id else name
-
-
-def role_binding_name(job: str, uid: str) -> str:
-    """Name of the RoleBinding of a job's leader. That of 0.1.0's operators bound the namespace's own account."""
-    return f"{job_object_name(job, uid)}-leader"
 
 
 def pod_name(job: str, uid: str, *, index: int, replacement: int) -> str:

@@ -203,13 +203,13 @@ class Hollow:
             joined=attempt["replicas"] if whole else 0,
             released=whole,
         )
-        signer = self._signer(job["metadata"], attempt["keyId"])
+        signer = self._signer(job["metadata"])
         self.store.patch(ref, {"metadata": {"annotations": signer.annotations(record, at_s=time.time())}})
 
-    def _signer(self, job: Manifest, key_id: str) -> ProgressSigner:
+    def _signer(self, job: Manifest) -> ProgressSigner:
         uid = job["uid"]
         if uid not in self._signers:
-            name = labels.job_secret_name(job["name"], uid, key_id)
+            name = labels.job_object_name(job["name"], uid)
             secret = self.store.get(ObjectRef(kind="Secret", namespace=job["namespace"], name=name))
             self._signers[uid] = ProgressSigner(base64.b64decode(secret["data"][labels.SECRET_KEY]), uid)
         return self._signers[uid]

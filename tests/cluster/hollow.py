@@ -80,7 +80,7 @@ class HollowLaunchers:
     async def _put(self, job: Manifest, record: ProgressRecord) -> bool:
         own = job["metadata"]["name"], job["metadata"]["uid"]
         ref = ObjectRef(kind="Lease", namespace=self._namespace, name=labels.job_object_name(*own))
-        secret = labels.job_secret_name(*own, job["status"]["attempt"]["keyId"])
+        secret = job["status"]["attempt"].get("secretName") or ref.name
         try:
             key = await self._cluster.get(ObjectRef(kind="Secret", namespace=self._namespace, name=secret))
             annotations = self.leaders.annotations(job, record, [key], at_s=time.time())

@@ -10,6 +10,7 @@ from polyreme_operator.port import Manifest, NotFoundError, ObjectRef
 from tests.cluster.operators import NAMESPACE, install, replica
 from tests.cluster.stage import Stage, condition_of, play
 
+CHILDREN = ("Service", "Secret", "ServiceAccount", "Role", "RoleBinding")
 INTENTS = ObjectRef(kind="ConfigMap", namespace=NAMESPACE, name=labels.INTENTS_NAME)
 
 
@@ -129,11 +130,8 @@ def test_deleted_intents_and_children_are_created_again(refusing: str) -> None:
         assert (await stage.cluster.get(INTENTS))["metadata"]["name"] == INTENTS.name
         assert (await stage.status("first"))["attempt"] == status["attempt"]
 
-        own = "first", (await stage.cluster.get(stage.ref("first")))["metadata"]["uid"]
-        names = dict.fromkeys(("Service", "ServiceAccount", "Role"), labels.job_object_name(*own))
-        names |= {"RoleBinding": labels.role_binding_name(*own)}
-        names |= {"Secret": labels.job_secret_name(*own, status["attempt"]["keyId"])}
-        refs = [ObjectRef(kind=kind, namespace=stage.namespace, name=name) for kind, name in names.items()]
+        name = labels.job_object_name("first", (await stage.cluster.get(stage.ref("first")))["metadata"]["uid"])
+        refs = [ObjectRef(kind=kind, namespace=stage.namespace, name=name) for kind in CHILDREN]
         before = {ref: (await stage.cluster.get(ref))["metadata"]["uid"] for ref in refs}
         for ref in refs:
             await stage.delete(ref)

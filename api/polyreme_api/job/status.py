@@ -93,6 +93,9 @@ class AttemptStatus(StatusPart):
     key_id: Annotated[str, Field(max_length=KEY_ID_CHARACTERS)] = ""
     """Which key of the installation its pods' key is derived from: only records that are signed with it count. Empty:
     its pods are those of an operator of 0.1.0, and can't sign."""
+    secret_name: Annotated[str, Field(max_length=253)] = ""
+    """Name of the Secret with that key and of the leader's RoleBinding, if an earlier attempt had another key, or none.
+    Empty: they are named as the job's other objects."""
 
     def replacement(self, index: int) -> int:
         """Return the replacement number of a worker index."""

@@ -394,13 +394,12 @@ def _launcher_children(snapshot: JobSnapshot, spec: TrainingJobSpec, defaults: P
     """Create what only launchers need: the key that they share, and their leader's account and rights."""
     job, known = snapshot.job, snapshot.children
     actions: list[Action] = []
-    if "Secret" not in known and job.attempt is not None and job.attempt.key_id:
-        # An attempt of an operator of 0.1.0 has a Secret that no other operator can make again.
-        key_id = job.attempt.key_id
-        actions.append(CreateSecret(manifest=worker_pods.secret(job, key_id), key_id=key_id))
+    if "Secret" not in known:
+        key_id = "" if job.attempt is None else job.attempt.key_id
+        actions.append(CreateSecret(manifest=worker_pods.secret(job), key_id=key_id))
     if not defaults.launcher_rbac:
         return actions
-    if "ServiceAccount" not in known and worker_pods.has_own_account(spec):
+    if "ServiceAccount" not in known and worker_pods.has_own_account(job, spec):
         actions.append(CreateAccount(manifest=worker_pods.account(job)))
     if not {"Role", "RoleBinding"} <= known:
         bound = CreateChild(manifest=worker_pods.role_binding(job, spec))

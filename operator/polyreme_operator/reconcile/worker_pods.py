@@ -69,21 +69,23 @@ def lease(job: JobView, spec: TrainingJobSpec) -> Manifest:
     )
 
 
-def secret(job: JobView, key_id: str) -> Manifest:
+def secret(job: JobView) -> Manifest:
     """Secret by which launchers authenticate to each other, and their leader to the operator; without the key."""
-    return {
-        **_owned(job, "v1", "Secret", name=labels.job_secret_name(job.name, job.uid, key_id)),
-        "type": "Opaque",
-        "immutable": True,
-    }
+    return {**_owned(job, "v1", "Secret", name=_secret_name(job)), "type": "Opaque", "immutable": True}
 
 
-def has_own_account(spec: TrainingJobSpec) -> bool:
+def _secret_name(job: JobView) -> str:
+    return "" if job.attempt is None else job.attempt.secret_name
+
+
+def has_own_account(job: JobView, spec: TrainingJobSpec) -> bool:
     """Tell whether a job's pods run as the job's own ServiceAccount.
 
-    A template may name another one, as a cloud's identity needs it; containers without our launcher need none.
+    A template may name another one, as a cloud's identity needs it; containers without our launcher need none, and pods
+    of an operator of 0.1.0 have that of their namespace.
     """
-    return not environment_runtime.is_used(spec) and not _named_account(spec)
+    signs = job.attempt is not None and bool(job.attempt.key_id)
+    return signs and not environment_runtime.is_used(spec) and not _named_account(spec)
 
 
 def _named_account(spec: TrainingJobSpec) -> str:
@@ -121,9 +123,10 @@ def role(job: JobView) -> Manifest:
 
 def role_binding(job: JobView, spec: TrainingJobSpec) -> Manifest:
     """Give the job's Role to the ServiceAccount of its pods."""
-    name = _named_account(spec) or labels.job_object_name(job.name, job.uid)
+    own = labels.job_object_name(job.name, job.uid) if has_own_account(job, spec) else "default"
+    name = _named_account(spec) or own
     return {
-        **_owned(job, RBAC_VERSION, "RoleBinding", name=labels.role_binding_name(job.name, job.uid)),
+        **_owned(job, RBAC_VERSION, "RoleBinding", name=_secret_name(job)),
         "roleRef": {
             "apiGroup": "rbac.authorization.k8s.io",
             "kind": "Role",
@@ -226,10 +229,10 @@ class WorkerPods:
         worker = _worker(containers[0], spec) if self._own else _launcher(containers[0], spec, defaults)
         containers[0] = _with_secret(worker, defaults.worker_secret)
         name = labels.job_object_name(self._job.name, self._job.uid)
-        key = labels.job_secret_name(self._job.name, self._job.uid, self._attempt.key_id)
         own = [{"name": volume, "emptyDir": {}} for volume in _writable(containers[0])]
-        own.append({"name": "polyreme", "secret": {"secretName": key}})
-        account = {"serviceAccountName": name} if defaults.launcher_rbac and has_own_account(spec) else {}
+        own.append({"name": "polyreme", "secret": {"secretName": self._attempt.secret_name or name}})
+        has_own = defaults.launcher_rbac and has_own_account(self._job, spec)
+        account = {"serviceAccountName": name} if has_own else {}
         return {
             **account,
             "terminationGracePeriodSeconds": spec.checkpoint.preemption_grace_seconds + GRACE_EXTRA_S,

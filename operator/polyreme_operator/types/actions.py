@@ -59,7 +59,7 @@ class CreateSecret:
 
     manifest: Manifest
     key_id: str
-    """Name of the installation's key from which it is derived."""
+    """Name of the installation's key from which it is derived; empty: the one for new gangs."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,9 +23,9 @@ class JobKeys:
         return tuple(job_key(key, uid) for key in self._by_id.values())
 
     def secret(self, uid: str, name: str) -> bytes:
-        """Return the key of a job that is derived from the named key of the installation.
+        """Return the key of a job that is derived from a named key of the installation; without a name, from the first.
 
         Raises:
             KeyError: If the installation has no such key.
         """
-        return job_key(self._by_id[name], uid)
+        return job_key(self._by_id[name or self.ids[0]], uid)

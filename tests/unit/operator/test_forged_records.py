@@ -69,8 +69,7 @@ class Training:
 
     def key(self) -> bytes:
         """Return the key that the job's pods have."""
-        name = labels.job_secret_name(self.name, self.uid, self._story.status(self.name)["attempt"]["keyId"])
-        secret = self._story.store.get(ObjectRef(kind="Secret", namespace=NAMESPACE, name=name))
+        secret = self._story.store.get(ObjectRef(kind="Secret", namespace=NAMESPACE, name=self.lease.name))
         return base64.b64decode(secret["data"][labels.SECRET_KEY])
 
 

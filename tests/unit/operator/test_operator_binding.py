@@ -196,6 +196,11 @@ def test_only_the_leaders_pod_gets_a_token_unless_the_template_says_otherwise() 
     assert created("NodeName", {"automountServiceAccountToken": True})[1]["automountServiceAccountToken"] is True
 
 
+def signing(template: dict[str, Any] | None = None) -> JobView:
+    """A job whose pods sign what they report."""
+    return dataclasses.replace(templated(template), key_ids=("0123abcd",))
+
+
 ACCOUNTS = [({}, "j-uidj"), ({"serviceAccountName": "trainer"}, "trainer"), ({"serviceAccount": "old"}, "old")]
 
 
@@ -210,7 +215,7 @@ def made(actions: Iterable[Action]) -> dict[str, dict[str, Any]]:
 def test_a_leader_may_watch_its_own_job_and_patch_its_own_lease_and_nothing_else(
     template: dict[str, Any], account: str
 ) -> None:
-    owner = admitted(templated(template), replicas=0)
+    owner = admitted(signing(template), replicas=0)
     decision = decide(snapshot(owner), "NodeAffinity", launcher_rbac=True)
     assert "RoleBinding" not in {one.manifest["kind"] for one in decision.actions if isinstance(one, CreateChild)}
     objects, name = made(decision.actions), "j-uidj"
@@ -233,7 +238,7 @@ def test_a_leader_may_watch_its_own_job_and_patch_its_own_lease_and_nothing_else
 
 @pytest.mark.parametrize(("template", "account"), ACCOUNTS)
 def test_all_pods_of_a_job_run_as_its_account_and_as_no_other_jobs(template: dict[str, Any], account: str) -> None:
-    owner = admitted(templated(template), replicas=0)
+    owner = admitted(signing(template), replicas=0)
     known = frozenset({"Service", "Secret", "ServiceAccount", "Role", "RoleBinding"})
     seen = snapshot(owner, lease=lease(owner, attempt=9), children=known)
     decision = decide(seen, "NodeAffinity", launcher_rbac=True)
@@ -242,9 +247,20 @@ def test_all_pods_of_a_job_run_as_its_account_and_as_no_other_jobs(template: dic
 
 
 def test_no_pod_is_created_before_its_account_exists() -> None:
-    owner = admitted(templated(), replicas=0)
-    seen = snapshot(owner, lease=lease(owner, attempt=9), children=frozenset({"Service", "Role", "RoleBinding"}))
+    owner = admitted(signing(), replicas=0)
+    known = frozenset({"Service", "Secret", "Role", "RoleBinding"})
+    seen = snapshot(owner, lease=lease(owner, attempt=9), children=known)
     assert made(decide(seen, "NodeAffinity", launcher_rbac=True).actions).keys() == {"ServiceAccount"}
+
+
+def test_pods_of_an_attempt_of_an_older_operator_keep_the_account_of_their_namespace() -> None:
+    owner = admitted(templated(), replicas=0)
+    known = frozenset({"Service", "Secret", "Role", "RoleBinding"})
+    decision = decide(snapshot(owner, lease=lease(owner, attempt=9), children=known), launcher_rbac=True)
+    specs = [action.manifest["spec"] for action in decision.actions if isinstance(action, CreatePod)]
+    assert [spec.get("serviceAccountName") for spec in specs] == [None, None]
+    (subject,) = made(decide(snapshot(owner), launcher_rbac=True).actions)["RoleBinding"]["subjects"]
+    assert subject["name"] == "default"
 
 
 @pytest.mark.parametrize(("nodes", "binds"), [(OWNED, True), (MIXED, False)])

@@ -14,7 +14,7 @@ def owned_objects() -> list[Manifest]:
     return [
         worker_pods.service(owner),
         worker_pods.lease(owner, owner.spec),
-        worker_pods.secret(owner, "0123abcd"),
+        worker_pods.secret(owner),
         worker_pods.account(owner),
         worker_pods.role(owner),
         worker_pods.role_binding(owner, owner.spec),

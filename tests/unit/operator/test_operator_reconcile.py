@@ -43,8 +43,7 @@ def names(actions: tuple[Action, ...]) -> set[str]:
 
 
 def test_an_admitted_job_first_gets_what_its_pods_need() -> None:
-    owner = dataclasses.replace(job(), key_ids=("0123abcd",))
-    decision = decide(snapshot(admitted(owner, replicas=0), children=frozenset()))
+    decision = decide(snapshot(admitted(job(), replicas=0), children=frozenset()))
     kinds = [action.manifest["kind"] for action in of_type(decision, CreateChild, CreateSecret)]
     assert kinds == ["Service", "Secret", "Lease"]
     assert len(decision.actions) == 3

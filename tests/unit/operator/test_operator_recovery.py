@@ -148,7 +148,7 @@ def test_a_gang_whose_key_the_installation_has_no_longer_starts_again_at_no_budg
     assert (str(found.failure.cause), found.scope, found.record.counts) == ("KeyLost", Scope.GANG, False)
     after = restart(running(keyed(owner, "old", "new")), found, ["n0", "n0"], NOW_S)
     assert after.attempt is not None
-    assert after.attempt.key_id == "new"
+    assert (after.attempt.key_id, after.attempt.secret_name) == ("new", "j-uidj-new")
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_a_gang_keeps_the_key_of_the_pods_that_stay(replace: tuple[int, ...], sc
     begin_attempt(after, nodes=["n0", "n0"], replace=replace, scope=scope)
     attempt = after.build().attempt
     assert attempt is not None
-    assert attempt.key_id == expected
+    assert (attempt.key_id, attempt.secret_name) == (expected, "j-uidj-new" if expected == "new" else "")
 
 
 def test_exit_code_7_waits_before_it_tries_again_and_names_the_environment_in_the_end() -> None:

@@ -22,19 +22,23 @@ LABEL_QUEUE = f"{GROUP}/queue"
 
 ANNOTATION_PROGRESS = f"{GROUP}/progress"
 """On the job's Lease: the newest ``ProgressRecord`` as JSON."""
+ANNOTATION_SIGNATURE = f"{GROUP}/progress-signature"
+"""Beside it: its signature with the job's key (``signed_progress``)."""
 
 RESOURCE_DEVICE = f"{GROUP}/device"
 """Extended resource that counts training devices of a node, where no vendor's resource is named."""
 
 INTENTS_NAME = "polyreme-intents"
 SECRET_KEY = "secret"
-"""Key of the job's Secret that launchers prove; 32 random bytes, base64."""
+"""Key of the job's Secret that launchers prove and with which their leader signs; 32 bytes, base64."""
+INSTALLATION_KEY_NAME = "polyreme-operator-key"
+"""Secret in the operator's namespace from which the keys of all jobs are derived."""
 
 _UID_CHARACTERS = 5
 
 
 def job_object_name(job: str, uid: str) -> str:
-    """Name of a job's Service, Lease and Secret: ``<job>-<uid5>``."""
+    """Name of a job's Service, Lease, Secret, ServiceAccount and Role: ``<job>-<uid5>``."""
     return f"{job}-{uid.replace('-', '')[:_UID_CHARACTERS]}"
 
 

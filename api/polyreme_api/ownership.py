@@ -26,8 +26,32 @@ def job_owner(metadata: Mapping[str, Any]) -> JobOwner | None:
     return None
 
 
+def owner_reference(job: str, uid: str) -> dict[str, Any]:
+    """Return the reference by which a job controls an object."""
+    return {
+        "apiVersion": labels.API_VERSION,
+        "kind": labels.KIND_JOB,
+        "name": job,
+        "uid": uid,
+        "controller": True,
+        "blockOwnerDeletion": False,
+    }
+
+
+def job_object_metadata(job: str, uid: str) -> dict[str, Any]:
+    """Return labels and owner of an object of which a job has one."""
+    tags = {labels.LABEL_JOB: job, labels.LABEL_JOB_UID: uid}
+    return {"labels": tags, "ownerReferences": [owner_reference(job, uid)]}
+
+
+def is_marked(metadata: Mapping[str, Any], uid: str) -> bool:
+    """Tell whether an object has the job's label, by which it is watched, and the job as its controller."""
+    owner = job_owner(metadata)
+    return owner is not None and owner.uid == uid and (metadata.get("labels") or {}).get(labels.LABEL_JOB_UID) == uid
+
+
 def owner_of_job_object(metadata: Mapping[str, Any]) -> JobOwner | None:
-    """Return the job of a Lease, Service or Secret; None unless the object also has the name derived from its job."""
+    """Return the job of a Lease or Service; None unless the object also has the name derived from its job."""
     owner = job_owner(metadata)
     if owner is None or metadata.get("name") != labels.job_object_name(owner.name, owner.uid):
         return None

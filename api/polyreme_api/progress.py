@@ -182,6 +182,13 @@ class ProgressRecord(_Record):
     outcome: Outcome | None = None
     message: str = Field(default="", max_length=MESSAGE_CHARACTERS_MAX)
     updated_at_s: float = 0.0
+    sequence: int = Field(default=0, ge=0)
+    """Number of this record: it rises with each that the job's leaders sign."""
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """What rises from each record of a job's leaders to the next: attempt, replacement, sequence."""
+        return self.attempt, self.replacement, self.sequence
 
     def outdates(self, record: ProgressRecord) -> bool:
         """Tell whether this record, read from a Lease, forbids its reader to write the other one.

@@ -5,6 +5,7 @@ Usage: run.py [--nodes 15000] [--pods 15000] [--runs 1]
 
 import argparse
 import asyncio
+import base64
 import itertools
 import json
 import random
@@ -20,6 +21,7 @@ from typing import Any
 
 from polyreme_api import labels
 from polyreme_api.progress import ProgressRecord, RankPhase
+from polyreme_api.signed_progress import ProgressSigner
 from polyreme_local.api_server.cluster import EmbeddedCluster
 from polyreme_local.api_server.record import Change
 from polyreme_local.api_server.server import ApiServer
@@ -146,6 +148,7 @@ class Hollow:
         self.running = 0
         self._fresh: list[Manifest] = []
         self._leases: set[ObjectRef] = set()
+        self._signers: dict[str, ProgressSigner] = {}
         self.store = Store(
             new_uid=lambda: str(uuid.uuid4()), now_s=time.time, on_change=self._changed, history_changes=100_000
         )
@@ -199,10 +202,17 @@ class Hollow:
             steps=100_000,
             joined=attempt["replicas"] if whole else 0,
             released=whole,
-            updated_at_s=time.time(),
         )
-        annotations = {labels.ANNOTATION_PROGRESS: record.model_dump_json(by_alias=True)}
-        self.store.patch(ref, {"metadata": {"annotations": annotations}})
+        signer = self._signer(job["metadata"])
+        self.store.patch(ref, {"metadata": {"annotations": signer.annotations(record, at_s=time.time())}})
+
+    def _signer(self, job: Manifest) -> ProgressSigner:
+        uid = job["uid"]
+        if uid not in self._signers:
+            name = labels.job_object_name(job["name"], uid)
+            secret = self.store.get(ObjectRef(kind="Secret", namespace=job["namespace"], name=name))
+            self._signers[uid] = ProgressSigner(base64.b64decode(secret["data"][labels.SECRET_KEY]), uid)
+        return self._signers[uid]
 
 
 async def serve(nodes: int, pods: int) -> None:

@@ -34,7 +34,9 @@ from polyreme_operator.port import (
 from polyreme_operator.settings import Settings
 from polyreme_system.clock import SystemClock
 
-HOLLOW = frozenset({"Pod", "Node", "Service", "Secret", "Lease", "Role", "RoleBinding", "PriorityClass"})
+HOLLOW = frozenset(
+    {"Pod", "Node", "Service", "Secret", "ServiceAccount", "Lease", "Role", "RoleBinding", "PriorityClass"}
+)
 """Kinds that live in this process; jobs, queues, intents and events go to the API server."""
 RUNTIME_LABEL = "benchmark/runtime-ms"
 

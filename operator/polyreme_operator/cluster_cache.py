@@ -20,7 +20,7 @@ from polyreme_operator.cache.children import ChildIndex
 from polyreme_operator.cache.health import HealthIndex
 from polyreme_operator.cache.jobs import JobIndex, is_ours
 from polyreme_operator.cache.kinds import begins, is_others, pod_changes, settled
-from polyreme_operator.cache.leases import LeaseIndex, lease_ref
+from polyreme_operator.cache.leases import LeaseIndex
 from polyreme_operator.cache.nodes import NodeTable
 from polyreme_operator.cache.plan_book import PlanBook, with_plans
 from polyreme_operator.cache.pods import PodIndex
@@ -37,12 +37,12 @@ from polyreme_operator.scheduler import Batch, ClusterSnapshot
 from polyreme_operator.types.actions import WriteQueueStatus
 from polyreme_operator.types.changes import Changes, Unreadable
 from polyreme_operator.types.intents import Intents, assume_all
+from polyreme_operator.types.job_keys import JobKeys
 from polyreme_operator.types.observer import CycleReport
 from polyreme_operator.types.parse import (
     parse_foreign_pod,
     parse_intents_object,
     parse_job_view,
-    parse_lease,
     parse_node,
     parse_pod,
     parse_unreadable_job,
@@ -60,16 +60,14 @@ from polyreme_operator.types.reasons import Reason, Scope
 from polyreme_operator.types.snapshot import JobSnapshot
 from polyreme_operator.types.views import JobView, NodeView, TopologyView
 
-_FRESH_SCOPES = frozenset({Scope.START, Scope.RESUME, Scope.GANG})
-"""Scopes of attempts that replace every pod."""
 _log = logging.getLogger(__name__)
 
 
 class ClusterCache:
     """Views by object, with the indices that decisions need."""
 
-    def __init__(self, *, data_gate: bool = False, node_health: bool = False) -> None:
-        self._data_gate = data_gate
+    def __init__(self, *, keys: JobKeys | None = None, data_gate: bool = False, node_health: bool = False) -> None:
+        self._keys, self._data_gate = keys or JobKeys(), data_gate
         self._node_health = node_health
         self.health = HealthIndex()
         self.fences_held = False
@@ -85,7 +83,7 @@ class ClusterCache:
         self._present: dict[str, set[ObjectRef]] = defaultdict(set)
         self._job_refs: dict[ObjectRef, str] = {}
         self.pods = PodIndex(self.nodes, self.ledger)
-        self._leases = LeaseIndex()
+        self.leases = LeaseIndex(self._keys, self._job_at)
         self._absent_nodes = AbsentNodes(lambda node: bool(self.ledger.jobs_on(node)))
         self._priorities = PriorityIndex(self.jobs)
         self._admission = AdmissionIndex(self.jobs)
@@ -106,14 +104,18 @@ class ClusterCache:
             return self.remove(ObjectRef.of(event.object), version=int(event.resource_version))
         return self.put(event.object, now_s=now_s)
 
-    def put(self, manifest: Manifest, *, now_s: float, listed_at: int | None = None) -> Changes:
-        """Store one object, unless a newer state is known; ``listed_at`` is the version of the list that it is from."""
+    def put(self, manifest: Manifest, *, now_s: float, listed_at: int | None = None, reread: bool = False) -> Changes:
+        """Store one object, unless a newer state is known; ``listed_at`` is the version of the list that it is from.
+
+        ``reread``: it was just read by its name, which also finds an object that watches no longer select.
+        """
         ref, version = ObjectRef.of(manifest), int(manifest["metadata"]["resourceVersion"])
-        if ref not in self.versions and is_others(ref.kind, manifest):
+        if ref not in self.versions and is_others(ref, manifest, self.leases):
             return Changes()
         if listed_at is not None and self.versions.shows_restore(ref, version, listed_at=listed_at):
             self.void_versions(f"{ref} is listed at version {version} and was seen at {self.versions.of(ref)}")
-        if version <= self.versions.of(ref):
+        known = self.versions.of(ref)
+        if version < known or (version == known and not (reread and ref not in self._present[ref.kind])):
             return Changes()
         self.versions.take(ref, version)
         self._present[ref.kind].add(ref)
@@ -176,6 +178,7 @@ class ClusterCache:
         """Accept lower versions from now on, since the cluster was restored from a backup."""
         _log.warning("the cluster was restored from a backup, discarding known versions: %s", why)
         self.versions.void()
+        self.leases.void()
         for uid, job in self.jobs.views.items():
             # The same generation may now belong to another spec.
             self.jobs.views[uid] = dataclasses.replace(job, generation=VOID)
@@ -213,15 +216,6 @@ class ClusterCache:
         """Return a job by UID."""
         return self.jobs.views.get(uid)
 
-    def lease_ref(self, uid: str) -> ObjectRef | None:
-        """Return the reference of a job's Lease."""
-        job = self.jobs.views.get(uid)
-        return None if job is None or uid not in self._leases.by_job else lease_ref(job)
-
-    def excuse_silence(self, outage_s: float, *, now_s: float) -> None:
-        """Extend every leader's deadline by an outage in which the operator could not read Leases."""
-        self._leases.excuse_silence(outage_s, now_s=now_s)
-
     def snapshot(self, uid: str, *, now_s: float, lease_read: bool = False) -> JobSnapshot | None:
         """Return the snapshot from which one job is reconciled; None for a job that does not exist."""
         job = self.job(uid)
@@ -233,12 +227,11 @@ class ClusterCache:
             job=job,
             pods=tuple(sorted(pods.values(), key=lambda pod: (pod.namespace, pod.name))),
             nodes={name: known[name] for name in names if name in known} | self._absent(names, now_s),
-            lease=self._leases.by_job.get(uid),
+            lease=self.leases.by_job.get(uid),
             pending=self.pending_reasons.pending(job, tree=self._tree, now_s=now_s),
             refused=self.pending_reasons.size_refused(job),
             children=self.children.known(uid, now_s=now_s),
             children_until_s=until_s if until_s is not None and until_s > now_s else None,
-            secret_renewed=self.children.is_secret_renewed(uid),
             refusals=self.refusals.of(job),
             lease_read=lease_read,
             start_limit_s=0.0 if job.spec is None else self._tree.set_aside_s(job.spec.queue_name),
@@ -259,7 +252,7 @@ class ClusterCache:
             victims_of=jobs.victims_of,
             asking=self._asking,
             pods=self.pods.by_job,
-            leases=self._leases.by_job,
+            leases=self.leases.by_job,
             nodes=ChainMap(self._absent(asking, now_s), self.nodes.views),
             tree=self._tree,
             used=self.ledger.used,
@@ -296,6 +289,9 @@ class ClusterCache:
             quarantined=len(self.jobs.quarantined),
         )
 
+    def _job_at(self, ref: ObjectRef) -> JobView | None:
+        return self.jobs.views.get(self._job_refs.get(ref, ""))
+
     def _places(self, uid: str) -> set[str]:
         """Return the nodes that a job's pods and placement name."""
         job = self.job(uid)
@@ -318,12 +314,11 @@ class ClusterCache:
     def _parse(self, ref: ObjectRef, manifest: Manifest, now_s: float) -> Changes:
         match ref.kind:
             case "TrainingJob":
-                known = self.jobs.views.get(self._job_refs.get(ref, ""))
-                parse = functools.partial(parse_job_view, seen_s=now_s, data_gate=self._data_gate)
+                known = self._job_at(ref)
                 additions = functools.partial(self._admission.of, ref.namespace)
-                return self._put_job(
-                    ref, parse(manifest, known, priorities=self._priorities.values, additions=additions)
-                )
+                parse = functools.partial(parse_job_view, seen_s=now_s, data_gate=self._data_gate, additions=additions)
+                view = parse(manifest, known, priorities=self._priorities.values, key_ids=self._keys.ids)
+                return self._put_job(ref, view)
             case "Pod":
                 pod = parse_pod(manifest, seen_s=now_s, known=self.pods.known(ref))
                 job = None if pod is None else self.jobs.views.get(pod.job_uid)
@@ -335,10 +330,7 @@ class ClusterCache:
                     changes.health = self.health.put_node(parse_health_node(manifest), now_s)
                 return changes
             case "Lease":
-                lease = parse_lease(manifest, seen_s=now_s, known=self._leases.known(ref))
-                if lease is None:
-                    return self._forget(ref)
-                return Changes(jobs=self._leases.put(ref, lease, self.jobs.views.get(lease.job_uid)))
+                return self.leases.put(ref, manifest, seen_s=now_s) or self._forget(ref)
             case "ConfigMap":
                 intents = parse_intents_object(manifest)
                 if intents is not None:
@@ -364,7 +356,7 @@ class ClusterCache:
         return changes | Changes(unreadable=(unreadable,))
 
     def _put_unreadable_job(self, ref: ObjectRef, manifest: Manifest, why: str) -> Changes:
-        known = self.jobs.views.get(self._job_refs.get(ref, ""))
+        known = self._job_at(ref)
         try:
             return self._put_job(ref, parse_unreadable_job(manifest, known, why))
         except Exception as error:  # noqa: BLE001 - as above: then the job is ignored
@@ -395,14 +387,13 @@ class ClusterCache:
             changes |= self._forget(ref)
             self._present[ref.kind].add(ref)
         if is_new := self._job_refs.get(ref) is None:
-            self._leases.adopt(job)
-            changes |= pod_changes(self.pods.adopt(job))
+            changes |= self.leases.adopt(job) | pod_changes(self.pods.adopt(job))
         self._job_refs[ref] = job.uid
         before, attempt = self.jobs.views.get(job.uid), job.attempt
         if attempt is None:
             self.refusals.saw_before_first_attempt(job.uid)
         if before is not None and attempt is not None and attempt.scope != Scope.PROCESS and begins(before, job):
-            self.children.begin(job.uid, fresh=attempt.scope in _FRESH_SCOPES)
+            self.children.begin(job.uid)
             self.refusals.begin(job.uid)
         change = self.jobs.put(self._with_plans(job))
         changes |= Changes(capacity=change.freed, asks=change.asks)
@@ -452,7 +443,7 @@ class ClusterCache:
                 gone = self.nodes.remove(ref.name) is not None
                 return Changes(jobs=jobs, capacity=gone, health=self.health.remove_node(ref.name))
             case "Lease":
-                return Changes(jobs=self._leases.remove(ref))
+                return Changes(jobs=self.leases.remove(ref))
             case "ConfigMap" if was_present and ref.name == labels.INTENTS_NAME:
                 _log.warning("%s is missing: every unfinished admission is cancelled before the next one", ref)
                 self._intents, self._settled = Intents(known=False), set()
@@ -481,7 +472,7 @@ class ClusterCache:
         uid = self._job_refs.pop(ref, None)
         if uid is None:
             return Changes()
-        self._leases.drop(uid)
+        self.leases.drop(uid)
         self.children.forget(uid)
         self.refusals.forget(uid)
         self._settled.discard(uid)

@@ -21,13 +21,14 @@ from polyreme_operator.cache.kinds import watched_kinds
 from polyreme_operator.cluster_cache import ClusterCache
 from polyreme_operator.health_worker import HealthWorker
 from polyreme_operator.incident_worker import IncidentWorker
+from polyreme_operator.installation_key import InstallationKey
 from polyreme_operator.node_marks import NodeMarks
 from polyreme_operator.plan_worker import InlinePlanner, Planner, Planning
 from polyreme_operator.port import ClusterPort, ConflictError, InvalidObjectError, NotFoundError, ObjectRef, PortError
 from polyreme_operator.publishing.event_recorder import EventRecorder
 from polyreme_operator.publishing.status_throttle import StatusThrottle
 from polyreme_operator.quarantine import Quarantine
-from polyreme_operator.reconcile.events import events_of, unreadable_event
+from polyreme_operator.reconcile.events import events_of, warnings_of
 from polyreme_operator.reconcile.job import reconcile
 from polyreme_operator.reconcile.quarantine import JobFaultError
 from polyreme_operator.reconcile.rebase import rebased
@@ -36,6 +37,7 @@ from polyreme_operator.scheduler import Batch, Stopwatch, schedule
 from polyreme_operator.settings import Settings
 from polyreme_operator.types.actions import Action, Decision, EmitEvent, ReadLease, WriteStatus
 from polyreme_operator.types.changes import Changes
+from polyreme_operator.types.job_keys import JobKeys
 from polyreme_operator.types.observer import NullObserver, Observer
 from polyreme_operator.watcher import Watcher
 from polyreme_operator.work_queue import WorkQueue
@@ -80,21 +82,26 @@ async def run_operator(
         clock: Time of decisions and waits. Wall time is read once; recorded times follow it until the next run.
         settings: Settings of the installation.
         rng: Jitter of retries.
-        entropy: Secret bytes; ``secrets.token_bytes``.
+        entropy: Random bytes of a new installation's key; ``secrets.token_bytes``.
         observer: Receives reports of what was done.
         planner: Plans jobs; None plans them in this process.
+
+    Raises:
+        PolyremeError: If the installation's key can't be read or created.
     """
     steady = MonotonicWallClock(clock)  # decisions subtract times, and wall time may be stepped
+    settings = settings or Settings()
+    key = InstallationKey(port, clock, settings, entropy=entropy)
     operator = _Controller(
         port,
         steady,
-        settings or Settings(),
+        settings,
         rng=rng,
-        entropy=entropy,
+        keys=await key.read(),
         observer=observer or NullObserver(),
         planner=planner or InlinePlanner(),
     )
-    await operator.run()
+    await operator.run(key)
 
 
 class _Controller:
@@ -105,13 +112,13 @@ class _Controller:
         settings: Settings,
         *,
         rng: random.Random,
-        entropy: Callable[[int], bytes],
+        keys: JobKeys,
         observer: Observer,
         planner: Planner,
     ) -> None:
         self._clock, self._settings, self._rng = clock, settings, rng
         self._observer = observer
-        self._cache = ClusterCache(data_gate=settings.data_gate, node_health=settings.node_health)
+        self._cache = ClusterCache(keys=keys, data_gate=settings.data_gate, node_health=settings.node_health)
         self._events = EventRecorder(
             port,
             clock,
@@ -121,7 +128,7 @@ class _Controller:
         )
         emit = self._events.put
         self._writer = Writer(
-            port, clock, self._cache, settings, entropy=entropy, note=self._note, emit=emit, observer=observer
+            port, clock, self._cache, settings, keys=keys, note=self._note, emit=emit, observer=observer
         )
         self._throttle = StatusThrottle(
             clock.steady_s,
@@ -167,8 +174,9 @@ class _Controller:
     def _look_at_nodes(self) -> None:
         self._health.look()
 
-    async def run(self) -> None:
+    async def run(self, key: InstallationKey) -> None:
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(key.keep(), name="installation-key")
             for kind in watched_kinds(health=self._settings.node_health):
                 tasks.create_task(self._watcher.follow(kind), name=f"watch-{kind}")
             tasks.create_task(self._events.run(), name="events")
@@ -186,9 +194,10 @@ class _Controller:
     def _note(self, changes: Changes) -> None:
         for left_out in changes.unreadable:
             self._observer.on_object_unreadable(left_out.ref.kind)
-            if left_out.ref.kind != labels.KIND_JOB:
-                # A job reports it in its status.
-                self._events.put(unreadable_event(left_out))
+        for record in changes.refused:
+            self._observer.on_record_refused(record.fault)
+        for event in warnings_of(changes):
+            self._events.put(event)
         if changes.jobs:
             self._queue.add(*sorted(changes.jobs))
             self._planning.look()
@@ -378,7 +387,7 @@ class _Controller:
     async def _schedule(self) -> None:
         batch = self._run_cycle(frozenset())
         if batch.reads:
-            refs = [self._cache.lease_ref(uid) for uid in sorted(batch.reads)]
+            refs = [self._cache.leases.ref_of(uid) for uid in sorted(batch.reads)]
             await asyncio.gather(*(self._writer.refresh(ref) for ref in refs if ref is not None))
             read, batch = batch.reads, self._run_cycle(batch.reads)
             # More Leases became relevant in the second run.

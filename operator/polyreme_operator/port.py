@@ -36,6 +36,7 @@ KINDS = (
     "PodTemplate",
     "Role",
     "RoleBinding",
+    "ServiceAccount",
     "PriorityClass",
     "LimitRange",
     "RuntimeClass",

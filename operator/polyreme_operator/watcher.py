@@ -115,7 +115,7 @@ class Watcher:
         if kind == "Lease" and self._leases_unwatched_since_s is not None:
             outage_s = self._clock.steady_s() - self._leases_unwatched_since_s
             self._leases_unwatched_since_s = None
-            self._cache.excuse_silence(outage_s, now_s=self._clock.now_s())
+            self._cache.leases.excuse_silence(outage_s, now_s=self._clock.now_s())
         self._note(changes | self._synced(kind))
         self._report_step()
         return page.resource_version

@@ -29,6 +29,7 @@ from polyreme_operator.settings import Settings
 from polyreme_operator.types.actions import (
     Action,
     Bind,
+    CreateAccount,
     CreateChild,
     CreatePod,
     CreateSecret,
@@ -42,10 +43,10 @@ from polyreme_operator.types.actions import (
 )
 from polyreme_operator.types.changes import Changes
 from polyreme_operator.types.intents import INTENTS_KEY, render_intents
+from polyreme_operator.types.job_keys import JobKeys
 from polyreme_operator.types.observer import Observer
 from polyreme_operator.types.snapshot import ENDING_KINDS
 
-SECRET_BYTES = 32
 _NO_OBJECTS = (WriteStatus, EmitEvent)
 _SHOWN = ("arrival", *TrainingJobStatus.model_computed_fields)
 """Fields included in every patch: the computed ones, for readers, and the arrival, which the cache knows before it is
@@ -79,13 +80,13 @@ class Writer:
         cache: ClusterCache,
         settings: Settings,
         *,
-        entropy: Callable[[int], bytes],
+        keys: JobKeys,
         note: Callable[[Changes], None],
         emit: Callable[[EmitEvent], None],
         observer: Observer,
     ) -> None:
         self._port, self._clock, self._cache, self._settings = port, clock, cache, settings
-        self._entropy, self._note, self._emit, self._observer = entropy, note, emit, observer
+        self._keys, self._note, self._emit, self._observer = keys, note, emit, observer
         self._writes = asyncio.Semaphore(settings.writes_max)
         self._batch_writes = asyncio.Semaphore(settings.writes_max)
 
@@ -221,7 +222,7 @@ class Writer:
         except NotFoundError:
             self._note(self._cache.remove(ref, version=None))
             return None
-        self._take(found)
+        self._note(self._cache.put(found, now_s=self._clock.now_s(), reread=True))
         return found
 
     async def _one(self, action: Action) -> None:
@@ -236,11 +237,12 @@ class Writer:
                 await self._create_child(manifest)
                 if then is not None:
                     await self._create_next(then, manifest["kind"])
-            case CreateSecret(manifest=manifest, keys=keys, renews=renews):
-                data = {key: base64.b64encode(self._entropy(SECRET_BYTES)).decode() for key in keys}
-                created = await self._create_child({**manifest, "data": data})
-                if created and renews:
-                    self._cache.children.renew_secret(_job_uid(manifest))
+            case CreateSecret(manifest=manifest, key_id=key_id):
+                key = self._keys.secret(_job_uid(manifest), key_id)
+                data = {labels.SECRET_KEY: base64.b64encode(key).decode()}
+                await self._create_child({**manifest, "data": data})
+            case CreateAccount(manifest=manifest):
+                await self._create_account(manifest)
             case DeletePod(ref=ref, uid=uid, grace_s=grace_s):
                 await self._delete(ref, uid=uid, grace_s=grace_s)
             case DeleteJob(ref=ref, uid=uid, resource_version=version):
@@ -285,25 +287,31 @@ class Writer:
             found = await self.refresh(ref) if manifest["kind"] in WATCHED_KINDS else None
             if not isinstance(error, AlreadyExistsError):
                 raise
-            if found is not None and job_owner(found["metadata"]) != job_owner(manifest["metadata"]):
+            if found is not None and not self._is_own(manifest, found):
                 words = f"{ref} exists and is not controlled by the job, which needs this name; delete or rename it"
                 raise InvalidObjectError(words) from error
             return None
         self._take(created)
         return created
 
-    async def _create_child(self, manifest: Manifest) -> bool:
-        """Create an object of which a job has one; tell whether it was missing."""
+    def _is_own(self, wanted: Manifest, found: Manifest) -> bool:
+        """Tell whether an object of a wanted name belongs to the job that wants it."""
+        if job_owner(found["metadata"]) == job_owner(wanted["metadata"]):
+            return True
+        job = self._cache.job(_job_uid(wanted)) if wanted["kind"] == "Lease" else None
+        return job is not None and self._cache.leases.is_of(job, found["metadata"])
+
+    async def _create_child(self, manifest: Manifest) -> None:
+        """Create an object of which a job has one."""
         uid, kind = _job_uid(manifest), manifest["kind"]
-        created = None
         try:
-            created = await self._create(manifest)
+            await self._create(manifest)
         except InvalidObjectError as error:
             if kind in WATCHED_KINDS:
                 raise
             if not self._cache.children.was_confirmed(uid, kind):
                 self._note(self._cache.note_refusal(uid, kind, str(error), now_s=self._clock.now_s()))
-                return False
+                return
             # It existed a few minutes ago, and a quota is checked first. It is tried again later.
         except PortError:
             # Whether it was created is unknown.
@@ -312,7 +320,15 @@ class Writer:
         self._cache.refusals.accept(uid, kind)
         self._cache.children.confirm(uid, kind, now_s=self._clock.now_s())
         self._note(Changes(jobs={uid}))
-        return created is not None
+
+    async def _create_account(self, manifest: Manifest) -> None:
+        """Create a ServiceAccount; its pods pull images as those of the namespace's own account do."""
+        ref = ObjectRef(kind="ServiceAccount", namespace=manifest["metadata"]["namespace"], name="default")
+        try:
+            pulls = (await self._port.get(ref)).get("imagePullSecrets") or []
+        except NotFoundError:
+            pulls = []
+        await self._create_child({**manifest, "imagePullSecrets": pulls})
 
     async def _create_next(self, action: CreateChild, first: str) -> None:
         """Create an object that refers to another one, which may exist although its creation was refused."""

@@ -1,8 +1,8 @@
 """Anomalies that users, webhooks and machines cause: one class in two seeds of five, none in the others.
 
 Writes that are refused for good, full quotas of the objects of jobs, stepped clocks, deleted children, objects that
-break their schemas, labels copied from a job, Node objects that are gone for a second. They draw from a generator of
-their own, so that seeds without them do not change.
+break their schemas, labels copied from a job, Node objects that are gone for a second, records that another account
+writes on a job's Lease. They draw from a generator of their own, so that seeds without them do not change.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from polyreme_api.progress import Outcome, ProgressRecord, RankExit, RankPhase
 from polyreme_operator.port import Manifest, ObjectRef, PortError
 from polyreme_simulator.anomaly_facts import OWNED_KINDS
 from polyreme_simulator.event_loop import SimClock
+from polyreme_simulator.forgeries import Forger
 from polyreme_simulator.malformed import draw_malformed
 from polyreme_simulator.ownership import is_malformed, owner_uid
+from polyreme_simulator.profiles import PROFILES
 from polyreme_simulator.refused_children import KINDS as CHILD_KINDS
 from polyreme_simulator.scenario import NAMESPACES
 from polyreme_simulator.world import World
@@ -32,6 +34,7 @@ CLASSES = (
     "malformed object",
     "clock steps",
     "refused children",
+    "forged records",
 )
 EVENTS = (4, 6, 10)
 """How often it happens while faults last."""
@@ -49,7 +52,9 @@ WITH_ONE = frozenset({2, 4})
 def class_of(seed: int) -> str:
     """Return the class of a seed's anomalies; empty for most seeds."""
     turn, at = divmod(seed, SEEDS_PER_CLASS)
-    return CLASSES[(2 * turn + (at == 4)) % len(CLASSES)] if at in WITH_ONE else ""
+    # Shifted after each round of the profiles, of which there are sixteen, so that each class meets each of them.
+    turned = 2 * turn + (at == 4) + seed // (SEEDS_PER_CLASS * len(PROFILES))
+    return CLASSES[turned % len(CLASSES)] if at in WITH_ONE else ""
 
 
 class Anomalies:
@@ -69,6 +74,7 @@ class Anomalies:
         self._world, self.kind, self._clocks = world, kind, clocks
         self._rng, self._reached = rng, reached
         self._count = 0
+        self._forger = Forger(world, rng)
         acts: dict[str, Callable[[], bool]] = {
             "write refused": self._refuse,
             "child deleted": self._delete_child,
@@ -77,11 +83,14 @@ class Anomalies:
             "malformed object": self._store_malformed,
             "clock steps": self._step_clock,
             "refused children": self._refuse_children,
+            "forged records": self._forger.forge,
         }
         self._act = acts.get(kind)
 
     def begin(self, lasts_s: float) -> None:
         """Plan those of the time of faults."""
+        if self.kind == "forged records":
+            self._forger.listen()
         if self._act is not None:
             for _ in range(self._rng.choice(EVENTS)):
                 self._world.after(1.0 + self._rng.random() * (lasts_s - 2.0), self._do)

@@ -13,7 +13,7 @@ from polyreme_simulator.observed_state import ObservedState
 from polyreme_simulator.ownership import MALFORMED, is_malformed, owner_uid
 from polyreme_simulator.refused_children import RefusedChildFacts
 
-OWNED_KINDS = ("Service", "Secret", "Lease", "Role", "RoleBinding")
+OWNED_KINDS = ("Service", "Secret", "Lease", "ServiceAccount", "Role", "RoleBinding")
 BACK_S = {"Lease": 15.0, "Service": 330.0, "Secret": 330.0}
 """Time within which what a job owns is recreated: a Lease is watched, the others are checked from time to time."""
 EXPLAINED_S = 15.0

@@ -29,6 +29,7 @@ WRITE_POINTS = (
     "create RoleBinding",
     "create Secret",
     "create Service",
+    "create ServiceAccount",
     "delete Pod",
     "delete TrainingJob",
     "patch ClusterTopology",

@@ -22,7 +22,7 @@ from polyreme_simulator.scenario import (
 )
 from polyreme_simulator.world import World
 
-NAMESPACED = ("TrainingJob", "Pod", "Service", "Secret", "Lease", "Role", "RoleBinding")
+NAMESPACED = ("TrainingJob", "Pod", "Service", "Secret", "Lease", "ServiceAccount", "Role", "RoleBinding")
 FOREIGN_S = (5.0, 20.0, 60.0)
 """How long pods of others stay."""
 AWAY_S = (5.0, 20.0, 60.0)

@@ -18,6 +18,7 @@ from polyreme_simulator.batches import BatchFacts
 from polyreme_simulator.capacity import CapacityFacts
 from polyreme_simulator.cluster_view import ClusterView, LauncherView
 from polyreme_simulator.data_facts import DataFacts
+from polyreme_simulator.forgery_facts import ForgeryFacts
 from polyreme_simulator.health_facts import HealthFacts
 from polyreme_simulator.incident_facts import IncidentFacts
 from polyreme_simulator.leaders import LeaderFacts
@@ -30,7 +31,7 @@ from polyreme_simulator.start_facts import StartFacts
 from polyreme_simulator.successors import SuccessorFacts
 from polyreme_simulator.waiting import WaitingFacts
 
-CHILDREN = ("Service", "Secret", "Lease", "Role", "RoleBinding")
+CHILDREN = ("Service", "Secret", "Lease", "ServiceAccount", "Role", "RoleBinding")
 LATENCY_S = 0.004
 """Longest time that the answer to a read is on its way."""
 WAITING_REASONS = frozenset(
@@ -62,6 +63,7 @@ class Facts(ObservedState):
         self.successors = SuccessorFacts(self)
         self.anomalies = AnomalyFacts(self, capacity=self.capacity, batches=self.batches)
         self.data = DataFacts(self, capacity=self.capacity, anomalies=self.anomalies)
+        self.forgeries = ForgeryFacts(self)
         self.health = HealthFacts(self, capacity=self.capacity)
         self.repairs = RepairFacts(self, capacity=self.capacity)
         self.incidents = IncidentFacts(self, capacity=self.capacity)
@@ -102,6 +104,9 @@ class Facts(ObservedState):
         match record.kind:
             case "TrainingJob":
                 self.data.changed(change, world)
+                if not deleted:
+                    before = (self.jobs.get(record.uid) or {}).get("status") or {}
+                    self.forgeries.changed(record.blob, before, record.manifest, world)
                 self._job_changed(record.manifest, deleted, world)
             case "Pod" if owner_uid(record.manifest):
                 if deleted:
@@ -115,7 +120,7 @@ class Facts(ObservedState):
             case "Lease" if record.name == LEASE_NAME:
                 self.leaders.renewed(record.manifest, world)
             case "Lease" if deleted:
-                self._lease_deleted(record.manifest)
+                self.overwritten(owner_uid(record.manifest))
             case "Lease" if owner_uid(record.manifest):
                 self._lease_changed(record.manifest, world)
             case _:
@@ -131,14 +136,15 @@ class Facts(ObservedState):
         self.sent_s = sent_s
 
     def _lease_changed(self, manifest: Manifest, world: ClusterView) -> None:
-        text = (manifest["metadata"].get("annotations") or {}).get(labels.ANNOTATION_PROGRESS, "")
-        if '"attempt":' not in text:
+        said = manifest["metadata"].get("annotations") or {}
+        text = said.get(labels.ANNOTATION_PROGRESS, "")
+        if '"attempt":' not in text or self.forgeries.is_forged(said):
             return
         key = (
-            manifest["metadata"]["labels"][labels.LABEL_JOB_UID],
+            owner_uid(manifest),
             int(text.split('"attempt":', 1)[1].split(",", 1)[0].rstrip("}")),
         )
-        if '"outcome":' in text:
+        if '"outcome":"' in text:
             self.preemptions.heard(*key)
         if '"released":true' not in text:
             return
@@ -146,9 +152,8 @@ class Facts(ObservedState):
         if '"outcome":"Succeeded"' in text:
             self._successes.setdefault(key, world.time_s())
 
-    def _lease_deleted(self, manifest: Manifest) -> None:
-        """Forget successes that only the deleted Lease reported: no one can know of them any more."""
-        uid = owner_uid(manifest)
+    def overwritten(self, uid: str) -> None:
+        """Forget successes that only a Lease reported which says something else now, or is deleted."""
         for key in [key for key in self._successes if key[0] == uid]:
             del self._successes[key]
 

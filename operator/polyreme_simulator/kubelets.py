@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import random
 import signal
 from collections.abc import Callable
@@ -252,6 +253,11 @@ class Kubelets:
             self.foreign[uid] = (node.name, devices)
             self._set_status(ref, {"phase": "Running"})
             return
+        key = self._key_of(pod)
+        if key is None:
+            # Its container waits for the Secret that it mounts.
+            self._world.after(KUBELET_S, lambda: self.sync(ref, uid))
+            return
         container = pod["spec"]["containers"][0]
         environment = PodEnvironment.parse({entry["name"]: entry["value"] for entry in container["env"]})
         if not self._world.has_child(environment, "Secret"):
@@ -259,10 +265,19 @@ class Kubelets:
             self._world.after(MOUNT_RETRY_S, lambda: self.sync(ref, uid))
             return
         rng = random.Random(self._world.rng.random())
-        launcher = SimLauncher(self._world, environment, pod_uid=uid, node=node.name, rng=rng)
+        launcher = SimLauncher(self._world, environment, key=key, pod_uid=uid, node=node.name, rng=rng)
         self._world.launchers[uid] = launcher
         self._set_status(ref, {"phase": "Running"})
         launcher.start()
+
+    def _key_of(self, pod: Manifest) -> bytes | None:
+        """Read the Secret that a pod mounts; None while it does not exist."""
+        (name,) = (each["secret"]["secretName"] for each in pod["spec"]["volumes"] if "secret" in each)
+        try:
+            secret = self._store.shown(ObjectRef(kind="Secret", namespace=pod["metadata"]["namespace"], name=name))
+        except NotFoundError:
+            return None
+        return base64.b64decode(secret["data"][labels.SECRET_KEY])
 
     def taken(self, name: str) -> int:
         """Return the devices of a node that processes hold."""

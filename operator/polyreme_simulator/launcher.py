@@ -12,8 +12,10 @@ from polyreme_api import labels
 from polyreme_api.environment import PodEnvironment
 from polyreme_api.exit_codes import code_of_signal
 from polyreme_api.job.status import replacements_by_index
+from polyreme_api.ownership import is_marked, job_object_metadata
 from polyreme_api.progress import ProgressRecord
 from polyreme_api.resume_point import fix_resume_point
+from polyreme_api.signed_progress import ProgressSigner
 from polyreme_launcher.protocol import follower as f
 from polyreme_launcher.protocol import leader as l
 from polyreme_launcher.protocol.messages import Joined, Message, Release
@@ -77,7 +79,14 @@ class SimLauncher:
     """One process: follower machine, on index 0 also leader machine, and its ranks."""
 
     def __init__(
-        self, world: LauncherContext, environment: PodEnvironment, *, pod_uid: str, node: str, rng: random.Random
+        self,
+        world: LauncherContext,
+        environment: PodEnvironment,
+        *,
+        key: bytes,
+        pod_uid: str,
+        node: str,
+        rng: random.Random,
     ) -> None:
         self.world, self.pod, self.pod_uid, self.node, self._rng = world, environment, pod_uid, node, rng
         self.alive = True
@@ -97,6 +106,7 @@ class SimLauncher:
         self.leader: SimLauncher | None = None
         """The leader that this launcher is connected to."""
         self.peers: dict[int, SimLauncher] = {}
+        self._signer = ProgressSigner(key, environment.job_uid)
         self._inbox: deque[Callable[[], None]] = deque()
         self._lease_next: ProgressRecord | None = None
         self._lease_busy = False
@@ -406,14 +416,17 @@ class SimLauncher:
         ref = ObjectRef(kind="Lease", namespace=self.pod.namespace, name=name)
         try:
             lease = self.world.store.shown(ref)
-            text = (lease["metadata"].get("annotations") or {}).get(labels.ANNOTATION_PROGRESS)
-            known = ProgressRecord.model_validate_json(text) if text else None
+            known = self._signer.read(lease)
             if known is not None and known.outdates(record):
                 self.feed_leader(l.Fenced())
                 return True
-            stamped = record.model_copy(update={"updated_at_s": self.world.clock.now_s()})
-            annotation = {labels.ANNOTATION_PROGRESS: stamped.model_dump_json(by_alias=True, exclude_defaults=True)}
-            self.world.store.change(ref, {"metadata": {"annotations": annotation}})
+            annotations = self._signer.annotations(record, at_s=self.world.clock.now_s())
+            own = (self.pod.job, self.pod.job_uid)
+            marks = {} if is_marked(lease["metadata"], self.pod.job_uid) else job_object_metadata(*own)
+            self.world.store.change(ref, {"metadata": {"annotations": annotations, **marks}})
+            if marks:
+                # Its job may be deleted meanwhile.
+                self.world.after(API_S, self.world.store.collect_garbage)
         except PortError:
             return False
         self.feed_leader(l.LeaseWritten(record=record))

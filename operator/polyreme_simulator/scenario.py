@@ -25,7 +25,7 @@ URGENT = "urgent"
 """A PriorityClass."""
 MAKES_WAY = "patch TrainingJob that is preempted"
 DELETES_JOBS = "delete TrainingJob"
-MAKES_ROLES = ("create Role", "create RoleBinding")
+MAKES_ROLES = ("create Role", "create RoleBinding", "create ServiceAccount")
 TELLS_LEVELS = "patch ClusterTopology"
 BINDS = "bind Pod"
 """Write points that few scenarios come to: a seed that aims its faults at one draws a scenario that does."""

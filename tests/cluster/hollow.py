@@ -2,13 +2,16 @@
 
 import asyncio
 import dataclasses
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from polyreme_api import labels
 from polyreme_api.job.status import AttemptStatus
+from polyreme_api.ownership import job_object_metadata
 from polyreme_api.progress import CheckpointRef, Outcome, ProgressRecord, RankPhase
 from polyreme_operator.port import ClusterPort, ConflictError, Manifest, NotFoundError, ObjectRef
+from tests.leaders import Leaders
 
 LOOK_S = 0.2
 
@@ -32,6 +35,7 @@ class HollowLaunchers:
 
     def __init__(self, cluster: ClusterPort, namespace: str) -> None:
         self._cluster, self._namespace = cluster, namespace
+        self.leaders = Leaders()
         self.orders: dict[str, Orders] = {}
         """By the job's name."""
         self.said: dict[str, ProgressRecord] = {}
@@ -74,11 +78,13 @@ class HollowLaunchers:
             self.stopped_at_step[name] = record.checkpoint.step
 
     async def _put(self, job: Manifest, record: ProgressRecord) -> bool:
-        name = labels.job_object_name(job["metadata"]["name"], job["metadata"]["uid"])
-        ref = ObjectRef(kind="Lease", namespace=self._namespace, name=name)
-        text = record.model_dump_json(by_alias=True, exclude_defaults=True)
+        own = job["metadata"]["name"], job["metadata"]["uid"]
+        ref = ObjectRef(kind="Lease", namespace=self._namespace, name=labels.job_object_name(*own))
+        secret = job["status"]["attempt"].get("secretName") or ref.name
         try:
-            await self._cluster.patch(ref, {"metadata": {"annotations": {labels.ANNOTATION_PROGRESS: text}}})
+            key = await self._cluster.get(ObjectRef(kind="Secret", namespace=self._namespace, name=secret))
+            annotations = self.leaders.annotations(job, record, [key], at_s=time.time())
+            await self._cluster.patch(ref, {"metadata": {"annotations": annotations, **job_object_metadata(*own)}})
         except (NotFoundError, ConflictError):
             return False
         return True

@@ -124,7 +124,11 @@ class Stage:
         await self.create({**kind, "metadata": metadata, "spec": spec})
         return self.name(word)
 
-    async def job(
+    async def job(self, name: str, replicas: int = 1, **fields: Any) -> Manifest:
+        """Make a job; its queue is one of this story's."""
+        return await self.cluster.create(self.job_manifest(name, replicas, **fields))
+
+    def job_manifest(
         self,
         name: str,
         replicas: int = 1,
@@ -135,9 +139,9 @@ class Stage:
         namespace: str = "",
         **spec: Any,
     ) -> Manifest:
-        """Make a job; its queue is one of this story's."""
+        """Return a job that nobody has created."""
         template = {"spec": {"containers": [{"name": "main", "image": "none.example/none:1"}], **(body or {})}}
-        manifest = {
+        return {
             "apiVersion": labels.API_VERSION,
             "kind": labels.KIND_JOB,
             "metadata": {"name": name, "namespace": namespace or self.namespace},
@@ -156,7 +160,6 @@ class Stage:
                 **spec,
             },
         }
-        return await self.cluster.create(manifest)
 
     async def create(self, manifest: Manifest) -> Manifest:
         """Create something that goes with this story."""

@@ -10,8 +10,8 @@ from polyreme_operator.port import Manifest, NotFoundError, ObjectRef
 from tests.cluster.operators import NAMESPACE, install, replica
 from tests.cluster.stage import Stage, condition_of, play
 
+CHILDREN = ("Service", "Secret", "ServiceAccount", "Role", "RoleBinding")
 INTENTS = ObjectRef(kind="ConfigMap", namespace=NAMESPACE, name=labels.INTENTS_NAME)
-CHILDREN = ("Service", "Secret", "Role", "RoleBinding")
 
 
 @pytest.fixture(scope="module")
@@ -197,8 +197,8 @@ def test_deleted_intents_and_children_are_created_again(refusing: str) -> None:
 
         async def trains() -> bool:
             status = await stage.status("first")
-            return condition_of(status, "Running")[0] == "True" and status["attempt"]["scope"] == "RestartGang"
+            return condition_of(status, "Running")[0] == "True" and status["attempt"]["scope"] == "RestartPod"
 
-        await stage.until(trains, "the whole gang has the new Secret")
+        await stage.until(trains, "the new pod has the same key as the one that stayed")
 
     play(refusing, story)

@@ -122,45 +122,19 @@ class Machine:
             ("OMP_NUM_THREADS", "1"),
             ("GLOO_SOCKET_IFNAME", "lo"),
         )
-        defaults = PodDefaults(checkpoint_root=self.home.checkpoint_root.as_uri(), environment=variables)
+        root = self.home.checkpoint_root.as_uri()
+        defaults = PodDefaults(checkpoint_root=root, environment=variables, launcher_rbac=True)
         settings = dataclasses.replace(settings or Settings(), namespace=self.namespace, defaults=defaults)
         await run_operator(port, self._clock, settings=settings, rng=random.Random(7), entropy=secrets.token_bytes)
 
     def _token(self, pod: Manifest) -> str:
-        """Token of a service account that may read the pod's job and patch its Lease."""
-        job, uid = (pod["metadata"]["labels"][name] for name in (labels.LABEL_JOB, labels.LABEL_JOB_UID))
-        if uid not in self.tokens:
-            self.tokens[uid] = self._account(job, labels.job_object_name(job, uid))
-        return self.tokens[uid]
-
-    def _account(self, job: str, name: str) -> str:
+        """Token of the pod's service account."""
         core: Any = client.CoreV1Api(self._api)
-        roles: Any = client.RbacAuthorizationV1Api(self._api)
-        metadata = {"name": name}
-        rules = [
-            {
-                "apiGroups": [labels.GROUP],
-                "resources": [labels.PLURAL_JOB],
-                "resourceNames": [job],
-                "verbs": ["get", "list", "watch"],
-            },
-            {
-                "apiGroups": ["coordination.k8s.io"],
-                "resources": ["leases"],
-                "resourceNames": [name],
-                "verbs": ["get", "patch"],
-            },
-        ]
-        reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name}
-        subject = {"kind": "ServiceAccount", "name": name, "namespace": self.namespace}
-        core.create_namespaced_service_account(self.namespace, {"metadata": metadata})
-        roles.create_namespaced_role(self.namespace, {"metadata": metadata, "rules": rules})
-        roles.create_namespaced_role_binding(
-            self.namespace, {"metadata": metadata, "roleRef": reference, "subjects": [subject]}
-        )
+        account = pod["spec"]["serviceAccountName"]
         request = {"spec": {"expirationSeconds": TOKEN_S}}
-        answer = core.create_namespaced_service_account_token(name, self.namespace, request)
-        return str(answer.status.token)
+        answer = core.create_namespaced_service_account_token(account, self.namespace, request)
+        self.tokens[account] = str(answer.status.token)
+        return self.tokens[account]
 
 
 @pytest.mark.slow
@@ -233,6 +207,11 @@ async def until_no_pod_runs(port: ClusterPort) -> None:
 async def until_nothing_is_left(machine: Machine) -> None:
     """Wait for the garbage collector."""
     async with KubernetesCluster(from_kubeconfig(machine.kubeconfig)) as cluster, asyncio.timeout(PATIENCE_S):
-        for kind in ("Pod", "Lease", "Secret", "Service"):
-            while (await cluster.list(kind, namespace=machine.namespace)).items:
+        for kind in ("Pod", "Lease", "Secret", "Service", "ServiceAccount", "Role", "RoleBinding"):
+            while [each for each in (await cluster.list(kind, namespace=machine.namespace)).items if is_a_jobs(each)]:
                 await asyncio.sleep(0.1)
+
+
+def is_a_jobs(manifest: Manifest) -> bool:
+    """Tell whether a job owned an object: not the namespace's own account, nor the operator's key."""
+    return labels.LABEL_JOB_UID in (manifest["metadata"].get("labels") or {})

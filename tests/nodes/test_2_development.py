@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from polyreme_api.labels import RESOURCE_DEVICE
+from polyreme_api.labels import INSTALLATION_KEY_NAME, RESOURCE_DEVICE
 from tests.nodes import packages
 from tests.nodes.cluster import PATIENCE_S, Cluster
 from tests.nodes.release import JOBS, SYSTEM, Release, created, job, values
@@ -71,6 +71,7 @@ def test_the_quickstarts_job_succeeds_in_pods_on_data_that_pods_made(
 def test_an_uninstall_leaves_the_jobs_their_kinds_and_the_volume(cluster: Cluster, release: Release) -> None:
     release.uninstall()
     kept = {"configmap/kube-root-ca.crt", "serviceaccount/default", "configmap/polyreme-intents"}
+    kept.add(f"secret/{INSTALLATION_KEY_NAME}")
 
     def left() -> set[str]:
         kinds = "all,secrets,configmaps,serviceaccounts,roles,rolebindings,networkpolicies,poddisruptionbudgets"

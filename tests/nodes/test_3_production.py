@@ -10,6 +10,7 @@ import pytest
 
 from polyreme.plugin.main import invoke
 from tests.nodes.cluster import Cluster
+from tests.nodes.forgery import forge
 from tests.nodes.release import DEVICES, JOBS, SYSTEM, Job, Release, created, inside, is_true, job, kill_rank
 from tests.nodes.servers import SECRET_VARIABLES, Outside
 from tests.nodes.story import EVERY_STEPS, STEPS, records_of, write_job
@@ -74,6 +75,7 @@ def test_a_trainers_token_touches_nothing_but_its_own_job_and_lease(cluster: Clu
         f"GET /apis/{job_path}/trainingjobs/{labels['polyreme.dev/job']}": 200,
         f"GET /apis/{lease}": 403,
         f"GET /apis/{lease}/another": 403,
+        f"PATCH /apis/{lease}/another": 403,
         f"DELETE /apis/{lease}/{own}": 403,
         f"PATCH /apis/{job_path}/trainingjobs/{labels['polyreme.dev/job']}": 403,
         f"PATCH /apis/{job_path}/trainingjobs/{labels['polyreme.dev/job']}/status": 403,
@@ -86,6 +88,18 @@ def test_a_trainers_token_touches_nothing_but_its_own_job_and_lease(cluster: Clu
     assert json.loads(said) == expected
     token = "/var/run/secrets/kubernetes.io/serviceaccount/token"
     assert inside(cluster, other, f"import os; print(os.path.exists({token!r}))").strip() == "False"
+
+
+def test_a_forged_record_ends_no_job_and_is_reported(cluster: Cluster, trained: Job) -> None:
+    before = trained.until(lambda status: is_true(status, "Running"), "it trains")
+    answers = forge(cluster, trained)
+    assert set(answers.own) == {200}
+    assert set(answers.others) == {403}
+    after = trained.until(lambda status: status["step"] > before["step"], "it continues")
+    assert after["attempt"] == before["attempt"]
+    assert not is_true(after, "Succeeded")
+    words = ("--namespace", JOBS, "events", "--field-selector", "reason=RecordRefused")
+    cluster.until(lambda: cluster.get(*words)["items"], "an event reports it")
 
 
 def test_a_rank_that_is_killed_inside_its_container_comes_back_in_place(cluster: Cluster, trained: Job) -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from polyreme_api.labels import INSTALLATION_KEY_NAME
 from tests.nodes import previous
-from tests.nodes.cluster import Cluster
+from tests.nodes.cluster import Cluster, Manifest
 from tests.nodes.release import DEVICES, SYSTEM, Job, Release, created, is_true, job, production_values, state
 from tests.nodes.servers import Outside
 from tests.services.test_runs_on_servers import shortened
@@ -19,6 +20,27 @@ PREVIOUS_CHART = Path(__file__).parent / "kept/polyreme-0.1.0.tgz"
 PREVIOUS_TAG = "previous"
 STEPS = 100_000
 DRAIN_S_MAX = 300
+RBAC = "rbac.authorization.k8s.io"
+POSING = {"name": "today-with-the-rights-of-then"}
+RIGHTS_OF_TODAY: list[Manifest] = [
+    {
+        "apiVersion": f"{RBAC}/v1",
+        "kind": "ClusterRole",
+        "metadata": POSING,
+        "rules": [
+            {"apiGroups": [""], "resources": ["serviceaccounts"], "verbs": ["create", "get"]},
+            {"apiGroups": [""], "resources": ["secrets"], "resourceNames": [INSTALLATION_KEY_NAME], "verbs": ["get"]},
+        ],
+    },
+    {
+        "apiVersion": f"{RBAC}/v1",
+        "kind": "ClusterRoleBinding",
+        "metadata": POSING,
+        "roleRef": {"apiGroup": RBAC, "kind": "ClusterRole", **POSING},
+        "subjects": [{"kind": "ServiceAccount", "name": "polyreme-operator", "namespace": SYSTEM}],
+    },
+]
+"""What today's operator needs beside the rights of the earlier chart, where its images pose as those of then."""
 pytestmark = pytest.mark.slow
 
 
@@ -33,12 +55,15 @@ def training(
         previous.load_previous(cluster, commit, PREVIOUS_TAG)
     else:
         cluster.tag(PREVIOUS_TAG)
+        cluster.kubectl.apply(RIGHTS_OF_TODAY)
     earlier = production_values(cluster, servers.values(), image={"tag": PREVIOUS_TAG})
     production.install(earlier, chart=PREVIOUS_CHART)
     folder = tmp_path_factory.mktemp("job")
     with created(cluster, job(cluster, shortened("long", folder, training={"steps": STEPS}))) as made:
         made.until(lambda status: status.get("step", 0) > 0 and is_true(status, "Running"), "it trains")
         yield made
+    for each in RIGHTS_OF_TODAY:
+        cluster.kubectl("delete", each["kind"].lower(), POSING["name"], "--ignore-not-found")
 
 
 def until_it_trains_on(training: Job, by: int = 2) -> None:

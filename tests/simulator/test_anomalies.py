@@ -24,6 +24,7 @@ SEEDS = {
     "malformed object": 12,
     "clock steps": 29,
     "refused children": 28,
+    "forged records": 3,
 }
 
 

@@ -24,8 +24,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.nodes.agents import agents, lose_gpu, repair, values_with_agents
 from tests.nodes.cluster import Cluster, cluster_for_tests
+from tests.nodes.forgery import forge
 from tests.nodes.release import DEVICES, SYSTEM, Job, Release, created, is_true, job, kill_rank, prepare, state
-from tests.nodes.rights import PRODUCTION, REFUSED, UNUSED, given, has_statuses, read_metrics, seen
+from tests.nodes.rights import FORBIDDEN, PRODUCTION, REFUSED, UNUSED, given, has_statuses, read_metrics, seen
 from tests.nodes.servers import Outside, outside
 from tests.nodes.story import EVERY_STEPS, STEPS, in_production, losses_of_embedded, records_of, write_job
 from tools.cluster.binaries import program_path
@@ -34,7 +35,14 @@ from tools.cluster.servers import ServerError
 ROUNDS = 10
 TTL_S = 60
 """How long a finished job stays: long enough to be seen."""
-BAR = {"resumed_identical": 1, "zombie_commits": 0, "upgrade_restarts": 0, "rbac_unused": 0, "rbac_refused": 0}
+BAR = {
+    "resumed_identical": 1,
+    "zombie_commits": 0,
+    "forgeries_believed": 0,
+    "upgrade_restarts": 0,
+    "rbac_unused": 0,
+    "rbac_refused": 0,
+}
 
 
 class Disturbances:
@@ -50,6 +58,7 @@ class Disturbances:
     def __init__(self, cluster: Cluster, release: Release, servers: Outside, rng: random.Random) -> None:
         self._cluster, self._release, self._servers, self._rng = cluster, release, servers, rng
         self.done, self.upgrades, self.upgrades_seen, self.upgrade_restarts = 0, 0, 0, 0
+        self.forgeries, self.forgeries_believed = 0, 0
         self.kinds: dict[str, Callable[[Job], None]] = {
             "rank": self.rank,
             "pod": self.pod,
@@ -58,6 +67,7 @@ class Disturbances:
             "datahub": lambda _: self.pods_of("polyreme-datahub"),
             "broker": lambda _: servers.kill_broker(),
             "control plane": lambda _: cluster.restart_control_plane(),
+            "forged Lease": self.forged_lease,
             "upgrade": self.upgrade,
         }
 
@@ -91,6 +101,17 @@ class Disturbances:
         finally:
             cluster.freeze(lost, False)
             cluster.start_kubelet(lost)
+
+    def forged_lease(self, training: Job) -> None:
+        """Have the leader's container write on Leases what no leader said; it may not touch those of others."""
+        before = training.status["attempt"]
+        answers = forge(self._cluster, training)
+        self.forgeries += len(answers.own) + len(answers.others)
+        self.forgeries_believed += sum(status != FORBIDDEN for status in answers.others)
+        after = training.until(lambda status: is_true(status, "Running") or is_true(status, "Succeeded"), "it trains")
+        # Its last step comes seldom so soon; then it has trained as many as it was to.
+        wrong = after["attempt"]["number"] != before["number"] or after["step"] > STEPS
+        self.forgeries_believed += int(wrong)
 
     def pods_of(self, component: str) -> None:
         """Delete every pod of a component, without grace."""
@@ -162,6 +183,8 @@ def main() -> int:
         "seed": seed,
         "disturbances": disturbances.done,
         "upgrades": disturbances.upgrades,
+        "forgeries": disturbances.forgeries,
+        "forgeries_believed": disturbances.forgeries_believed,
         "upgrades_seen": disturbances.upgrades_seen,
         "resumed_identical": round(identical / rounds, 3),
         "zombie_commits": zombies,

@@ -85,6 +85,7 @@ class LeaderAgent:
             job=pod.job,
             job_uid=pod.job_uid,
             holder=pod.pod,
+            key=secret,
             clock=clock,
             on_written=lambda record: self.feed(machine.LeaseWritten(record=record)),
             on_lost=lambda: self.feed(machine.Fenced()),

@@ -1,4 +1,8 @@
-"""The job's Lease as the leader keeps it: the newest record, by compare-and-swap, never over a newer attempt's."""
+"""The job's Lease as the leader keeps it: the newest record, signed, by compare-and-swap, never over a newer attempt's.
+
+A record that no leader of the job has signed is not looked at, and labels and owner that somebody removed are put back:
+whoever else may write the Lease stops no leader.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,10 @@ from typing import Any
 
 from polyreme_api.clock import Clock
 from polyreme_api.errors import NotFoundError
-from polyreme_api.labels import ANNOTATION_PROGRESS, API_VERSION, KIND_JOB, LABEL_JOB, LABEL_JOB_UID, job_object_name
+from polyreme_api.labels import job_object_name
+from polyreme_api.ownership import is_marked, job_object_metadata
 from polyreme_api.progress import ProgressRecord
+from polyreme_api.signed_progress import ProgressSigner
 from polyreme_api.times import rfc3339
 from polyreme_launcher.api_client import ApiAwayError, ApiClient, ApiConflictError, ApiRefusedError
 
@@ -30,6 +36,7 @@ class LeaseKeeper:
         job: Name of the job.
         job_uid: UID of the job, the Lease's owner.
         holder: Name of the leader's pod.
+        key: The job's key.
         clock: Clock.
         on_written: Called when the Lease holds a record.
         on_lost: Called when a newer attempt or replacement wrote it.
@@ -43,12 +50,14 @@ class LeaseKeeper:
         job: str,
         job_uid: str,
         holder: str,
+        key: bytes,
         clock: Clock,
         on_written: Callable[[ProgressRecord], None],
         on_lost: Callable[[], None],
     ) -> None:
         self._api = api
         self._namespace, self._job, self._job_uid, self._holder = namespace, job, job_uid, holder
+        self._signer = ProgressSigner(key, job_uid)
         self._clock = clock
         self._on_written = on_written
         self._on_lost = on_lost
@@ -58,6 +67,8 @@ class LeaseKeeper:
         self._idle = asyncio.Event()
         self._idle.set()
         self._version: str | None = None
+        self._marked = True
+        """Whether the Lease has its labels and its owner."""
 
     def put(self, record: ProgressRecord) -> None:
         """Queue a record for writing."""
@@ -108,11 +119,14 @@ class LeaseKeeper:
             try:
                 if self._version is None:
                     lease = await self._api.lease(self._name)
-                    if _is_outdated(lease, record):
+                    known = self._signer.read(lease)
+                    if known is not None and known.outdates(record):
                         return False
-                    self._version = lease["metadata"]["resourceVersion"]
+                    self._seen(lease)
                 patch = self._content(record)
                 patch["metadata"]["resourceVersion"] = self._version
+                if not self._marked:
+                    patch["metadata"] |= job_object_metadata(self._job, self._job_uid)
                 result = await self._api.patch_lease(self._name, patch)
             except NotFoundError:
                 try:
@@ -124,43 +138,27 @@ class LeaseKeeper:
                 # Another writer was faster: read its record and decide again.
                 self._version = None
                 continue
-            self._version = result["metadata"]["resourceVersion"]
+            self._seen(result)
             return True
         raise ApiAwayError(f"Lease {self._name} changed {CONFLICTS_MAX} times under one write")
 
+    def _seen(self, lease: dict[str, Any]) -> None:
+        self._version = lease["metadata"]["resourceVersion"]
+        self._marked = is_marked(lease["metadata"], self._job_uid)
+
     def _content(self, record: ProgressRecord) -> dict[str, Any]:
         now_s = self._clock.now_s()
-        stamped = record.model_copy(update={"updated_at_s": now_s})
         return {
-            "metadata": {"annotations": {ANNOTATION_PROGRESS: stamped.model_dump_json(by_alias=True)}},
+            "metadata": {"annotations": self._signer.annotations(record, at_s=now_s)},
             "spec": {"holderIdentity": self._holder, "leaseDurationSeconds": LEASE_S, "renewTime": rfc3339(now_s)},
         }
 
     def _new(self, record: ProgressRecord) -> dict[str, Any]:
-        owner = {
-            "apiVersion": API_VERSION,
-            "kind": KIND_JOB,
-            "name": self._job,
-            "uid": self._job_uid,
-            "controller": True,
-        }
         content = self._content(record)
         metadata = {
             "name": self._name,
             "namespace": self._namespace,
-            "labels": {LABEL_JOB: self._job, LABEL_JOB_UID: self._job_uid},
-            "ownerReferences": [owner],
+            **job_object_metadata(self._job, self._job_uid),
             **content["metadata"],
         }
         return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", **content, "metadata": metadata}
-
-
-def _is_outdated(lease: dict[str, Any], record: ProgressRecord) -> bool:
-    text = (lease["metadata"].get("annotations") or {}).get(ANNOTATION_PROGRESS)
-    if not text:
-        return False
-    try:
-        known = ProgressRecord.model_validate_json(text)
-    except ValueError:
-        return False
-    return known.outdates(record)

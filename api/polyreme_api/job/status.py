@@ -8,6 +8,7 @@ from pydantic import Field, computed_field
 from polyreme_api.fields import MESSAGE_CHARACTERS_MAX, Condition, Message, StatusPart, Time
 from polyreme_api.job.placement import Placement
 from polyreme_api.progress import CheckpointRef
+from polyreme_api.signed_progress import KEY_ID_CHARACTERS
 
 RESTART_RECORDS_MAX = 50
 COUNTED_RESTARTS_MAX = 1000
@@ -89,6 +90,12 @@ class AttemptStatus(StatusPart):
     """How it came about: Start, RestartProcess, RestartPod, RestartGang, Resize, Resume."""
     pre_checks: PreCheckOrder | None = None
     """Checks before its ranks start; none: the job asks for none."""
+    key_id: Annotated[str, Field(max_length=KEY_ID_CHARACTERS)] = ""
+    """Which key of the installation its pods' key is derived from: only records that are signed with it count. Empty:
+    its pods are those of an operator of 0.1.0, and can't sign."""
+    secret_name: Annotated[str, Field(max_length=253)] = ""
+    """Name of the Secret with that key and of the leader's RoleBinding, if an earlier attempt had another key, or none.
+    Empty: they are named as the job's other objects."""
 
     def replacement(self, index: int) -> int:
         """Return the replacement number of a worker index."""
@@ -275,6 +282,9 @@ class TrainingJobStatus(StatusPart):
     """URL of the checkpoint root: checkpoints, and under `logs/` the last lines of attempts that did not succeed."""
     step: int = 0
     """Newest step, written only when other fields change."""
+    progress_sequence: Annotated[int, Field(ge=0)] = 0
+    """Sequence number of the attempt's newest progress record that is part of this status, written with the step. No
+    operator believes an older record, not even one that has just started."""
     layout: Annotated[str, Field(max_length=128)] = ""
     """The parallel layout, such as ``dp4 ep2``."""
     recompute: Annotated[str, Field(max_length=16)] = ""

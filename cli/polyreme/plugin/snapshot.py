@@ -14,14 +14,9 @@ from polyreme_api.queue import TrainingQueueStatus
 from polyreme_api.topology import DEFAULT_TOPOLOGY
 from polyreme_operator.cache.leases import LeaseIndex
 from polyreme_operator.cache.pods import is_worker_of
-from polyreme_operator.port import Manifest
-from polyreme_operator.types.parse import (
-    parse_foreign_pod,
-    parse_job_view,
-    parse_lease,
-    parse_node,
-    parse_pod,
-)
+from polyreme_operator.port import Manifest, ObjectRef
+from polyreme_operator.types.job_keys import JobKeys
+from polyreme_operator.types.parse import parse_foreign_pod, parse_job_view, parse_node, parse_pod
 from polyreme_operator.types.parse_settings import parse_queue, parse_topology
 from polyreme_operator.types.queues import QueueView
 from polyreme_operator.types.views import ForeignPod, JobView, LeaseView, NodeView, PodView, TopologyView
@@ -53,10 +48,9 @@ def snapshot_of(found: Mapping[str, list[Manifest]], *, now_s: float) -> Snapsho
     by_uid = {job.uid: job for job in jobs}
     pods = _readable(lambda item: (_worker(item, by_uid), item), found, "Pod")
     foreign = _readable(parse_foreign_pod, {"Pod": [item for pod, item in pods if pod is None]}, "Pod")
-    leases = LeaseIndex()
-    for lease in _readable(lambda item: parse_lease(item, seen_s=now_s), found, "Lease"):
-        if lease is not None:
-            leases.put(lease.ref, lease, by_uid.get(lease.job_uid))
+    # Only the operator can tell whether a record is the leader's own, so it is shown as it is.
+    leases = LeaseIndex(JobKeys(), {job.ref: job for job in jobs}.get)
+    _readable(lambda item: leases.put(_lease_ref(item), item, seen_s=now_s), found, "Lease")
     topologies = _readable(parse_topology, found, "ClusterTopology")
     return Snapshot(
         jobs=tuple(sorted(jobs, key=lambda job: (job.namespace, job.name))),
@@ -95,6 +89,10 @@ def _readable(parse: Callable[[Manifest], _View], found: Mapping[str, Iterable[M
             name = item["metadata"].get("name", "")
             _log.warning("%s %s can't be read and is left out: %s", kind, name, str(error).partition("\n")[0])
     return views
+
+
+def _lease_ref(item: Manifest) -> ObjectRef:
+    return ObjectRef(kind="Lease", namespace=item["metadata"].get("namespace", ""), name=item["metadata"]["name"])
 
 
 def _worker(item: Manifest, jobs: Mapping[str, JobView]) -> PodView | None:

@@ -39,6 +39,7 @@ _APIS = {
         "nodes": "Node",
         "services": "Service",
         "secrets": "Secret",
+        "serviceaccounts": "ServiceAccount",
         "configmaps": "ConfigMap",
         "events": "Event",
         "podtemplates": "PodTemplate",

@@ -1,4 +1,4 @@
-"""The objects that a job owns beside its pods and its Lease: Service, Secret, and its leader's Role and RoleBinding.
+"""The objects that a job owns beside its pods and its Lease: Service, Secret, and its leader's account and rights.
 
 They are not watched: the operator may not read Secrets, and watches of these kinds would cost more than they save.
 Instead each object is created again from time to time while its job is active, and before an attempt that starts pods;
@@ -18,7 +18,6 @@ class ChildIndex:
 
     def __init__(self) -> None:
         self._confirmed_s: dict[str, dict[str, float]] = {}
-        self._renewed: set[str] = set()
 
     def confirm(self, uid: str, kind: str, *, now_s: float) -> None:
         """Note that the API server has confirmed the object."""
@@ -38,24 +37,13 @@ class ChildIndex:
         confirmed_s = self._confirmed_s.get(uid)
         return min(confirmed_s.values()) + _lasts_s(uid) if confirmed_s else None
 
-    def renew_secret(self, uid: str) -> None:
-        """Note that the Secret was created again while pods exist that have read an earlier one."""
-        self._renewed.add(uid)
-
-    def is_secret_renewed(self, uid: str) -> bool:
-        """Tell whether new pods can't join existing ones."""
-        return uid in self._renewed
-
-    def begin(self, uid: str, *, fresh: bool) -> None:
-        """Confirm all objects again, since an attempt starts pods; ``fresh`` if no earlier pod stays."""
+    def begin(self, uid: str) -> None:
+        """Confirm all objects again, since an attempt starts pods."""
         self._confirmed_s.pop(uid, None)
-        if fresh:
-            self._renewed.discard(uid)
 
     def forget(self, uid: str) -> None:
         """Forget a job."""
         self._confirmed_s.pop(uid, None)
-        self._renewed.discard(uid)
 
 
 def _lasts_s(uid: str) -> float:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 from polyreme_api import labels
-from polyreme_api.ownership import owner_of_job_object
 from polyreme_operator.cache.admission import KINDS as ADMISSION_KINDS
+from polyreme_operator.cache.leases import LeaseIndex
 from polyreme_operator.cache.pods import PodChange
-from polyreme_operator.port import Manifest
+from polyreme_operator.port import Manifest, ObjectRef
 from polyreme_operator.types.changes import Changes
 from polyreme_operator.types.queues import QueueView
 from polyreme_operator.types.views import JobView
@@ -36,11 +36,11 @@ def pod_changes(change: PodChange) -> Changes:
     return Changes(jobs=set(change.jobs), capacity=change.freed)
 
 
-def is_others(kind: str, manifest: Manifest) -> bool:
+def is_others(ref: ObjectRef, manifest: Manifest, leases: LeaseIndex) -> bool:
     """Tell whether an unknown object is of no interest: nothing of it is stored, not even its version."""
-    if kind == "ConfigMap":
-        return bool(manifest["metadata"]["name"] != labels.INTENTS_NAME)
-    return kind == "Lease" and owner_of_job_object(manifest["metadata"]) is None
+    if ref.kind == "ConfigMap":
+        return ref.name != labels.INTENTS_NAME
+    return ref.kind == "Lease" and leases.is_others(ref, manifest)
 
 
 def begins(before: JobView, after: JobView) -> bool:

@@ -74,6 +74,7 @@ class Metrics(MetricRegistry):
         )
         self._add_training()
         self._add_node_health()
+        self._add_refusals()
         self.lost_gpu_seconds_total = self._counter(
             "lost_gpu_seconds_total", "GPU-seconds that produced no retained step.", "cause"
         )
@@ -93,9 +94,6 @@ class Metrics(MetricRegistry):
             "Decisions that raised an error; the job that caused it is quarantined and retried.",
             "error",
         )
-        self.unreadable_objects_total = self._counter(
-            "unreadable_objects_total", "Object versions that could not be parsed.", "kind"
-        )
         self.quarantined_jobs = self._gauge(
             "quarantined_jobs", "Jobs in quarantine (condition Degraded): no decision is made about them."
         )
@@ -107,6 +105,17 @@ class Metrics(MetricRegistry):
         )
         self.model_objects = self._gauge("model_objects", "Objects in the operator's cache.", "kind")
         self.leader = self._gauge("leader", "1 while this replica leads.")
+
+    def _add_refusals(self) -> None:
+        """Add the metrics of objects and records that are ignored."""
+        self.unreadable_objects_total = self._counter(
+            "unreadable_objects_total", "Object versions that could not be parsed.", "kind"
+        )
+        self.progress_records_refused_total = self._counter(
+            "progress_records_refused_total",
+            "Progress records on Leases that don't count: unsigned, forged, or written again after a newer one.",
+            "fault",
+        )
 
     def _add_node_health(self) -> None:
         """Add the metrics of NodeFaultPolicies."""
@@ -243,6 +252,10 @@ class Metrics(MetricRegistry):
     def on_object_unreadable(self, kind: str) -> None:
         """Count an object that can't be read."""
         self.unreadable_objects_total.labels(kind).inc()
+
+    def on_record_refused(self, fault: str) -> None:
+        """Count a progress record that does not count."""
+        self.progress_records_refused_total.labels(fault).inc()
 
     def on_node_fault(self, fault_class: str, action: str) -> None:
         """Count a fault of a node."""

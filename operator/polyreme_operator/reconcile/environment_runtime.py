@@ -3,8 +3,8 @@
 There is no launcher, so outcomes are read from the pods: an attempt succeeds when every pod does, and the exit code of
 the first failed container ends it. Ranks can't be restarted in place, and a pod knows its attempt and world size only
 from its environment, so every new attempt replaces every pod after the old ones are gone. A pod is asked to checkpoint
-by its deletion: SIGTERM, with the grace period of a checkpoint. Such a container may report progress on the job's Lease
-like a launcher, but nothing waits for it.
+by its deletion: SIGTERM, with the grace period of a checkpoint. Such a container has no token and no key, unless its
+template brings some of its own, so nothing is read from the job's Lease.
 """
 
 from __future__ import annotations

@@ -6,13 +6,16 @@ lost with the process that wrote the status.
 
 from __future__ import annotations
 
+from polyreme_api import labels
 from polyreme_api.job import TrainingJobStatus
 from polyreme_operator.types.actions import EmitEvent, WriteStatus
-from polyreme_operator.types.changes import Unreadable
+from polyreme_operator.types.changes import Changes, Unreadable
+from polyreme_operator.types.lease_record import RecordFault, RefusedRecord
 from polyreme_operator.types.reasons import Cause, ConditionType, Reason, Scope
 
 RESTARTED = "Restarted"
 RESIZE_REFUSED = "ResizeRefused"
+RECORD_REFUSED = "RecordRefused"
 
 _ON_CHANGE: tuple[tuple[ConditionType, frozenset[str], bool], ...] = (
     (
@@ -68,11 +71,30 @@ def events_of(write: WriteStatus) -> tuple[EmitEvent, ...]:
     )
 
 
-def unreadable_event(left_out: Unreadable) -> EmitEvent:
-    """Return the event of an object that is ignored."""
+_REFUSED = {
+    RecordFault.UNSIGNED: "it has no signature; another account wrote it, or the image has a launcher of 0.1.0",
+    RecordFault.FORGED: "the job's key did not sign it; another account wrote it",
+    RecordFault.REPLAYED: "the job's leader has signed a newer one; another account wrote an older one again",
+}
+
+
+def warnings_of(changes: Changes) -> tuple[EmitEvent, ...]:
+    """Return the events of what is ignored: of objects that can't be read, and of records that don't count."""
+    # A job reports in its status that it can't be read.
+    unreadable = (_unreadable(left_out) for left_out in changes.unreadable if left_out.ref.kind != labels.KIND_JOB)
+    return (*unreadable, *(_refused(record) for record in changes.refused if record.first))
+
+
+def _unreadable(left_out: Unreadable) -> EmitEvent:
     reason = Reason.UNREADABLE.value
     words = f"the operator ignores this object, because it can't be read: {left_out.why}"
     return EmitEvent(ref=left_out.ref, uid=left_out.uid, reason=reason, message=words, warning=True, key=reason.lower())
+
+
+def _refused(record: RefusedRecord) -> EmitEvent:
+    words = f"a progress record on the job's Lease is ignored: {_REFUSED[record.fault]}"
+    key = f"{RECORD_REFUSED}-{record.fault}".lower()
+    return EmitEvent(ref=record.ref, uid=record.uid, reason=RECORD_REFUSED, message=words, warning=True, key=key)
 
 
 def _attempt_begun(before: TrainingJobStatus, after: TrainingJobStatus) -> list[tuple[str, str, bool]]:

@@ -19,7 +19,6 @@ from polyreme_api.times import rfc3339
 from polyreme_operator.reconcile import environment_runtime, failed_nodes, pre_checks
 from polyreme_operator.reconcile.hang import futile_restarts
 from polyreme_operator.reconcile.observe import (
-    SECRET_RENEWED,
     Failure,
     current_record,
     find_failure,
@@ -79,6 +78,7 @@ EXCUSED = frozenset(
         Cause.POD_REJECTED,
         Cause.POD_STUCK,
         Cause.PRE_CHECK,
+        Cause.KEY_LOST,
     }
 )
 """Causes outside the job: they count against no budget, but each repetition waits longer."""
@@ -109,8 +109,6 @@ def judge(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float) -> Verdict
     excused = failure.cause in EXCUSED
     counts = not excused and (rule is None or (rule.count_towards_max and rule.action != "Ignore"))
     scope = _scope(snapshot, spec, failure, rule)
-    if scope is Scope.POD and _cannot_join(snapshot):
-        scope, failure = Scope.GANG, dataclasses.replace(failure, message=f"{failure.message}; {SECRET_RENEWED}")
     record = _record(snapshot, failure, scope, counts=counts, now_s=now_s)
     status = snapshot.job.status
     idle = restarts_without_progress([*status.restart_records, record], status.earlier_restarts)
@@ -225,12 +223,6 @@ def _scope(snapshot: JobSnapshot, spec: TrainingJobSpec, failure: Failure, rule:
     if lowest is Scope.PROCESS and failure.index is not None and tries >= spec.failure_policy.in_place_max:
         return Scope.POD
     return lowest
-
-
-def _cannot_join(snapshot: JobSnapshot) -> bool:
-    """Tell whether remaining pods have read another Secret than a new pod would."""
-    attempt = snapshot.job.attempt
-    return snapshot.secret_renewed and attempt is not None and attempt.replicas > 1
 
 
 _FINAL: dict[int, Reason] = {

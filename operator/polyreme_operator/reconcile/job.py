@@ -17,6 +17,8 @@ from polyreme_api.times import rfc3339
 from polyreme_operator.port import ObjectRef
 from polyreme_operator.reconcile import (
     binding,
+    children,
+    deadlines,
     environment_runtime,
     evacuation,
     pre_checks,
@@ -33,17 +35,12 @@ from polyreme_operator.reconcile.events import events_of
 from polyreme_operator.reconcile.failure_policy import GiveUp, Healthy, Restart, Verdict, judge
 from polyreme_operator.reconcile.hang import Stall, find_stall
 from polyreme_operator.reconcile.observe import (
-    REFUSED_S,
     RUNNING_PHASES,
-    UNSCHEDULABLE_S,
     WORKING,
     Failure,
     current_pods,
     current_record,
-    node_lost_at_s,
-    silence_deadline_s,
     slow_start,
-    slow_start_s,
 )
 from polyreme_operator.reconcile.pod_waiting import explain
 from polyreme_operator.reconcile.quarantine import with_degraded
@@ -52,9 +49,7 @@ from polyreme_operator.reconcile.stopping import STOP_GRACE_S
 from polyreme_operator.reconcile.worker_pods import PodDefaults
 from polyreme_operator.types.actions import (
     Action,
-    CreateChild,
     CreatePod,
-    CreateSecret,
     Decision,
     DeleteJob,
     DeletePod,
@@ -64,7 +59,7 @@ from polyreme_operator.types.actions import (
 from polyreme_operator.types.reasons import Cause, ConditionType, Reason
 from polyreme_operator.types.snapshot import JobSnapshot
 from polyreme_operator.types.timestamps import parse_time_or
-from polyreme_operator.types.views import ENDS_WITHIN_S, JobView, PodPhase, PodView
+from polyreme_operator.types.views import PodPhase, PodView
 
 PLANNING_WORDS = "its layout is being planned for each worker count that it accepts"
 
@@ -77,9 +72,9 @@ def reconcile(snapshot: JobSnapshot, now_s: float, *, defaults: PodDefaults) -> 
     if job.unreadable or (job.fault and not job.fault_in_cycle):
         decision = Decision()
     elif job.status.finished:
-        return _wake(_finished(snapshot, now_s), _fence_deadline_s(snapshot, now_s))
+        return _wake(_finished(snapshot, now_s), deadlines.fence_s(snapshot, now_s))
     else:
-        decision = _wake(_unfinished(snapshot, now_s, defaults), _fence_deadline_s(snapshot, now_s))
+        decision = _wake(_unfinished(snapshot, now_s, defaults), deadlines.fence_s(snapshot, now_s))
     return with_degraded(job, decision, now_s)
 
 
@@ -90,7 +85,7 @@ def _unfinished(snapshot: JobSnapshot, now_s: float, defaults: PodDefaults) -> D
         return _misconfigured(snapshot, now_s)
     if defaults.binding == "GangBinder" and not snapshot.pods and (refused := binding.refusal(spec)):
         return _fail(snapshot, Reason.MISCONFIGURED, refused, None, now_s)
-    deadline_s = _deadline_s(job, spec)
+    deadline_s = deadlines.active_deadline_s(job, spec)
     if deadline_s is not None and now_s >= deadline_s and not _succeeded(snapshot):
         message = f"ran longer than activeDeadlineSeconds ({spec.active_deadline_seconds} s)"
         return _fail(snapshot, Reason.DEADLINE_EXCEEDED, message, None, now_s)
@@ -117,16 +112,15 @@ def _running(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float, default
     if left := evacuation.leaving(snapshot, spec, now_s):
         asked = transition.stop_for_move(job, now_s, message=evacuation.message_of(left))
         return Decision(actions=_status_write(snapshot, asked))
-    children = _children(snapshot, spec, record, defaults, now_s)
+    missing = children.missing(snapshot, spec, record, defaults, now_s)
     if snapshot.lease is None:
         # No pod is created before the Lease exists: it tells whether the attempt was released before.
-        return Decision(actions=children)
+        return Decision(actions=missing)
     pods = _pod_actions(snapshot, spec, attempt, defaults, now_s)
-    creates = any(isinstance(action, CreatePod) for action in pods)
-    if creates and _would_renew_secret(snapshot) and not refusals.is_refused(snapshot, "Secret"):
-        # The Secret comes first: a new pod can't join pods that have read another one.
-        return Decision(actions=children)
-    if creates and not snapshot.lease_read:
+    if missing:
+        # They come first: the API server refuses a pod whose ServiceAccount does not exist.
+        pods = tuple(action for action in pods if not isinstance(action, CreatePod))
+    if any(isinstance(action, CreatePod) for action in pods) and not snapshot.lease_read:
         return Decision(actions=(ReadLease(ref=_lease_ref(snapshot)),))
     stall = find_stall(snapshot, spec, record)
     status = _observed(snapshot, attempt, record, stall, now_s)
@@ -134,11 +128,11 @@ def _running(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float, default
         # Never written alone: a server whose CRD is of an older release drops the field.
         where = worker_pods.checkpoint_url(job, spec, defaults)
         status = StatusBuilder(job, now_s, status).update(checkpoint_location=where).build()
-    actions = (*children, *pods, *_status_write(snapshot, status, informational=True))
+    actions = (*missing, *pods, *_status_write(snapshot, status, informational=True))
     settle_s = settlement_due_s(status)
     # A settlement that is due waits for its status update, or for the leader's next record.
     settle_s = settle_s if settle_s is not None and settle_s > now_s else None
-    return _wake(_wake(Decision(actions=actions, wake_at_s=_next_deadline_s(snapshot, spec)), settle_s), aside_s)
+    return _wake(_wake(Decision(actions=actions, wake_at_s=deadlines.failure_s(snapshot, spec)), settle_s), aside_s)
 
 
 def _ended(
@@ -234,7 +228,7 @@ def _observed(
     idle_s = 0.0 if snapshot.lease is None else snapshot.lease.seen_s - snapshot.lease.advanced_seen_s
     status = after.settle(record, idle_s=idle_s).build()
     if record is not None and (changed or (status is not job.status and status != job.status)):
-        status = after.update(step=max(status.step, record.step)).build()
+        status = after.update(step=max(status.step, record.step), progress_sequence=record.sequence).build()
     return status
 
 
@@ -275,7 +269,7 @@ def _removals(
     snapshot: JobSnapshot, pods: list[PodView], spec: TrainingJobSpec | None, now_s: float
 ) -> tuple[DeletePod, ...]:
     """Delete each pod once; by force only if its node is known to be lost."""
-    lost_s = _node_lost_s(spec)
+    lost_s = deadlines.node_lost_s(spec)
     removed = []
     for pod in sorted(pods, key=lambda pod: (pod.index, pod.replacement)):
         node = snapshot.nodes.get(pod.node)
@@ -392,35 +386,6 @@ def _fail(snapshot: JobSnapshot, reason: Reason, message: str, failure: Failure 
     return Decision(actions=_status_write(snapshot, after.build()))
 
 
-def _children(
-    snapshot: JobSnapshot, spec: TrainingJobSpec, record: ProgressRecord | None, defaults: PodDefaults, now_s: float
-) -> tuple[Action, ...]:
-    """Create the objects that are not known to exist, those that were refused when their next try is due."""
-    job, skipped = snapshot.job, snapshot.children | refusals.waiting_kinds(snapshot, record, now_s)
-    actions: list[Action] = []
-    if "Service" not in skipped:
-        actions.append(CreateChild(manifest=worker_pods.service(job)))
-    if "Secret" not in skipped:
-        renews = _would_renew_secret(snapshot)
-        actions.append(CreateSecret(manifest=worker_pods.secret(job), keys=(labels.SECRET_KEY,), renews=renews))
-    if defaults.launcher_rbac and not {"Role", "RoleBinding"} <= skipped:
-        bound = CreateChild(manifest=worker_pods.role_binding(job, spec))
-        if "Role" not in skipped:
-            # The API server refuses a RoleBinding to an unknown Role.
-            actions.append(CreateChild(manifest=worker_pods.role(job), then=bound))
-        elif "Role" in snapshot.children:
-            actions.append(bound)
-    if snapshot.lease is None:
-        actions.append(CreateChild(manifest=worker_pods.lease(job, spec)))
-    return tuple(actions)
-
-
-def _would_renew_secret(snapshot: JobSnapshot) -> bool:
-    """Tell whether pods run whose Secret may have been deleted since they read it."""
-    running = (pod.phase is PodPhase.RUNNING for pod in current_pods(snapshot).values())
-    return "Secret" not in snapshot.children and any(running)
-
-
 def _depends_on_lease(failure: Failure) -> bool:
     """Tell whether the Lease may hold newer information; rank exits were read from the Lease itself."""
     return failure.code is None
@@ -434,54 +399,9 @@ def _succeeded(snapshot: JobSnapshot) -> bool:
     return record is not None and record.outcome is Outcome.SUCCEEDED
 
 
-def _next_deadline_s(snapshot: JobSnapshot, spec: TrainingJobSpec) -> float | None:
-    """Return when time alone causes a failure: silence, a lost node, or a pod that stays unschedulable."""
-    attempt = snapshot.job.attempt
-    placed = () if attempt is None else dict.fromkeys(attempt.placement.node_by_index())
-    nodes = [snapshot.nodes[name] for name in placed if name in snapshot.nodes]
-    times_s = [
-        at_s
-        for index, name in enumerate(() if attempt is None else attempt.placement.node_by_index())
-        if (node := snapshot.nodes.get(name)) is not None and not node.ready
-        if (at_s := node_lost_at_s(snapshot, spec, index, node)) is not None
-    ]
-    times_s += [
-        pod.unschedulable_since_s + UNSCHEDULABLE_S for pod in snapshot.pods if pod.unschedulable_since_s is not None
-    ]
-    times_s += [due_s for node in nodes if (due_s := evacuation.finish_deadline_s(node, spec)) is not None]
-    environment = environment_runtime.is_used(spec)
-    silent_s = (environment_runtime.start_deadline_s if environment else silence_deadline_s)(snapshot, spec)
-    times_s += [refusal.since_s + REFUSED_S for refusal in snapshot.refusals if refusal.ends_attempt]
-    children_s = snapshot.children_until_s, refusals.next_try_s(snapshot, current_record(snapshot))
-    times_s += [at_s for at_s in (silent_s, *children_s, slow_start_s(snapshot)) if at_s is not None]
-    return min(times_s, default=None)
-
-
-def _node_lost_s(spec: TrainingJobSpec | None) -> float:
-    return STOP_GRACE_S if spec is None else spec.health.node_lost_seconds
-
-
-def _fence_deadline_s(snapshot: JobSnapshot, now_s: float) -> float | None:
-    """Return when a pod that is being deleted counts as stuck, or its node as lost."""
-    lost_s, deleting = _node_lost_s(snapshot.job.spec), [pod for pod in snapshot.pods if pod.deleting]
-    nodes = (snapshot.nodes.get(pod.node) for pod in deleting)
-    since_s = (node.not_ready_since_s for node in nodes if node is not None)
-    times_s = [at_s + lost_s for at_s in since_s if at_s is not None]
-    times_s += [pod.ends_by_s + ENDS_WITHIN_S for pod in deleting if pod.ends_by_s is not None]
-    return min((at_s for at_s in times_s if at_s > now_s), default=None)
-
-
 def _lease_ref(snapshot: JobSnapshot) -> ObjectRef:
     job = snapshot.job
     return ObjectRef(kind="Lease", namespace=job.namespace, name=labels.job_object_name(job.name, job.uid))
-
-
-def _deadline_s(job: JobView, spec: TrainingJobSpec) -> float | None:
-    recorded_s = parse_time_or(job.status.first_admitted_at, None)
-    admitted_s = recorded_s if job.first_admitted_s is None else job.first_admitted_s
-    if admitted_s is None or spec.active_deadline_seconds is None:
-        return None
-    return admitted_s + spec.active_deadline_seconds
 
 
 def _wake(decision: Decision, at_s: float | None) -> Decision:

@@ -41,7 +41,7 @@ REFUSED_S = 3.0
 """How long a pod may be refused before its gang gives up its nodes: quota usage lags behind deleted pods."""
 SLOW_START_S = 60.0
 """How long pods may take to start before the status says which has not."""
-SECRET_RENEWED = "the job's Secret was deleted and created again; pods that have read the old one can't join new ones"
+KEY_LOST = "the installation has another key than when the pods were made, so what they report can't be verified"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,10 +95,13 @@ def find_failure(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float) -> 
         return None
     record = current_record(snapshot)
     gone = lost_places(snapshot, spec, now_s)
+    if snapshot.job.key_lost:
+        # A new pod could not join those that stay.
+        gone = dataclasses.replace(
+            gone or Failure(cause=Cause.KEY_LOST, message=KEY_LOST), replace=frozenset(range(attempt.replicas))
+        )
     if gone is not None:
         return gone
-    if snapshot.secret_renewed and 0 < len(current_pods(snapshot)) < attempt.replicas:
-        return Failure(cause=Cause.POD_LOST, message=SECRET_RENEWED, replace=frozenset(range(attempt.replicas)))
     bad = pre_checks.failed_workers(attempt, record)
     if bad and record is not None and attempt.desired == "Run":
         moved = frozenset(bad)

@@ -21,6 +21,7 @@ SENTENCE_CHARACTERS_MAX = 300
 _NEEDED_FOR = {
     "Service": "without it the workers can't find each other",
     "Secret": "without it no pod can start",
+    "ServiceAccount": "without it no pod can be created",
     "Role": "without it the pods may not read the job",
     "RoleBinding": "without it the pods may not read the job",
 }

@@ -260,6 +260,10 @@ def begin_attempt(
     numbers = {} if before is None else before.replacement_by_index
     for index in replace:
         numbers[index] = numbers.get(index, 0) + 1
+    kept = 0 if before is None or scope in {Scope.START, Scope.RESUME} else min(before.replicas, len(nodes))
+    here = max(0, kept - sum(1 for index in replace if index < kept))
+    # Pods that stay hold the key of their time, and new ones must prove that they know it.
+    key_id, secret_name = (before.key_id, before.secret_name) if before is not None and here else _new_key(job)
     attempt = AttemptStatus(
         number=1 if before is None else before.number + 1,
         plan_hash=plan_hash,
@@ -271,10 +275,10 @@ def begin_attempt(
         started_at=rfc3339(after.now_s),
         scope=scope.value,
         pre_checks=None if job.spec is None else pre_checks.order(job.spec, after.build(), passed=()),
+        key_id=key_id,
+        secret_name=secret_name,
     )
-    kept = 0 if before is None or scope in {Scope.START, Scope.RESUME} else min(before.replicas, len(nodes))
-    here = kept - sum(1 for index in replace if index < kept)
-    after.update(attempt=attempt, retry_at=None, ready_replicas=0, replicas=max(0, here))
+    after.update(attempt=attempt, retry_at=None, ready_replicas=0, replicas=here, progress_sequence=0)
     if plan is not None and plan.replicas == len(nodes):
         after.update(layout=str(plan.layout), recompute=plan.recompute_label)
     after.set(ConditionType.RUNNING, False, Reason.STARTING)
@@ -289,6 +293,14 @@ def begin_attempt(
     else:
         after.drop(ConditionType.NODES_CHECKED)
     _set_admitted(after, nodes)
+
+
+def _new_key(job: JobView) -> tuple[str, str]:
+    """Return the key of a gang of new pods, and its Secret's name. Secrets never change: another key has another."""
+    key_id, before = next(iter(job.key_ids), ""), job.attempt
+    if before is None or before.key_id == key_id:
+        return key_id, "" if before is None else before.secret_name
+    return key_id, f"{labels.job_object_name(job.name, job.uid)}-{key_id}"
 
 
 def _set_admitted(after: StatusBuilder, nodes: Sequence[str]) -> None:

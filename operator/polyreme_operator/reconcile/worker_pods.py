@@ -1,4 +1,4 @@
-"""Manifests of the objects that a job owns: pods, Service, Lease, Secret, and its launcher's Role and RoleBinding."""
+"""Manifests of the objects that a job owns: pods, Service, Lease, Secret, and its leader's account and rights."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from polyreme_api import environment, labels
 from polyreme_api.job import TrainingJobSpec
 from polyreme_api.job.status import AttemptStatus
+from polyreme_api.ownership import job_object_metadata, owner_reference
 from polyreme_operator.port import Manifest
 from polyreme_operator.reconcile import binding, environment_runtime, pod_security
 from polyreme_operator.reconcile.binding import BindingMode
@@ -39,19 +40,8 @@ class PodDefaults:
     """Secret in the job's namespace whose keys become variables of the worker's container."""
     binding: BindingMode = "NodeName"
     launcher_rbac: bool = False
-    """Whether each job gets a Role for its launcher; the embedded cluster issues its own tokens and needs none."""
-
-
-def owner(job: JobView) -> dict[str, Any]:
-    """Owner reference to the job."""
-    return {
-        "apiVersion": labels.API_VERSION,
-        "kind": labels.KIND_JOB,
-        "name": job.name,
-        "uid": job.uid,
-        "controller": True,
-        "blockOwnerDeletion": False,
-    }
+    """Whether each job gets a ServiceAccount and a Role for its leader; the embedded cluster issues its own tokens and
+    needs none."""
 
 
 def service(job: JobView) -> Manifest:
@@ -80,8 +70,33 @@ def lease(job: JobView, spec: TrainingJobSpec) -> Manifest:
 
 
 def secret(job: JobView) -> Manifest:
-    """Secret by which launchers authenticate to each other; the writer adds its bytes."""
-    return {**_owned(job, "v1", "Secret"), "type": "Opaque", "immutable": True}
+    """Secret by which launchers authenticate to each other, and their leader to the operator; without the key."""
+    return {**_owned(job, "v1", "Secret", name=_secret_name(job)), "type": "Opaque", "immutable": True}
+
+
+def _secret_name(job: JobView) -> str:
+    return "" if job.attempt is None else job.attempt.secret_name
+
+
+def has_own_account(job: JobView, spec: TrainingJobSpec) -> bool:
+    """Tell whether a job's pods run as the job's own ServiceAccount.
+
+    A template may name another one, as a cloud's identity needs it; containers without our launcher need none, and pods
+    of an operator of 0.1.0 have that of their namespace.
+    """
+    signs = job.attempt is not None and bool(job.attempt.key_id)
+    return signs and not environment_runtime.is_used(spec) and not _named_account(spec)
+
+
+def _named_account(spec: TrainingJobSpec) -> str:
+    body = spec.workers.template.get("spec") or {}
+    # The second is Kubernetes' old name of the first.
+    return str(body.get("serviceAccountName") or body.get("serviceAccount") or "")
+
+
+def account(job: JobView) -> Manifest:
+    """ServiceAccount of the job's pods, so that a leader's token has the rights of its own job alone."""
+    return _owned(job, "v1", "ServiceAccount")
 
 
 def role(job: JobView) -> Manifest:
@@ -107,17 +122,17 @@ def role(job: JobView) -> Manifest:
 
 
 def role_binding(job: JobView, spec: TrainingJobSpec) -> Manifest:
-    """Give the job's Role to the service account of its pods."""
-    body = spec.workers.template.get("spec") or {}
-    account = body.get("serviceAccountName") or "default"
+    """Give the job's Role to the ServiceAccount of its pods."""
+    own = labels.job_object_name(job.name, job.uid) if has_own_account(job, spec) else "default"
+    name = _named_account(spec) or own
     return {
-        **_owned(job, RBAC_VERSION, "RoleBinding"),
+        **_owned(job, RBAC_VERSION, "RoleBinding", name=_secret_name(job)),
         "roleRef": {
             "apiGroup": "rbac.authorization.k8s.io",
             "kind": "Role",
             "name": labels.job_object_name(job.name, job.uid),
         },
-        "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": job.namespace}],
+        "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": job.namespace}],
     }
 
 
@@ -160,7 +175,7 @@ class WorkerPods:
         self._metadata = {
             "namespace": job.namespace,
             "annotations": metadata.get("annotations") or {},
-            "ownerReferences": [owner(job)],
+            "ownerReferences": [owner_reference(job.name, job.uid)],
         }
         self._body = self._common_body(spec, defaults)
         self._environment: list[dict[str, Any]] = [
@@ -183,7 +198,7 @@ class WorkerPods:
         own = [{"name": variable, "value": value} for variable, value in variables.items()]
         first, *others = self._body["containers"]
         # Only the leader uses the API server.
-        token = {} if index == 0 else {"automountServiceAccountToken": False}
+        token = {} if index == 0 and not self._own else {"automountServiceAccountToken": False}
         return {
             "apiVersion": "v1",
             "kind": "Pod",
@@ -216,8 +231,11 @@ class WorkerPods:
         containers[0] = _with_secret(worker, defaults.worker_secret)
         name = labels.job_object_name(self._job.name, self._job.uid)
         own = [{"name": volume, "emptyDir": {}} for volume in _writable(containers[0])]
-        own.append({"name": "polyreme", "secret": {"secretName": name}})
+        own.append({"name": "polyreme", "secret": {"secretName": self._attempt.secret_name or name}})
+        has_own = defaults.launcher_rbac and has_own_account(self._job, spec)
+        account = {"serviceAccountName": name} if has_own else {}
         return {
+            **account,
             "terminationGracePeriodSeconds": spec.checkpoint.preemption_grace_seconds + GRACE_EXTRA_S,
             **pod_security.restricted({**body, "containers": containers}, annotations),
             "restartPolicy": "Never",
@@ -288,15 +306,16 @@ def _variables(job: JobView, attempt: AttemptStatus, *, defaults: PodDefaults, c
     ).render()
 
 
-def _owned(job: JobView, api_version: str, kind: str, *, spec: dict[str, Any] | None = None) -> Manifest:
+def _owned(
+    job: JobView, api_version: str, kind: str, *, name: str = "", spec: dict[str, Any] | None = None
+) -> Manifest:
     manifest: Manifest = {
         "apiVersion": api_version,
         "kind": kind,
         "metadata": {
-            "name": labels.job_object_name(job.name, job.uid),
+            "name": name or labels.job_object_name(job.name, job.uid),
             "namespace": job.namespace,
-            "labels": {labels.LABEL_JOB: job.name, labels.LABEL_JOB_UID: job.uid},
-            "ownerReferences": [owner(job)],
+            **job_object_metadata(job.name, job.uid),
         },
     }
     if spec is not None:

@@ -55,12 +55,18 @@ class CreateChild:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CreateSecret:
-    """Create the job's Secret. The writer draws the random bytes of each key, since decisions are deterministic."""
+    """Create the job's Secret. The writer derives the key in it, so that no decision holds one."""
 
     manifest: Manifest
-    keys: tuple[str, ...]
-    renews: bool = False
-    """Whether pods run that have read an earlier Secret."""
+    key_id: str
+    """Name of the installation's key from which it is derived; empty: the one for new gangs."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CreateAccount:
+    """Create the leader's ServiceAccount, which pulls images with the Secrets of the namespace's own account."""
+
+    manifest: Manifest
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +144,7 @@ Action: TypeAlias = (
     | Bind
     | CreateChild
     | CreateSecret
+    | CreateAccount
     | DeletePod
     | DeleteJob
     | WriteStatus

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from polyreme_operator.port import ObjectRef
+from polyreme_operator.types.lease_record import RefusedRecord
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,8 @@ class Changes:
     """Whether the health of nodes must be decided again."""
     unreadable: tuple[Unreadable, ...] = ()
     """Objects that are ignored."""
+    refused: tuple[RefusedRecord, ...] = ()
+    """Progress records that don't count."""
 
     def __or__(self, other: Changes) -> Changes:
         """Return the union of both."""
@@ -42,4 +45,5 @@ class Changes:
             taken=self.taken or other.taken,
             health=self.health or other.health,
             unreadable=self.unreadable + other.unreadable,
+            refused=self.refused + other.refused,
         )

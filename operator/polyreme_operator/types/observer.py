@@ -62,6 +62,10 @@ class Observer(Protocol):
         """An object of this kind can't be read."""
         ...
 
+    def on_record_refused(self, fault: str) -> None:
+        """A progress record on a job's Lease does not count."""
+        ...
+
     def on_node_fault(self, fault_class: str, action: str) -> None:
         """A fault of a node was acted on, or, with an action ``Observe...``, only counted."""
         ...
@@ -109,6 +113,9 @@ class NullObserver:
         """Do nothing."""
 
     def on_object_unreadable(self, kind: str) -> None:
+        """Do nothing."""
+
+    def on_record_refused(self, fault: str) -> None:
         """Do nothing."""
 
     def on_node_fault(self, fault_class: str, action: str) -> None:

@@ -17,9 +17,8 @@ from polyreme_api.errors import InvalidConfigError
 from polyreme_api.job import TrainingJobSpec, TrainingJobStatus, parse_job
 from polyreme_api.job.schedule import schedule_faults
 from polyreme_api.metadata import ObjectMeta
-from polyreme_api.ownership import owner_of_job_object, owner_of_pod
+from polyreme_api.ownership import owner_of_pod
 from polyreme_api.pod_template import unknown_fields
-from polyreme_api.progress import ProgressRecord
 from polyreme_operator.health.record import PROBATION
 from polyreme_operator.port import Manifest
 from polyreme_operator.types.admission import NONE, Additions, worker_requests
@@ -33,7 +32,7 @@ from polyreme_operator.types.pod_waiting import waiting_of
 from polyreme_operator.types.reasons import ConditionType, Reason
 from polyreme_operator.types.resources import constraints_of, larger, pod_requests
 from polyreme_operator.types.timestamps import parse_time_or
-from polyreme_operator.types.views import ForeignPod, JobView, LeaseView, PodPhase, PodView
+from polyreme_operator.types.views import ForeignPod, JobView, PodPhase, PodView
 
 __all__ = [
     "OWNED_TAINT",
@@ -41,7 +40,6 @@ __all__ = [
     "parse_foreign_pod",
     "parse_intents_object",
     "parse_job_view",
-    "parse_lease",
     "parse_node",
     "parse_pod",
     "parse_unreadable_job",
@@ -64,6 +62,7 @@ def parse_job_view(
     seen_s: float = 0.0,
     data_gate: bool = False,
     additions: Callable[[TrainingJobSpec], Additions] = lambda _: NONE,
+    key_ids: tuple[str, ...] = (),
 ) -> JobView:
     """Parse a TrainingJob. An invalid spec yields a view too, so that it can be reported. Plans are not made here.
 
@@ -74,6 +73,7 @@ def parse_job_view(
         seen_s: When it was observed; 0 if unknown.
         data_gate: Whether its admission waits for its data.
         additions: Returns what the API server adds to its pods.
+        key_ids: Names of the installation's keys.
     """
     metadata, generation = manifest["metadata"], manifest["metadata"].get("generation", 0)
     known = known if known is not None and known.uid == metadata["uid"] else None
@@ -105,6 +105,7 @@ def parse_job_view(
         attempt_seen_s=_attempt_seen_s(status, known, seen_s),
         unready_s=_unready_s(status, known, seen_s),
         **_times(status, known, seen_s),
+        key_ids=key_ids,
         data_gate=data_gate,
         data_report=data_report,
         data_unreadable=data_unreadable,
@@ -353,44 +354,6 @@ def parse_foreign_pod(manifest: Manifest) -> ForeignPod | None:
     owners = {str(owner.get("kind")) for owner in metadata.get("ownerReferences") or ()}
     stays = bool(owners & STAYING) or MIRROR in (metadata.get("annotations") or {})
     return _foreign(intern(spec["nodeName"]), pod_requests(spec, status), stays)
-
-
-def parse_lease(manifest: Manifest, *, seen_s: float, known: LeaseView | None = None) -> LeaseView | None:
-    """Parse a job's Lease; None for a Lease that no job controls. An invalid record counts as none.
-
-    Args:
-        manifest: The object.
-        seen_s: When it came.
-        known: An earlier view of it, for what lies between the two.
-    """
-    metadata = manifest["metadata"]
-    owner = owner_of_job_object(metadata)
-    if owner is None:
-        return None
-    text = (metadata.get("annotations") or {}).get(labels.ANNOTATION_PROGRESS)
-    try:
-        record = ProgressRecord.model_validate_json(text) if text else None
-    except ValidationError:
-        record = None
-    advanced = (seen_s, 0.0 if record is None else record.updated_at_s)
-    if known is not None and known.uid == metadata["uid"] and _place(known.record) == _place(record):
-        advanced = (known.advanced_seen_s, known.advanced_said_s)
-    return LeaseView(
-        namespace=metadata.get("namespace", ""),
-        name=metadata["name"],
-        uid=metadata["uid"],
-        resource_version=metadata["resourceVersion"],
-        job_uid=owner.uid,
-        record=record,
-        seen_s=seen_s,
-        advanced_seen_s=advanced[0],
-        advanced_said_s=advanced[1],
-    )
-
-
-def _place(record: ProgressRecord | None) -> tuple[object, ...] | None:
-    """Return the part of a record that increases while an attempt makes progress."""
-    return None if record is None else (record.attempt, record.replacement, record.phase, record.step)
 
 
 def parse_intents_object(manifest: Manifest) -> Intents | None:

@@ -146,6 +146,8 @@ class Cause(StrEnum):
     """A node failed a check before training, so its worker was moved; no budget but ``preChecks.maxMoves`` pays."""
     START_TIMED_OUT = "StartTimedOut"
     HUNG = "Hung"
+    KEY_LOST = "KeyLost"
+    """The installation's key is another one than when the gang's pods were made; no budget pays for it."""
     STOPPED = "Stopped"
     RESIZE = "Resize"
     PREEMPTED = "Preempted"

@@ -75,8 +75,6 @@ class JobSnapshot:
     """Kinds of the job's other objects that are known to exist."""
     children_until_s: float | None = None
     """When the first of them must be confirmed again."""
-    secret_renewed: bool = False
-    """Whether the Secret was created again while pods ran, so that new pods can't join them."""
     refusals: tuple[Refusal, ...] = ()
     """What the API server refuses to create, each kind once."""
     lease_read: bool = False

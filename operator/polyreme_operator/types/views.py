@@ -259,6 +259,9 @@ class JobView:
     fault_in_cycle: bool = False
     """Whether only the scheduler's decision raised it, so that the job is still reconciled."""
 
+    key_ids: tuple[str, ...] = ()
+    """Names of the installation's keys: that of new gangs first. A reader that has none checks nothing."""
+
     data_gate: bool = False
     """Whether jobs are admitted only when their data is ready."""
     data_digest: str = ""
@@ -272,6 +275,12 @@ class JobView:
     def quarantined(self) -> str:
         """Why the job is in quarantine; empty if it is not."""
         return self.unreadable or self.fault
+
+    @property
+    def key_lost(self) -> bool:
+        """Whether the installation has no longer the key with which the attempt's records are signed."""
+        attempt = self.status.attempt
+        return bool(self.key_ids) and attempt is not None and attempt.key_id not in ("", *self.key_ids)
 
     attempt_seen_s: float = 0.0
     """When the attempt was first seen with its present desired state, by the operator's clock; 0 if unknown."""

@@ -66,7 +66,9 @@ def jobs_kept(version: Path) -> dict[str, dict[str, Any]]:
 
 
 def uids(stage: Stage, *kinds: str) -> set[str]:
-    return {record.uid for kind in kinds for record in stage.store.records(kind)}
+    """UIDs of the objects of jobs; the installation's key is another one's."""
+    found = (record for kind in kinds for record in stage.store.records(kind))
+    return {record.uid for record in found if record.name != labels.INSTALLATION_KEY_NAME}
 
 
 def conditions(status: dict[str, Any]) -> dict[str, str]:

@@ -17,6 +17,7 @@ from polyreme_operator.publishing.metrics import Metrics
 from polyreme_operator.settings import Settings
 from polyreme_operator.types.observer import Observer
 from polyreme_simulator.event_loop import SimClock, VirtualLoop
+from tests.leaders import Leaders
 from tests.unit.operator.operator_scenes import DEVICE
 
 KUBELET_EVERY_S = 0.5
@@ -32,6 +33,7 @@ class Stage:
         self.store = Store(new_uid=lambda: f"{next(numbers):08x}-0000", now_s=self.clock.now_s)
         self.cluster: ClusterPort = EmbeddedCluster(self.store)
         self.metrics = Metrics()
+        self._leaders = Leaders()
         self._observer = observer or self.metrics
         self._settings = settings or Settings(retry_max_s=5.0)
 
@@ -110,9 +112,10 @@ class Stage:
     async def report(self, name: str, uid: str, **record: Any) -> None:
         """Renew a job's Lease as its leader does."""
         lease = ObjectRef(kind="Lease", namespace="default", name=labels.job_object_name(name, uid))
-        given = {"joined": 1, "released": True, "updatedAtS": self.clock.now_s(), **record}
-        said = ProgressRecord.model_validate(given)
-        annotations = {labels.ANNOTATION_PROGRESS: said.model_dump_json(by_alias=True)}
+        job = self.store.get(ObjectRef(kind=labels.KIND_JOB, namespace="default", name=name))
+        said = ProgressRecord.model_validate({"joined": 1, "released": True, **record})
+        secrets = [each.manifest for each in self.store.records("Secret")]
+        annotations = self._leaders.annotations(job, said, secrets, at_s=self.clock.now_s())
         await self.cluster.patch(lease, {"metadata": {"annotations": annotations}})
 
     def report_data(self, name: str, state: DataState, **report: Any) -> None:

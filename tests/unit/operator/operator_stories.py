@@ -18,6 +18,7 @@ from polyreme_operator.publishing.metrics import Metrics
 from polyreme_operator.reconcile.worker_pods import PodDefaults
 from polyreme_operator.settings import Settings
 from polyreme_simulator.event_loop import SimClock, VirtualLoop
+from tests.leaders import Leaders
 from tests.unit.operator.operator_scenes import DEVICE
 
 _Answer = TypeVar("_Answer")
@@ -56,6 +57,8 @@ class Story:
         self.store = Store(new_uid=lambda: f"{next(numbers):08x}-0000", now_s=self.clock.now_s)
         self.cluster = RefusingCluster(self.store)
         self.metrics = Metrics()
+        self.leaders = Leaders()
+        self.entropy = random.Random(2).randbytes
 
     @contextlib.asynccontextmanager
     async def operator(self, planner: Planner | None = None) -> Any:
@@ -66,7 +69,7 @@ class Story:
                 self.clock,
                 settings=self._settings,
                 rng=random.Random(1),
-                entropy=random.Random(2).randbytes,
+                entropy=self.entropy,
                 observer=self.metrics,
                 planner=planner,
             )
@@ -147,12 +150,16 @@ class Story:
             "released": True,
             "joined": attempt["replicas"],
             "phase": "Training",
-            "updatedAtS": self.clock.now_s(),
             **record,
         }
-        text = ProgressRecord.model_validate(said).model_dump_json(by_alias=True)
         lease = ObjectRef(kind="Lease", namespace=NAMESPACE, name=labels.job_object_name(name, uid))
-        self.store.change(lease, {"metadata": {"annotations": {labels.ANNOTATION_PROGRESS: text}}})
+        annotations = self.leaders.annotations(
+            self.store.get(self.ref(name)),
+            ProgressRecord.model_validate(said),
+            self.objects("Secret"),
+            at_s=self.clock.now_s(),
+        )
+        self.store.change(lease, {"metadata": {"annotations": annotations}})
 
     def exists(self, kind: str, name: str, *, namespace: str = NAMESPACE) -> bool:
         """Tell whether there is an object."""

@@ -1,10 +1,12 @@
 """What the small indexes of the cache remember, and what they forget."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
 
+from polyreme_api import labels
 from polyreme_operator.cache import absent_nodes
 from polyreme_operator.cache.absent_nodes import AbsentNodes
 from polyreme_operator.cache.children import ChildIndex
@@ -16,26 +18,52 @@ from polyreme_operator.cache.seen_versions import SeenVersions
 from polyreme_operator.health.node import HealthNode
 from polyreme_operator.health.policy import PolicyView
 from polyreme_operator.health.signs import AGENT_SILENT_S, ConditionView
-from polyreme_operator.port import ObjectRef
+from polyreme_operator.port import Manifest, ObjectRef
+from polyreme_operator.types.job_keys import JobKeys
 from polyreme_operator.types.resources import canonical
-from tests.unit.operator.operator_scenes import DEVICE, NOW_S, admitted, job, lease, node
+from polyreme_operator.types.views import JobView
+from tests.unit.operator.operator_scenes import DEVICE, NOW_S, admitted, job, node, owner_reference
 
 FAULT = ConditionView(type="polyreme.dev/GPU", status="True", reason="Xid79")
 
 
+def lease_manifest(owner: JobView, *, owner_uid: str = "") -> Manifest:
+    record = {"attempt": 1, "released": True, "joined": 2, "updatedAtS": 1.0}
+    reference = {**owner_reference(owner.name), "uid": owner_uid or owner.uid}
+    metadata = {
+        "name": lease_ref(owner).name,
+        "namespace": owner.namespace,
+        "uid": "lease",
+        "resourceVersion": "1",
+        "ownerReferences": [reference],
+        "annotations": {labels.ANNOTATION_PROGRESS: json.dumps(record)},
+    }
+    return {"metadata": metadata}
+
+
+def index_of(owner: JobView) -> LeaseIndex:
+    return LeaseIndex(JobKeys(), {owner.ref: owner}.get)
+
+
 def test_a_lease_that_names_another_job_is_no_longer_the_first_ones() -> None:
-    index, owner = LeaseIndex(), job()
-    assert index.put(lease_ref(owner), lease(owner), owner) == {owner.uid}
-    assert index.put(lease_ref(owner), lease(owner, seen_s=NOW_S + 1), owner) == {owner.uid}
-    stolen = dataclasses.replace(lease(owner), job_uid="another")
-    assert index.put(lease_ref(owner), stolen, None) == {owner.uid}
+    owner = job()
+    index = index_of(owner)
+    for number in range(2):
+        changes = index.put(lease_ref(owner), lease_manifest(owner), seen_s=NOW_S + number)
+        assert changes is not None
+        assert changes.jobs == {owner.uid}
+    # Another job of that name, whose UID begins in the same way.
+    stolen = index.put(lease_ref(owner), lease_manifest(owner, owner_uid="u-idj"), seen_s=NOW_S + 2)
+    assert stolen is not None
+    assert stolen.jobs == {owner.uid}
     assert index.by_job == {}
 
 
 def test_an_outage_excuses_silence_and_missing_progress_up_to_the_present() -> None:
-    index, owner = LeaseIndex(), job()
-    heard = dataclasses.replace(lease(owner, seen_s=NOW_S), advanced_seen_s=NOW_S - 50)
-    index.put(lease_ref(owner), heard, owner)
+    owner = job()
+    index = index_of(owner)
+    index.put(lease_ref(owner), lease_manifest(owner), seen_s=NOW_S - 50)
+    index.put(lease_ref(owner), lease_manifest(owner), seen_s=NOW_S)
     index.excuse_silence(30.0, now_s=NOW_S + 20)
     excused = index.by_job[owner.uid]
     assert (excused.seen_s, excused.advanced_seen_s) == (NOW_S + 20, NOW_S - 20)
@@ -74,19 +102,12 @@ def test_when_too_many_absent_nodes_are_noted_those_in_use_stay(monkeypatch: pyt
     assert (seen["used"].not_ready_since_s, seen["free"].not_ready_since_s) == (1.0, 5.0)
 
 
-def test_an_attempt_that_keeps_pods_keeps_the_note_of_its_new_secret() -> None:
+def test_an_attempt_that_starts_pods_has_all_objects_confirmed_again() -> None:
     index = ChildIndex()
     index.confirm("u", "Secret", now_s=1.0)
-    index.renew_secret("u")
-    index.begin("u", fresh=False)
-    assert index.is_secret_renewed("u")
-    assert index.until_s("u") is None, "all is confirmed again"
-    index.begin("u", fresh=True)
-    assert not index.is_secret_renewed("u")
-    index.confirm("u", "Secret", now_s=2.0)
-    index.renew_secret("u")
-    index.forget("u")
-    assert (index.until_s("u"), index.is_secret_renewed("u")) == (None, False)
+    assert index.known("u", now_s=2.0) == {"Secret"}
+    index.begin("u")
+    assert (index.known("u", now_s=2.0), index.until_s("u")) == (frozenset(), None)
 
 
 def test_a_deleted_object_is_known_until_a_list_does_not_show_it() -> None:

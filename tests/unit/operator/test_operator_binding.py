@@ -1,6 +1,7 @@
 """How worker pods come to their nodes, what they may do there, and what their leader may ask of the API server."""
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -8,7 +9,15 @@ import pytest
 from polyreme_operator.reconcile.binding import BindingMode
 from polyreme_operator.reconcile.job import reconcile
 from polyreme_operator.reconcile.worker_pods import PodDefaults
-from polyreme_operator.types.actions import Bind, CreateChild, CreatePod, Decision, WriteStatus
+from polyreme_operator.types.actions import (
+    Action,
+    Bind,
+    CreateAccount,
+    CreateChild,
+    CreatePod,
+    Decision,
+    WriteStatus,
+)
 from polyreme_operator.types.parse import OWNED_TAINT
 from polyreme_operator.types.snapshot import JobSnapshot
 from polyreme_operator.types.views import JobView
@@ -159,30 +168,71 @@ def test_only_the_leaders_pod_gets_a_token_unless_the_template_says_otherwise() 
     assert created("NodeName", {"automountServiceAccountToken": True})[1]["automountServiceAccountToken"] is True
 
 
-def test_a_launcher_may_follow_its_own_job_and_renew_its_own_lease_and_nothing_else() -> None:
-    owner = admitted(templated({"serviceAccountName": "trainer"}), replicas=0)
+def signing(template: dict[str, Any] | None = None) -> JobView:
+    """A job whose pods sign what they report."""
+    return dataclasses.replace(templated(template), key_ids=("0123abcd",))
+
+
+ACCOUNTS = [({}, "j-uidj"), ({"serviceAccountName": "trainer"}, "trainer"), ({"serviceAccount": "old"}, "old")]
+
+
+def made(actions: Iterable[Action]) -> dict[str, dict[str, Any]]:
+    """Manifests by kind, those that come after another included."""
+    children: list[Any] = [action for action in actions if isinstance(action, CreateChild | CreateAccount)]
+    children += [child.then for child in children if isinstance(child, CreateChild) and child.then is not None]
+    return {child.manifest["kind"]: child.manifest for child in children}
+
+
+@pytest.mark.parametrize(("template", "account"), ACCOUNTS)
+def test_a_leader_may_watch_its_own_job_and_patch_its_own_lease_and_nothing_else(
+    template: dict[str, Any], account: str
+) -> None:
+    owner = admitted(signing(template), replicas=0)
     decision = decide(snapshot(owner), "NodeAffinity", launcher_rbac=True)
-    made = {action.manifest["kind"]: action.manifest for action in decision.actions if isinstance(action, CreateChild)}
-    assert "RoleBinding" not in made
-    (behind,) = [action.then for action in decision.actions if isinstance(action, CreateChild) and action.then]
-    made["RoleBinding"] = behind.manifest
-    name = "j-uidj"
-    rules = {rule["resources"][0]: rule for rule in made["Role"]["rules"]}
+    assert "RoleBinding" not in {one.manifest["kind"] for one in decision.actions if isinstance(one, CreateChild)}
+    objects, name = made(decision.actions), "j-uidj"
+    rules = {rule["resources"][0]: rule for rule in objects["Role"]["rules"]}
     assert rules.keys() == {"trainingjobs", "leases"}
     assert (rules["trainingjobs"]["resourceNames"], rules["leases"]["resourceNames"]) == (["j"], [name])
     assert rules["trainingjobs"]["verbs"] == ["get", "list", "watch"]
     assert rules["leases"]["verbs"] == ["get", "patch"]
-    binding = made["RoleBinding"]
+    binding = objects["RoleBinding"]
     assert binding["roleRef"] == {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name}
-    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "trainer", "namespace": "default"}]
-    for kind in ("Role", "RoleBinding"):
-        assert made[kind]["metadata"]["ownerReferences"][0]["uid"] == owner.uid
-    known = frozenset({"Service", "Secret", "Role", "RoleBinding"})
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account, "namespace": "default"}]
+    assert ("ServiceAccount" in objects) == (account == name), "an account that the template names is its user's"
+    for each in objects.values():
+        assert each["metadata"]["ownerReferences"][0]["uid"] == owner.uid
+    known = frozenset({"Service", "Secret", "ServiceAccount", "Role", "RoleBinding"})
     again = decide(dataclasses.replace(snapshot(owner), children=known), "NodeAffinity", launcher_rbac=True)
-    kinds = [action.manifest["kind"] for action in again.actions if isinstance(action, CreateChild)]
-    assert kinds == ["Lease"]
-    without = decide(snapshot(owner), "NodeAffinity")
-    assert "Role" not in {action.manifest["kind"] for action in without.actions if isinstance(action, CreateChild)}
+    assert made(again.actions).keys() == {"Lease"}
+    assert made(decide(snapshot(owner), "NodeAffinity").actions).keys() == {"Lease"}
+
+
+@pytest.mark.parametrize(("template", "account"), ACCOUNTS)
+def test_all_pods_of_a_job_run_as_its_account_and_as_no_other_jobs(template: dict[str, Any], account: str) -> None:
+    owner = admitted(signing(template), replicas=0)
+    known = frozenset({"Service", "Secret", "ServiceAccount", "Role", "RoleBinding"})
+    seen = snapshot(owner, lease=lease(owner, attempt=9), children=known)
+    decision = decide(seen, "NodeAffinity", launcher_rbac=True)
+    specs = [action.manifest["spec"] for action in decision.actions if isinstance(action, CreatePod)]
+    assert [spec.get("serviceAccountName", spec.get("serviceAccount")) for spec in specs] == [account, account]
+
+
+def test_no_pod_is_created_before_its_account_exists() -> None:
+    owner = admitted(signing(), replicas=0)
+    known = frozenset({"Service", "Secret", "Role", "RoleBinding"})
+    seen = snapshot(owner, lease=lease(owner, attempt=9), children=known)
+    assert made(decide(seen, "NodeAffinity", launcher_rbac=True).actions).keys() == {"ServiceAccount"}
+
+
+def test_pods_of_an_attempt_of_an_older_operator_keep_the_account_of_their_namespace() -> None:
+    owner = admitted(templated(), replicas=0)
+    known = frozenset({"Service", "Secret", "Role", "RoleBinding"})
+    decision = decide(snapshot(owner, lease=lease(owner, attempt=9), children=known), launcher_rbac=True)
+    specs = [action.manifest["spec"] for action in decision.actions if isinstance(action, CreatePod)]
+    assert [spec.get("serviceAccountName") for spec in specs] == [None, None]
+    (subject,) = made(decide(snapshot(owner), launcher_rbac=True).actions)["RoleBinding"]["subjects"]
+    assert subject["name"] == "default"
 
 
 @pytest.mark.parametrize(("nodes", "binds"), [(OWNED, True), (MIXED, False)])

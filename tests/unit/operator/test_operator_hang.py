@@ -7,13 +7,14 @@ import pytest
 
 from polyreme_api.job.status import RestartRecord
 from polyreme_api.progress import CheckpointRef, RankPhase
+from polyreme_operator.cache.leases import LeaseIndex
 from polyreme_operator.reconcile.failure_policy import Restart, judge
 from polyreme_operator.reconcile.hang import STOPPED_REPORTED_S, find_stall, futile_restarts
 from polyreme_operator.reconcile.job import reconcile
 from polyreme_operator.reconcile.observe import current_record
 from polyreme_operator.reconcile.worker_pods import PodDefaults
 from polyreme_operator.types.actions import EmitEvent, WriteStatus
-from polyreme_operator.types.parse import parse_lease
+from polyreme_operator.types.job_keys import JobKeys
 from polyreme_operator.types.reasons import Cause, Reason, Scope
 from polyreme_operator.types.snapshot import JobSnapshot
 from polyreme_operator.types.views import LeaseView
@@ -153,7 +154,9 @@ def test_a_stall_is_a_condition_and_one_event() -> None:
 def test_time_without_a_step_is_counted_from_the_record_that_first_said_it() -> None:
     owner = admitted(job())
 
-    def read(seen_s: float, known: LeaseView | None, **record: Any) -> LeaseView:
+    index = LeaseIndex(JobKeys(), {owner.ref: owner}.get)
+
+    def read(seen_s: float, **record: Any) -> LeaseView:
         view = lease(owner, **record)
         assert view.record is not None
         manifest = {
@@ -165,14 +168,13 @@ def test_time_without_a_step_is_counted_from_the_record_that_first_said_it() -> 
                 "annotations": {"polyreme.dev/progress": view.record.model_dump_json(by_alias=True)},
             }
         }
-        found = parse_lease(manifest, seen_s=seen_s, known=known)
-        assert found is not None
-        return found
+        index.put(view.ref, manifest, seen_s=seen_s)
+        return index.by_job[owner.uid]
 
-    first = read(100.0, None, step=3, updated_at_s=50.0)
-    same = read(110.0, first, step=3, updated_at_s=52.0)
+    read(100.0, step=3, updated_at_s=50.0)
+    same = read(110.0, step=3, updated_at_s=52.0)
     assert (same.seen_s, same.advanced_seen_s, same.advanced_said_s) == (110.0, 100.0, 50.0)
-    later = read(120.0, same, step=4, updated_at_s=54.0)
+    later = read(120.0, step=4, updated_at_s=54.0)
     assert (later.advanced_seen_s, later.advanced_said_s) == (120.0, 54.0)
 
 

@@ -15,6 +15,7 @@ def owned_objects() -> list[Manifest]:
         worker_pods.service(owner),
         worker_pods.lease(owner, owner.spec),
         worker_pods.secret(owner),
+        worker_pods.account(owner),
         worker_pods.role(owner),
         worker_pods.role_binding(owner, owner.spec),
         pods.manifest(index=0, node="n0"),

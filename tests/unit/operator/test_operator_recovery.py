@@ -17,7 +17,8 @@ from polyreme_operator.reconcile.failure_policy import (
     restarts_without_progress,
     with_restart,
 )
-from polyreme_operator.reconcile.observe import SECRET_RENEWED
+from polyreme_operator.reconcile.status_builder import StatusBuilder
+from polyreme_operator.reconcile.transition import begin_attempt, restart
 from polyreme_operator.types.reasons import Reason, Scope
 from polyreme_operator.types.snapshot import JobSnapshot
 from polyreme_operator.types.views import JobView, PodPhase
@@ -107,7 +108,7 @@ def test_a_worker_whose_launcher_fell_silent_gets_a_new_pod() -> None:
 
 
 def waits_for_retry(owner: JobView) -> JobSnapshot:
-    """Worker 1's pod was never created, since the pod of worker 0 has read another Secret."""
+    """Worker 1's pod was never created."""
     waiting = dataclasses.replace(owner, status=owner.status.model_copy(update={"retry_at": rfc3339(NOW_S)}))
     return running(waiting, pods=(pod(owner, 0),), lease=lease(owner, released=False, joined=1))
 
@@ -122,15 +123,44 @@ def failed_pod(owner: JobView) -> JobSnapshot:
     return running(owner, pods=(pod(owner, 0), pod(owner, 1, phase=PodPhase.FAILED)))
 
 
+def keyed(owner: JobView, key_id: str, *known: str) -> JobView:
+    """A job whose attempt has a key, of an operator that has these."""
+    attempt = None if owner.attempt is None else owner.attempt.model_copy(update={"key_id": key_id})
+    return dataclasses.replace(owner, status=owner.status.model_copy(update={"attempt": attempt}), key_ids=known)
+
+
 @pytest.mark.parametrize("seen", [waits_for_retry, lost_node, failed_pod])
 def test_a_pod_that_could_not_join_the_others_replaces_them_all(seen: Callable[[JobView], JobSnapshot]) -> None:
-    """A Secret that was made again has other bytes than the pods that stay have read."""
+    """A new pod gets another key than the pods that stay, if the operator has theirs no longer."""
     owner = admitted(job(), ("n0", "n1"))
-    found = seen(owner)
-    assert verdict(found).replace == {1}
-    renewed = verdict(dataclasses.replace(found, secret_renewed=True))
-    assert (renewed.replace, renewed.scope, renewed.move) == ({0, 1}, Scope.GANG, verdict(found).move)
-    assert renewed.record.message == f"{verdict(found).record.message}; {SECRET_RENEWED}"
+    found = verdict(seen(owner))
+    assert found.replace == {1}
+    assert verdict(seen(keyed(owner, "old", "new", "old"))).replace == {1}
+    renewed = verdict(seen(keyed(owner, "old", "new")))
+    assert (renewed.replace, renewed.scope, renewed.move) == ({0, 1}, Scope.GANG, found.move)
+    assert renewed.record.message == found.record.message
+
+
+def test_a_gang_whose_key_the_installation_has_no_longer_starts_again_at_no_budgets_cost() -> None:
+    owner = admitted(job(failurePolicy={"maxRestarts": 0}))
+    found = verdict(running(keyed(owner, "old", "new")))
+    assert isinstance(found, Restart)
+    assert (str(found.failure.cause), found.scope, found.record.counts) == ("KeyLost", Scope.GANG, False)
+    after = restart(running(keyed(owner, "old", "new")), found, ["n0", "n0"], NOW_S)
+    assert after.attempt is not None
+    assert (after.attempt.key_id, after.attempt.secret_name) == ("new", "j-uidj-new")
+
+
+@pytest.mark.parametrize(
+    ("replace", "scope", "expected"),
+    [((), Scope.PROCESS, "old"), ((1,), Scope.POD, "old"), ((0, 1), Scope.GANG, "new"), ((), Scope.RESUME, "new")],
+)
+def test_a_gang_keeps_the_key_of_the_pods_that_stay(replace: tuple[int, ...], scope: Scope, expected: str) -> None:
+    after = StatusBuilder(keyed(admitted(job()), "old", "new", "old"), NOW_S)
+    begin_attempt(after, nodes=["n0", "n0"], replace=replace, scope=scope)
+    attempt = after.build().attempt
+    assert attempt is not None
+    assert (attempt.key_id, attempt.secret_name) == (expected, "j-uidj-new" if expected == "new" else "")
 
 
 def test_exit_code_7_waits_before_it_tries_again_and_names_the_environment_in_the_end() -> None:

@@ -1,4 +1,4 @@
-"""A job whose Service, Secret, Role or RoleBinding is refused reports it until that object is created."""
+"""A job whose Service, Secret, account, Role or RoleBinding is refused reports it until that object is created."""
 
 import asyncio
 from collections.abc import Collection
@@ -11,9 +11,9 @@ from polyreme_operator.port import InvalidObjectError, Manifest, ObjectRef, Port
 from polyreme_operator.reconcile.refusals import RETRY_MAX_S
 from polyreme_operator.reconcile.worker_pods import PodDefaults
 from polyreme_operator.settings import Settings
-from tests.unit.operator.operator_stories import Story, play
+from tests.unit.operator.operator_stories import NAMESPACE, Story, play
 
-CHILDREN = ("Service", "Secret", "Role", "RoleBinding")
+CHILDREN = ("Service", "Secret", "ServiceAccount", "Role", "RoleBinding")
 QUOTA = "403 Forbidden, exceeded quota: team, requested: x=1, used: x=5, limited: x=5"
 REPORTED_S = 4.0
 """Time within which a refusal is reported."""
@@ -23,7 +23,7 @@ def refuse(story: Story, *kinds: str) -> None:
     """Refuse new objects of these kinds from now on, and no others."""
 
     def review(verb: str, ref: ObjectRef, body: Manifest) -> PortError | None:
-        if verb != "create" or ref.kind not in kinds:
+        if verb != "create" or ref.kind not in kinds or ref.namespace != NAMESPACE:
             return None
         return InvalidObjectError(f"create of {ref} refused: {QUOTA}")
 
@@ -46,7 +46,9 @@ async def run(story: Story, seconds: float, *, joins: Collection[str] = (), says
     while story.clock.now_s() < until_s:
         await asyncio.sleep(1.0)
         story.runs()
-        if joins and all(story.objects(kind) for kind in joins):
+        if joins and all(
+            any(each["metadata"]["namespace"] == NAMESPACE for each in story.objects(kind)) for kind in joins
+        ):
             (job,) = story.objects(labels.KIND_JOB)
             story.reports("j", job["metadata"]["uid"], step=int(story.clock.now_s()) % 1_000_000)
         assert not says or reported(story, says), story.condition("j", "PodsReady")

@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import random
 
 import pytest
 
@@ -10,6 +9,7 @@ from polyreme_local.api_server.cluster import EmbeddedCluster
 from polyreme_local.api_server.store import Store
 from polyreme_operator.cluster_cache import ClusterCache
 from polyreme_operator.settings import Settings
+from polyreme_operator.types.job_keys import JobKeys
 from polyreme_operator.types.observer import NullObserver
 from polyreme_operator.writer import Writer
 from polyreme_simulator.event_loop import SimClock, VirtualLoop
@@ -24,7 +24,7 @@ def test_writes_that_nobody_has_begun_are_let_go_when_their_sender_is_cancelled(
         clock,
         ClusterCache(),
         Settings(writes_max=1),
-        entropy=random.Random(1).randbytes,
+        keys=JobKeys(),
         note=lambda changes: None,
         emit=lambda event: None,
         observer=NullObserver(),

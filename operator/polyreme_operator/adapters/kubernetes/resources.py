@@ -30,6 +30,7 @@ RESOURCES = {
         Resource(kind="Node", api_version="v1", plural="nodes"),
         Resource(kind="Service", api_version="v1", plural="services"),
         Resource(kind="Secret", api_version="v1", plural="secrets"),
+        Resource(kind="ServiceAccount", api_version="v1", plural="serviceaccounts"),
         Resource(kind="ConfigMap", api_version="v1", plural="configmaps"),
         Resource(kind="Event", api_version="v1", plural="events"),
         Resource(kind="Job", api_version="batch/v1", plural="jobs"),

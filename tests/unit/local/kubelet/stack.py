@@ -111,6 +111,10 @@ class Stack:
     def uid(self) -> str:
         return str(self.job["metadata"]["uid"])
 
+    @property
+    def lease(self) -> ObjectRef:
+        return ObjectRef(kind="Lease", namespace="default", name=labels.job_object_name("toy", self.uid))
+
     async def attempt(self, number: int, *, replacements: dict[int, int] | None = None, **fields: Any) -> None:
         spec = TrainingJobSpec.model_validate(self.job["spec"])
         record = {
@@ -176,8 +180,7 @@ class Stack:
 
     def record(self) -> ProgressRecord | None:
         """Newest record on the Lease."""
-        name = labels.job_object_name("toy", self.uid)
-        lease = self.store.get(ObjectRef(kind="Lease", namespace="default", name=name))
+        lease = self.store.get(self.lease)
         text = (lease["metadata"].get("annotations") or {}).get(labels.ANNOTATION_PROGRESS)
         return ProgressRecord.model_validate_json(text) if text else None
 

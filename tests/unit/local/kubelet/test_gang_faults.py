@@ -11,6 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from polyreme_api import labels
+from polyreme_api.ownership import is_marked
+from polyreme_api.progress import ProgressRecord
+from polyreme_api.signed_progress import ProgressSigner
 from polyreme_launcher.peers import FollowerLink
 from polyreme_operator.port import ObjectRef
 from polyreme_system.clock import SystemClock
@@ -71,6 +75,31 @@ def test_a_replaced_leader_takes_over_at_the_same_address(tmp_path: Path) -> Non
             await stack.until(
                 lambda: (r := stack.record()) and (r.attempt, r.replacement) == (2, 1), "the Lease is its"
             )
+
+    asyncio.run(story())
+
+
+def test_a_record_that_another_account_wrote_stops_no_leader(tmp_path: Path) -> None:
+    """Records of later attempts and leaders fence a leader, if a leader of the job has signed them."""
+
+    async def story() -> None:
+        async with Stack(tmp_path).running() as stack:
+            await stack.submit()
+            await stack.until_training(1)
+            launcher, signer = stack.processes(0)["launcher"], ProgressSigner(b"another key", stack.uid)
+            later = ProgressRecord(attempt=9, replacement=9, released=True, sequence=1_000_000)
+            forged = signer.annotations(later, at_s=0.0)
+            for annotations in (forged, {**forged, labels.ANNOTATION_SIGNATURE: None}):
+                stack.store.change(stack.lease, {"metadata": {"annotations": annotations}})
+                await stack.until(lambda: (r := stack.record()) and r.attempt == 1, "the leader writes its own again")
+            assert lives(launcher)
+            stack.store.change(stack.lease, {"metadata": {"ownerReferences": None, "labels": None}})
+            await stack.until(
+                lambda: is_marked(stack.store.get(stack.lease)["metadata"], stack.uid),
+                "the Lease has its owner and its labels again",
+            )
+            stack.write_script("finish")
+            await stack.until(lambda: (r := stack.record()) and r.outcome == "Succeeded", "it trains to its end")
 
     asyncio.run(story())
 

@@ -215,8 +215,8 @@ class Writer:
                 await self._create_pod(action)
             case Bind(ref=ref, uid=uid, node=node):
                 await self._bind(ref, uid=uid, node=node)
-            case CreateChild(manifest=manifest, then=then):
-                await self._create_child(manifest)
+            case CreateChild(manifest=manifest, then=then, key=key):
+                await self._create_child(manifest, key)
                 if then is not None:
                     await self._one(then)
             case CreateSecret(manifest=manifest, keys=keys, renews=renews):
@@ -275,8 +275,8 @@ class Writer:
         self._take(created)
         return created
 
-    async def _create_child(self, manifest: Manifest) -> bool:
-        """Create an object of which a job has one; tell whether it was missing."""
+    async def _create_child(self, manifest: Manifest, key: str = "") -> bool:
+        """Create an object of which a job has one, known by its kind or its key; tell whether it was missing."""
         uid, kind = _job_uid(manifest), manifest["kind"]
         created = None
         try:
@@ -286,7 +286,7 @@ class Writer:
                 raise
             # It may exist nevertheless, since a quota is checked first. It is retried later.
             self._note(self._cache.note_refusal(uid, str(error), ends_attempt=False, now_s=self._clock.now_s()))
-        self._cache.children.confirm(uid, kind, now_s=self._clock.now_s())
+        self._cache.children.confirm(uid, key or kind, now_s=self._clock.now_s())
         self._note(Changes(jobs={uid}))
         return created is not None
 

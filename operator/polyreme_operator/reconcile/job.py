@@ -385,6 +385,11 @@ def _children(snapshot: JobSnapshot, spec: TrainingJobSpec, defaults: PodDefault
     if "Secret" not in snapshot.children:
         renews = _would_renew_secret(snapshot)
         actions.append(CreateSecret(manifest=worker_pods.secret(job), keys=(labels.SECRET_KEY,), renews=renews))
+    if defaults.ca_bundle is not None:
+        certificates = worker_pods.ca_secret(job, defaults.ca_bundle)
+        name = certificates["metadata"]["name"]
+        if name not in snapshot.children:
+            actions.append(CreateChild(manifest=certificates, key=name))
     if defaults.launcher_rbac and not {"Role", "RoleBinding"} <= snapshot.children:
         bound = CreateChild(manifest=worker_pods.role_binding(job, spec))
         # The API server refuses a RoleBinding to an unknown Role.

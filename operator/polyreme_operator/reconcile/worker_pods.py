@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import dataclasses
 from typing import Any
@@ -10,8 +11,9 @@ from polyreme_api import environment, labels
 from polyreme_api.job import TrainingJobSpec
 from polyreme_api.job.status import AttemptStatus
 from polyreme_operator.port import Manifest
-from polyreme_operator.reconcile import binding, environment_runtime, pod_security
+from polyreme_operator.reconcile import binding, ca_bundle, environment_runtime, pod_security
 from polyreme_operator.reconcile.binding import BindingMode
+from polyreme_operator.reconcile.ca_bundle import CaBundle
 from polyreme_operator.types.views import JobView
 
 TOKEN_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/token"
@@ -37,6 +39,11 @@ class PodDefaults:
     """Further variables, such as the URL of the object store; every pod's spec shows them."""
     worker_secret: str | None = None
     """Secret in the job's namespace whose keys become variables of the worker's container."""
+    pull_secrets: tuple[str, ...] = ()
+    """Secrets in the job's namespace by which ``image`` is pulled; a template with an image or Secrets of its own needs
+    none of them."""
+    ca_bundle: CaBundle | None = None
+    """Authorities that workers trust."""
     binding: BindingMode = "NodeName"
     launcher_rbac: bool = False
     """Whether each job gets a Role for its launcher; the embedded cluster issues its own tokens and needs none."""
@@ -82,6 +89,14 @@ def lease(job: JobView, spec: TrainingJobSpec) -> Manifest:
 def secret(job: JobView) -> Manifest:
     """Secret by which launchers authenticate to each other; the writer adds its bytes."""
     return {**_owned(job, "v1", "Secret"), "type": "Opaque", "immutable": True}
+
+
+def ca_secret(job: JobView, bundle: CaBundle) -> Manifest:
+    """Secret with the certificates that the job's workers mount."""
+    manifest = {**_owned(job, "v1", "Secret"), "type": "Opaque", "immutable": True}
+    name = bundle.object_name(manifest["metadata"]["name"])
+    data = {ca_bundle.KEY: base64.b64encode(bundle.pem.encode()).decode()}
+    return {**manifest, "metadata": {**manifest["metadata"], "name": name}, "data": data}
 
 
 def role(job: JobView) -> Manifest:
@@ -216,12 +231,18 @@ class WorkerPods:
         name = labels.job_object_name(self._job.name, self._job.uid)
         own = [{"name": volume, "emptyDir": {}} for volume in _writable(containers[0])]
         own.append({"name": "polyreme", "secret": {"secretName": name}})
+        volumes = [*(body.get("volumes") or []), *([] if self._own else own)]
+        if defaults.ca_bundle is not None:
+            containers[0] = ca_bundle.mounted(containers[0])
+            volumes.append(ca_bundle.volume(defaults.ca_bundle.object_name(name)))
+        if defaults.pull_secrets and containers[0].get("image") == defaults.image:
+            body.setdefault("imagePullSecrets", [{"name": secret} for secret in defaults.pull_secrets])
         return {
             "terminationGracePeriodSeconds": spec.checkpoint.preemption_grace_seconds + GRACE_EXTRA_S,
             **pod_security.restricted({**body, "containers": containers}),
             "restartPolicy": "Never",
             "subdomain": name,
-            "volumes": [*(body.get("volumes") or []), *([] if self._own else own)],
+            "volumes": volumes,
         }
 
 

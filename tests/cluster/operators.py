@@ -41,7 +41,7 @@ def install(kubeconfig: str, folder: Path, binding: str = "NodeAffinity") -> Pat
     return path
 
 
-DEAD_PROXY = {name: "http://127.0.0.1:9" for name in ("HTTP_PROXY", "HTTPS_PROXY")}
+DEAD_PROXY = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
 """The operator never calls the API server by a proxy of its environment, whatever NO_PROXY says."""
 
 

@@ -33,7 +33,7 @@ def training(
         previous.load_previous(cluster, commit, PREVIOUS_TAG)
     else:
         cluster.tag(PREVIOUS_TAG)
-    earlier = production_values(cluster, servers.values(), image={"tag": PREVIOUS_TAG})
+    earlier = production_values(cluster, servers.plain_values(), image={"tag": PREVIOUS_TAG})
     production.install(earlier, chart=PREVIOUS_CHART)
     folder = tmp_path_factory.mktemp("job")
     with created(cluster, job(cluster, shortened("long", folder, training={"steps": STEPS}))) as made:

@@ -45,6 +45,7 @@ class Buckets:
         buckets: Names of the buckets to make.
         host: Address that it listens on.
         certificate: With one it speaks HTTPS.
+        secret: Its secret key; made up for it by default.
     """
 
     def __init__(
@@ -55,11 +56,12 @@ class Buckets:
         *,
         host: str = LOOPBACK,
         certificate: Certificate | None = None,
+        secret: str = "",
     ) -> None:
         self._folder, self._servers, self._buckets, self._host = folder, servers, buckets, host
         self._certificate = certificate
         (self._port,) = free_ports(1, host=host)
-        self._credentials = {"ROOT_ACCESS_KEY": "polyreme", "ROOT_SECRET_KEY": secrets.token_urlsafe(24)}
+        self._credentials = {"ROOT_ACCESS_KEY": "polyreme", "ROOT_SECRET_KEY": secret or secrets.token_urlsafe(24)}
         self._server: Server | None = None
 
     def start(self) -> None:

@@ -115,13 +115,14 @@ class Pulsar:
         """Wait until the broker passes its own health check; return the variables that a client finds it by."""
         assert self._server is not None
         self._servers.wait(self._server, self._is_healthy, what="Pulsar's health", timeout_s=READY_S_MAX)
-        url = (
-            f"pulsar+ssl://{self._host}:{self._ports[3]}"
-            if self._certificate
-            else f"pulsar://{self._host}:{self._ports[0]}"
-        )
+        url = f"pulsar+ssl://{self._host}:{self._ports[3]}" if self._certificate else self.plain_url
         variables = {"POLYREME_TOPICS_URL": url}
         return variables if self._key is None else {**variables, "POLYREME_TOPICS_TOKEN": _token(self._key)}
+
+    @property
+    def plain_url(self) -> str:
+        """Where it listens without TLS."""
+        return f"pulsar://{self._host}:{self._ports[0]}"
 
     def _is_healthy(self) -> bool:
         headers = {} if self._key is None else {"Authorization": f"Bearer {_token(self._key)}"}

@@ -42,7 +42,7 @@ BENCHMARKS := $(patsubst benchmarks/%/run.py,%,$(wildcard benchmarks/*/run.py))
 GPU_PEERS := $(or $(POLYREME_GPU_PEERS),$(HOME)/.cache/polyreme/gpu-peers)
 SOAKS := $(subst _,-,$(patsubst tests/soak/%.py,%,$(wildcard tests/soak/*.py)))
 
-.PHONY: help setup quickstart lint check test test-concurrent test-whole test-servers test-all test-services servers services-build services-up services-down services-status cluster-up cluster-down test-cluster test-nodes test-device images images-list images-load release-check audit docs manifests lock format clean bench gpu-peers
+.PHONY: help setup quickstart lint check test test-concurrent test-whole test-servers test-all test-services servers services-build services-up services-down services-status cluster-up cluster-path cluster-down test-cluster test-nodes test-device images images-list images-load release-check audit docs manifests lock format clean bench gpu-peers
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' Makefile
@@ -111,6 +111,9 @@ services-status: $(DEV) ## which of the services run
 
 cluster-up: $(DEV) ## a Kubernetes control plane on this machine (KUBECONFIG, KUBEBUILDER_ASSETS, or built once with Go); with NODES=2, nodes that run pods
 	@$(CLUSTER) up --nodes $(or $(NODES),0)
+
+cluster-path: $(DEV) ## print the folders of kubectl and Helm for PATH, building what is missing
+	@$(CLUSTER) path
 
 cluster-down: $(DEV) ## stop what cluster-up started, and nothing else
 	@$(CLUSTER) down

@@ -153,9 +153,9 @@ def test_every_image_of_an_installation_is_in_the_charts_list() -> None:
 
 
 def test_a_proxy_reaches_every_http_client_and_is_not_asked_for_the_cluster() -> None:
-    templates = pods(objects(Path(VALUES).with_name("openshift.yaml")))
-    for template in templates.values():
-        (container,) = template["spec"]["containers"]
+    templates = pods(objects(Path(VALUES).with_name("openshift.yaml"), settings=("agent.enabled=true",)))
+    assert len(templates) == 4
+    for container in (each for template in templates.values() for each in containers(template)):
         env = {entry["name"]: entry.get("value") for entry in container["env"]}
         assert (env["HTTP_PROXY"], env["HTTPS_PROXY"]) == ("http://proxy.example:3128", "http://proxy.example:3129")
         direct = env["NO_PROXY"].split(",")

@@ -21,6 +21,7 @@ PRODUCTION = (
     "topics.url=pulsar://broker.example:6650/a/b",
 )
 PASSWORD = "hunter2"
+PRIVATE_KEY = f"-----BEGIN CERTIFICATE----- -----END CERTIFICATE----- -----BEGIN PRIVATE KEY-----{PASSWORD}"
 NO_CRD = "ServiceMonitor,PrometheusRule"
 """Kinds of the Prometheus operator, which the cluster lacks; promtool checks the rules."""
 CLIENTS_S = 60.0
@@ -127,6 +128,7 @@ def test_runbook_links_begin_as_the_values_say() -> None:
         ),
         (["global.imageRegistri=x"], "at '/global': additional properties 'imageRegistri' not allowed"),
         (["caBundle.pem=/etc/ssl/ca.crt"], "at '/caBundle/pem': '/etc/ssl/ca.crt' does not match pattern"),
+        ([f"caBundle.pem={PRIVATE_KEY}"], "caBundle.pem holds a private key, which every worker could read"),
         (["caBundle.existingSecret=a", "caBundle.existingConfigMap=b"], "caBundle.existingSecret: set one of them"),
         (["image.registry=ab", "global.imageRegistry=bc"], "leave out image.registry, which is deprecated"),
         (

@@ -195,7 +195,10 @@ def test_a_cluster_that_can_not_hold_the_volume_is_refused_before_anything_is_ma
 
 
 def test_an_upgrade_in_production_keeps_the_size_of_the_worker_pool(cluster: Installation) -> None:
-    cluster.install(*PRODUCTION)
+    said = cluster.install(*PRODUCTION, "image.registry=registry.example", "operator.env[0].name=A")
+    assert "Deprecated: image.registry is now global.imageRegistry." in said
+    assert "Deprecated: operator.env is now operator.extraEnv." in said
+    assert said.count("Deprecated") == 2
     # Two operators, two controllers and one worker, in a namespace of the restricted level.
     until(lambda: len(cluster.ours("pods")) == 5, "every Deployment has its pods")
     cluster.kubectl("scale", "deployment/polyreme-datahub-workers", "-n", NAMESPACE, "--replicas=3")

@@ -42,7 +42,7 @@ BENCHMARKS := $(patsubst benchmarks/%/run.py,%,$(wildcard benchmarks/*/run.py))
 GPU_PEERS := $(or $(POLYREME_GPU_PEERS),$(HOME)/.cache/polyreme/gpu-peers)
 SOAKS := $(subst _,-,$(patsubst tests/soak/%.py,%,$(wildcard tests/soak/*.py)))
 
-.PHONY: help setup quickstart lint check test test-concurrent test-whole test-servers test-all test-services servers services-build services-up services-down services-status cluster-up cluster-down test-cluster test-nodes test-device images images-load release-check audit docs manifests lock format clean bench gpu-peers
+.PHONY: help setup quickstart lint check test test-concurrent test-whole test-servers test-all test-services servers services-build services-up services-down services-status cluster-up cluster-path cluster-down test-cluster test-nodes test-device images images-list images-load release-check audit docs manifests lock format clean bench gpu-peers
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' Makefile
@@ -100,8 +100,8 @@ test-whole: $(DEV) ## the folders of tests that start many processes each
 test-services: $(DEV) ## the tests on PostgreSQL, Pulsar and S3
 	@$(PYTEST) --timeout=900 $(TWO_CORES) -m "services and not cluster" --junit-xml=build/reports/$@.xml tests
 
-services-up: $(DEV) ## start PostgreSQL, Pulsar and S3; prints the variables that name them, as lines for a shell
-	@$(SERVICES) up
+services-up: $(DEV) ## start PostgreSQL, Pulsar and S3, on loopback or LISTEN=bridge|ADDRESS; prints the variables that name them, as lines for a shell
+	@$(SERVICES) up $(if $(LISTEN),--listen $(LISTEN))
 
 services-down: $(DEV) ## stop what services-up started, and delete its data
 	@$(SERVICES) down
@@ -112,11 +112,18 @@ services-status: $(DEV) ## which of the services run
 cluster-up: $(DEV) ## a Kubernetes control plane on this machine (KUBECONFIG, KUBEBUILDER_ASSETS, or built once with Go); with NODES=2, nodes that run pods
 	@$(CLUSTER) up --nodes $(or $(NODES),0)
 
+cluster-path: $(DEV) ## print the folders of kubectl and Helm for PATH, building what is missing
+	@$(CLUSTER) path
+
 cluster-down: $(DEV) ## stop what cluster-up started, and nothing else
 	@$(CLUSTER) down
 
+# BASE=local where no registry is reached: the base is then made of Debian packages, which takes root.
 images: $(DEV) ## build the images into build/images (IMAGES="operator datahub" THIN= BASE=IMAGE|local BUILDER= PREFIX= TAG= ENGINE=)
 	@$(IMAGE_TOOL) build $(IMAGES) $(IMAGE_OPTIONS)
+
+images-list: $(DEV) ## print the names of all images, one a line, for a mirror (PREFIX= TAG=)
+	@$(IMAGE_TOOL) list $(if $(PREFIX),--prefix $(PREFIX)) $(if $(TAG),--tag $(TAG))
 
 images-load: $(DEV) ## load the archives of build/images into the nodes of a cluster (CLUSTER=kind|kind-NAME|k3s|local)
 	@test "$(origin CLUSTER)" = "command line" || { echo "which cluster? make images-load CLUSTER=kind|kind-NAME|k3s|local" >&2; exit 2; }

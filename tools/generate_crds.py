@@ -62,12 +62,17 @@ def page_path(definition: Definition) -> Path:
 
 
 def annotated(manifest: dict[str, Any]) -> dict[str, Any]:
-    """Add what the chart decides by: the version, a digest of the content, and that Helm keeps it."""
+    """Add what the chart decides by: the version, a digest of the content, and that Helm and Argo CD keep it.
+
+    Argo CD applies it first, and by the server: a copy of it in an annotation could be too long.
+    """
     content = json.dumps(manifest, sort_keys=True).encode()
     annotations = {
         VERSION_ANNOTATION: VERSION,
         DIGEST_ANNOTATION: hashlib.sha256(content).hexdigest()[:DIGEST_CHARACTERS],
         "helm.sh/resource-policy": "keep",
+        "argocd.argoproj.io/sync-options": "Prune=false,ServerSideApply=true",
+        "argocd.argoproj.io/sync-wave": "-1",
     }
     return {**manifest, "metadata": {**manifest["metadata"], "annotations": annotations}}
 

@@ -49,6 +49,7 @@ METADATA_HOST = "169.254.169.254"
 """Where a client asks for a machine's credentials when its environment has none."""
 REASON_CHARACTERS_MAX = 300
 _CODE = re.compile(r"<Code>(\w+)</Code>")
+_UNTRUSTED = re.compile(r"InvalidCertificate\(\s*(\w+)")
 
 _Result = TypeVar("_Result")
 
@@ -401,5 +402,8 @@ def failure_of(error: Exception) -> Failure:
     if "403 Forbidden" in text or "401 Unauthorized" in text:
         reason = f"the server refuses the credentials or the access ({code or 'forbidden'})"
         return Failure(code=code, reason=reason, final=True, field=credentials)
+    if untrusted := _UNTRUSTED.search(text):
+        reason = f"the server's certificate is not accepted ({untrusted[1]})"
+        return Failure(code=code, reason=reason, final=True, field="SSL_CERT_FILE, which names the authorities")
     busy = any(word in text for word in BUSY)
     return Failure(code=code, reason=text.partition("\n")[0][:REASON_CHARACTERS_MAX], final=False, busy=busy)

@@ -69,6 +69,7 @@ def _read(options: argparse.Namespace) -> None:
     from polyreme_agent.pci import PcieLinks
     from polyreme_agent.reader import Collector, Reader
     from polyreme_api.faults.table import fault_table
+    from polyreme_system.addresses import split_address
 
     boot = (options.root / "proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     links = PcieLinks(options.root)
@@ -85,8 +86,8 @@ def _read(options: argparse.Namespace) -> None:
     if options.dcgm:
         from polyreme_agent.dcgm import Dcgm, fetch
 
-        host, _, port = options.dcgm.rpartition(":")
-        collectors.append(Dcgm(functools.partial(fetch, host, int(port)), now_s=_now_s))
+        host, port = split_address(options.dcgm)
+        collectors.append(Dcgm(functools.partial(fetch, host, port), now_s=_now_s))
     Reader(
         KernelLog(options.root, now_s=_now_s, uptime_s=_uptime_s),
         collectors,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from polyreme_operator.logging_setup import LogFormat
+from polyreme_system.addresses import split_address
 
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 DEFAULT_NAMESPACE = "polyreme-system"
@@ -76,10 +77,10 @@ def address(text: str) -> tuple[str, int]:
     Raises:
         argparse.ArgumentTypeError: If it is something else.
     """
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65_535:
-        raise argparse.ArgumentTypeError(f"not an address: {text!r}, expected HOST:PORT, where HOST may be empty")
-    return host.strip("[]"), int(port)
+    try:
+        return split_address(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def in_cluster() -> bool:

@@ -6,12 +6,14 @@ import argparse
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import get_args
 
 from polyreme_api.url_passwords import has_password
 from polyreme_operator.arguments import LOOPBACK, Arguments, level
 from polyreme_operator.logging_setup import LogFormat
 from polyreme_operator.reconcile.binding import BindingMode
+from polyreme_operator.reconcile.ca_bundle import CaBundle
 from polyreme_operator.reconcile.worker_pods import PodDefaults
 from polyreme_operator.scheduler import Limits
 from polyreme_operator.settings import Settings
@@ -50,6 +52,8 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Options:
         checkpoint_root=given.checkpoint_root,
         environment=tuple(given.environment),
         worker_secret=given.worker_secret,
+        pull_secrets=tuple(given.worker_pull_secret),
+        ca_bundle=given.worker_ca_file,
         binding=given.binding,
         launcher_rbac=given.launcher_rbac,
     )
@@ -153,6 +157,22 @@ def _add_workers(arguments: Arguments) -> None:
         "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; a job whose namespace lacks it waits and says so",
     )
     parser.add_argument(
+        "--worker-pull-secret",
+        metavar="NAME",
+        type=_object_name,
+        action="append",
+        default=_names(arguments, given("WORKER_PULL_SECRET", "")),
+        help="Secret in each job's namespace by which --image is pulled; may be repeated",
+    )
+    parser.add_argument(
+        "--worker-ca-file",
+        metavar="PATH",
+        type=_ca_bundle,
+        default=given("WORKER_CA_FILE", "") or None,
+        help="PEM file with the authorities that workers trust instead of the public ones; it is read at start, and "
+        "given to each job as a Secret",
+    )
+    parser.add_argument(
         "--launcher-rbac",
         action=argparse.BooleanOptionalAction,
         default=given("LAUNCHER_RBAC", "true") == "true",
@@ -192,6 +212,22 @@ def _variables(arguments: Arguments, text: str) -> list[tuple[str, str]]:
         return [_variable(pair) for pair in text.split()]
     except argparse.ArgumentTypeError as error:
         arguments.refuse("ENVIRONMENT", str(error))
+
+
+def _names(arguments: Arguments, text: str) -> list[str]:
+    try:
+        return [_object_name(name) for name in text.split()]
+    except argparse.ArgumentTypeError as error:
+        arguments.refuse("WORKER_PULL_SECRET", str(error))
+
+
+def _ca_bundle(text: str) -> CaBundle:
+    try:
+        return CaBundle(Path(text).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"can't be read: {text}: {error.strerror}") from error
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text}: {error}") from error
 
 
 def _object_name(text: str) -> str:

@@ -233,13 +233,13 @@ class Writer:
                 await self._create_pod(action)
             case Bind(ref=ref, uid=uid, node=node):
                 await self._bind(ref, uid=uid, node=node)
-            case CreateChild(manifest=manifest, then=then):
-                await self._create_child(manifest)
+            case CreateChild(manifest=manifest, then=then, key=key):
+                await self._create_child(manifest, key)
                 if then is not None:
                     await self._create_next(then, manifest["kind"])
             case CreateSecret(manifest=manifest, key_id=key_id):
-                key = self._keys.secret(_job_uid(manifest), key_id)
-                data = {labels.SECRET_KEY: base64.b64encode(key).decode()}
+                shared = self._keys.secret(_job_uid(manifest), key_id)
+                data = {labels.SECRET_KEY: base64.b64encode(shared).decode()}
                 await self._create_child({**manifest, "data": data})
             case CreateAccount(manifest=manifest):
                 await self._create_account(manifest)
@@ -301,24 +301,24 @@ class Writer:
         job = self._cache.job(_job_uid(wanted)) if wanted["kind"] == "Lease" else None
         return job is not None and self._cache.leases.is_of(job, found["metadata"])
 
-    async def _create_child(self, manifest: Manifest) -> None:
-        """Create an object of which a job has one."""
+    async def _create_child(self, manifest: Manifest, key: str = "") -> None:
+        """Create an object of which a job has one, known by its kind or its key."""
         uid, kind = _job_uid(manifest), manifest["kind"]
         try:
             await self._create(manifest)
         except InvalidObjectError as error:
             if kind in WATCHED_KINDS:
                 raise
-            if not self._cache.children.was_confirmed(uid, kind):
-                self._note(self._cache.note_refusal(uid, kind, str(error), now_s=self._clock.now_s()))
+            if not self._cache.children.was_confirmed(uid, key or kind):
+                self._note(self._cache.note_refusal(uid, key or kind, str(error), now_s=self._clock.now_s()))
                 return
             # It existed a few minutes ago, and a quota is checked first. It is tried again later.
         except PortError:
             # Whether it was created is unknown.
-            self._cache.refusals.may_exist(uid, kind)
+            self._cache.refusals.may_exist(uid, key or kind)
             raise
-        self._cache.refusals.accept(uid, kind)
-        self._cache.children.confirm(uid, kind, now_s=self._clock.now_s())
+        self._cache.refusals.accept(uid, key or kind)
+        self._cache.children.confirm(uid, key or kind, now_s=self._clock.now_s())
         self._note(Changes(jobs={uid}))
 
     async def _create_account(self, manifest: Manifest) -> None:

@@ -41,6 +41,10 @@ def install(kubeconfig: str, folder: Path, binding: str = "NodeAffinity") -> Pat
     return path
 
 
+DEAD_PROXY = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
+"""The operator never calls the API server by a proxy of its environment, whatever NO_PROXY says."""
+
+
 class Replica:
     """One process of the operator."""
 
@@ -49,7 +53,7 @@ class Replica:
         command = [sys.executable, "-m", "polyreme_operator", "--namespace", NAMESPACE, *options]
         with log.open("ab") as out:
             self._process = subprocess.Popen(
-                command, env={**os.environ, "KUBECONFIG": str(kubeconfig)}, stdout=out, stderr=out
+                command, env={**os.environ, **DEAD_PROXY, "KUBECONFIG": str(kubeconfig)}, stdout=out, stderr=out
             )
 
     @property

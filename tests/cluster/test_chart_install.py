@@ -3,8 +3,10 @@
 import asyncio
 import base64
 import json
+import os
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,13 +21,16 @@ from polyreme_operator.device_advertiser import RESOURCE, offer
 from polyreme_operator.port import InvalidObjectError, ObjectRef
 from tests.cluster.kube import ROOT, apply_crds, kubectl, until
 from tests.cluster.operators import nodes
-from tools.charts.render import CHART, NAMESPACE, RELEASE, HelmError, helm
+from tools.charts.render import CHART, NAMESPACE, RELEASE, HelmError, helm, rendered
+from tools.cluster.binaries import client_path
 
 CLASS = "polyreme-test"
 ROUNDS_MAX = 20
 CRDS = ("clustertopologies", "nodefaultpolicies", "nodeincidents", "trainingjobs", "trainingqueues")
 PAGE = ROOT / "docs/how-to/install.md"
 README = ROOT / "README.md"
+PAGE_S_MAX = 180.0
+SECRETS = ("polyreme-database", "polyreme-topics", "polyreme-object-store")
 OURS = "app.kubernetes.io/part-of=polyreme"
 NAMESPACED = "deployments,pods,services,secrets,configmaps,roles,rolebindings,serviceaccounts,networkpolicies,pdb"
 PRODUCTION = (
@@ -190,7 +195,10 @@ def test_a_cluster_that_can_not_hold_the_volume_is_refused_before_anything_is_ma
 
 
 def test_an_upgrade_in_production_keeps_the_size_of_the_worker_pool(cluster: Installation) -> None:
-    cluster.install(*PRODUCTION)
+    said = cluster.install(*PRODUCTION, "image.registry=registry.example", "operator.env[0].name=A")
+    assert "Deprecated: image.registry is now global.imageRegistry." in said
+    assert "Deprecated: operator.env is now operator.extraEnv." in said
+    assert said.count("Deprecated") == 2
     # Two operators, two controllers and one worker, in a namespace of the restricted level.
     until(lambda: len(cluster.ours("pods")) == 5, "every Deployment has its pods")
     cluster.kubectl("scale", "deployment/polyreme-datahub-workers", "-n", NAMESPACE, "--replicas=3")
@@ -282,22 +290,26 @@ def test_the_pages_helm_commands_and_objects_are_taken(cluster: Installation, tm
     """As they are written and in their order; production only as a dry run, since it would need other servers."""
     text = PAGE.read_text(encoding="utf-8")
     commands = [shlex.split(line) for line in re.findall(r"^    (helm .*)$", text, re.MULTILINE)]
-    assert [words[1] for words in commands] == ["install", "install", *["upgrade"] * 3, "rollback", "uninstall"]
+    assert [words[1] for words in commands] == ["install", "install", *["upgrade"] * 4, "rollback", "uninstall"]
     assert "    " + shlex.join(commands[0]) in README.read_text(encoding="utf-8").splitlines()
-    policy, production = "", tmp_path / "production.yaml"
-    for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL):
+    production, other, authority = tmp_path / "production.yaml", tmp_path / "other.yaml", tmp_path / "ca.crt"
+    authority.write_text("-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n")
+    blocks = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) == 6
+    production.write_text(next(block for block in blocks if block.startswith("# production.yaml")))
+    for block in blocks:
+        other.write_text(block)
         if "kind: NetworkPolicy" in block:
-            policy = block
+            cluster.kubectl("apply", "--dry-run=server", "-f", str(other))
         else:
-            production.write_text(block)
-    (tmp_path / "policy.yaml").write_text(policy)
-    cluster.kubectl("apply", "--dry-run=server", "-f", str(tmp_path / "policy.yaml"))
+            assert "kind: Deployment" in rendered(production, other)
 
     def run(words: list[str], *more: str) -> str:
         places = {"charts/polyreme": str(CHART), "production.yaml": str(production)}
+        places["caBundle.pem=ca.crt"] = f"caBundle.pem={authority}"
         return helm(*(places.get(word, word) for word in words[1:]), *more, kubeconfig=cluster.kubeconfig)
 
-    development, productive, registry, metrics, upgrade, *rest = commands
+    development, productive, registry, certificates, metrics, upgrade, *rest = commands
     run(productive, "--dry-run=server")
     with storage(cluster):
         run(development)
@@ -305,8 +317,49 @@ def test_the_pages_helm_commands_and_objects_are_taken(cluster: Installation, tm
         image = cluster.get("deployment", "polyreme-operator")["spec"]["template"]["spec"]
         assert image["containers"][0]["image"].startswith("registry.example/mirror/polyreme/operator:")
         assert image["imagePullSecrets"] == [{"name": "registry"}]
+        run(certificates)
+        assert cluster.get("configmap", "polyreme-ca-bundle")["data"]["ca.crt"].strip() == authority.read_text().strip()
         with pytest.raises(HelmError, match=r'no matches for kind "(ServiceMonitor|PrometheusRule)"'):
             run(metrics)
         for words in (upgrade, *rest):
             run(words)
     assert cluster.ours(NAMESPACED) == []
+
+
+def test_production_on_one_machine_is_installed_as_its_page_says(cluster: Installation, tmp_path: Path) -> None:
+    """All that it types but what starts servers, builds images and waits for pods: no pod runs on this API server."""
+    text = (ROOT / "docs/how-to/production-on-one-machine.md").read_text(encoding="utf-8")
+    lines = [line for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
+    left_out = ("make ", "export ", "eval ", "kubectl wait", "kubectl get", "kubectl polyreme", "polyreme ")
+    typed = [line for line in lines if not line.startswith(left_out) and "rollout status" not in line]
+    assert len(typed) >= 16
+    folders = {str(client_path(name, os.environ).parent) for name in ("helm", "kubectl")}
+    variables = {
+        "POLYREME_DATABASE_URL": "postgresql+psycopg2://198.18.1.1:15432/polyreme",
+        "POLYREME_TOPICS_URL": "pulsar://198.18.1.1:16650",
+        "POLYREME_OBJECTS_URL": "s3://polyreme",
+        "AWS_ENDPOINT_URL": "http://198.18.1.1:17070",
+        "AWS_REGION": "us-east-1",
+        **dict.fromkeys(("PGUSER", "PGPASSWORD", "POLYREME_TOPICS_TOKEN"), "x"),
+        **dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "x"),
+        "KUBECONFIG": cluster.kubeconfig,
+        "PATH": os.pathsep.join([*folders, os.environ["PATH"]]),
+    }
+    # The namespace is there already, and its Secrets may be there from an earlier run.
+    script = "\n".join(line for line in typed if line != f"kubectl create namespace {NAMESPACE}")
+    for namespace in (NAMESPACE, "default"):
+        cluster.kubectl("delete", "secrets", "-n", namespace, "--ignore-not-found", *SECRETS)
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script],
+        cwd=ROOT,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PAGE_S_MAX,
+    )
+    assert done.returncode == 0, done.stderr
+    for said in ("STATUS: deployed", "trainingjob.polyreme.dev/quickstart created", 'release "polyreme" uninstalled'):
+        assert said in done.stdout
+    for namespace in (NAMESPACE, "default"):
+        cluster.kubectl("delete", "secrets", "-n", namespace, "--ignore-not-found", *SECRETS)

@@ -104,10 +104,35 @@ def closed(schema: Any, path: str = "values") -> list[str]:
     return found + [one for key, value in schema.items() for one in closed(value, f"{path}.{key}")]
 
 
+def undescribed(values: dict[str, Any], schema: dict[str, Any], path: str = "") -> list[str]:
+    """Values that a schema does not name."""
+    found = []
+    for name, value in values.items():
+        inner = schema["properties"].get(name)
+        if inner is None:
+            found.append(f"{path}{name}")
+        elif "properties" in inner:
+            found += undescribed(value, inner, f"{path}{name}.")
+    return found
+
+
 def test_the_schema_of_the_values_takes_no_unknown_key_and_describes_every_value() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
     assert closed(schema) == []
     assert set(schema["properties"]) == set(read("values.yaml"))
+    assert undescribed(read("values.yaml"), schema) == []
+    assert undescribed({"operator": {"replica": 1}}, schema) == ["operator.replica"]
+
+
+def test_settings_of_all_pods_may_be_set_for_each_component() -> None:
+    """But those of security for the agent, whose two containers differ, and what concerns images and labels of all."""
+    properties = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))["properties"]
+    shared = {*properties["global"]["properties"]} - {"imageRegistry", "imagePullSecrets", "commonLabels"}
+    datahub = properties["datahub"]["properties"]
+    pools = datahub["workers"]["properties"]
+    for component in (properties["operator"], datahub["controller"], pools["cpu"], pools["gpu"]):
+        assert shared <= set(component["properties"])
+    assert shared - set(properties["agent"]["properties"]) == {"podSecurityContext", "securityContext"}
 
 
 @pytest.mark.parametrize("open_", [{"properties": {"a": {"properties": {}}}, "additionalProperties": False}])

@@ -1,13 +1,18 @@
-"""PostgreSQL, Pulsar and S3 outside of the cluster, as its pods reach them: by address, with passwords and a token."""
+"""PostgreSQL, Pulsar and S3 outside of the cluster, as its pods reach them: by address, with passwords and a token.
+
+Each speaks TLS, with a certificate of an authority that no client knows. PostgreSQL and Pulsar also serve clients
+without TLS, such as those of the previous version, and so does a second S3 server over the same folder.
+"""
 
 import base64
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from tests.nodes.cluster import Cluster, Manifest
 from tests.nodes.release import JOBS, SYSTEM
+from tests.private_authority import issue
 from tools.cluster.servers import Servers
 from tools.s3.server import Buckets
 from tools.services.guard import held
@@ -36,15 +41,25 @@ class Outside:
 
     def __init__(self, folder: Path, servers: Servers, host: str) -> None:
         self.folder, self._servers = folder, servers
-        self._pulsar = Pulsar(folder, servers, host=host)
-        all_three = (
+        authority, certificate = issue(folder / "certificates", host)
+        self._authority = authority.read_text()
+        plain = Buckets(folder / "buckets", servers, (BUCKET,), host=host)
+        plain.start()
+        untrusting = plain.wait()
+        secret = untrusting["AWS_SECRET_ACCESS_KEY"]
+        self._pulsar = Pulsar(folder, servers, host=host, certificate=certificate)
+        encrypted = (
             self._pulsar,
-            Buckets(folder / "buckets", servers, (BUCKET,), host=host),
-            Postgresql(folder, servers, host=host),
+            Buckets(folder / "buckets", servers, (BUCKET,), host=host, certificate=certificate, secret=secret),
+            Postgresql(folder, servers, host=host, certificate=certificate),
         )
-        for server in all_three:
+        for server in encrypted:
             server.start()
-        self.variables = {name: value for server in all_three for name, value in server.wait().items()}
+        self._encrypted = {name: value for server in encrypted for name, value in server.wait().items()}
+        database = self._encrypted["POLYREME_DATABASE_URL"].partition("?")[0]
+        addresses = {"POLYREME_DATABASE_URL": database, "POLYREME_TOPICS_URL": self._pulsar.plain_url}
+        self.variables = {**self._encrypted, **untrusting, **addresses}
+        """Credentials, and how those find the servers who do not know the authority."""
 
     def kill_broker(self) -> None:
         """Kill the broker, and start it again with what it had."""
@@ -55,18 +70,12 @@ class Outside:
         self._pulsar.wait()
 
     def values(self) -> dict[str, Any]:
-        """Values of the chart."""
-        return {
-            "profile": "production",
-            "database": {"url": self.variables["POLYREME_DATABASE_URL"], "existingSecret": DATABASE},
-            "topics": {"url": self.variables["POLYREME_TOPICS_URL"], "existingSecret": TOPICS},
-            "objectStore": {
-                "url": f"s3://{BUCKET}",
-                "endpoint": self.variables["AWS_ENDPOINT_URL"],
-                "region": self.variables["AWS_REGION"],
-                "existingSecret": OBJECTS,
-            },
-        }
+        """Values of the chart: every connection is encrypted, and each server's certificate checked."""
+        return {**_values(self._encrypted), "caBundle": {"pem": self._authority}}
+
+    def plain_values(self) -> dict[str, Any]:
+        """Values of a chart that has no caBundle."""
+        return _values(self.variables)
 
     def secrets(self) -> list[Manifest]:
         """Secrets that the values name; workers read the one of the object store."""
@@ -80,6 +89,20 @@ class Outside:
             for name, keys in SECRETS.items()
             for namespace in ((SYSTEM, JOBS) if name == OBJECTS else (SYSTEM,))
         ]
+
+
+def _values(variables: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "profile": "production",
+        "database": {"url": variables["POLYREME_DATABASE_URL"], "existingSecret": DATABASE},
+        "topics": {"url": variables["POLYREME_TOPICS_URL"], "existingSecret": TOPICS},
+        "objectStore": {
+            "url": f"s3://{BUCKET}",
+            "endpoint": variables["AWS_ENDPOINT_URL"],
+            "region": variables["AWS_REGION"],
+            "existingSecret": OBJECTS,
+        },
+    }
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from tests.nodes.release import JOBS, SYSTEM, Release, created, job, values
 from tests.services.test_runs_on_servers import STEPS, shortened
 
 KEPT_S = 10
+ROLLOUTS = 4
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +66,33 @@ def test_the_quickstarts_job_succeeds_in_pods_on_data_that_pods_made(
     for pod in pods:
         sources = [set(volume) - {"name"} for volume in pod["spec"]["volumes"] if volume["name"] != packages.CLAIM]
         assert not any({"hostPath", "persistentVolumeClaim", "nfs"} & source for source in sources)
+
+
+def _operator_nodes(cluster: Cluster) -> list[str]:
+    """Node of each replica of the operator that is not about to end."""
+    words = ("--namespace", SYSTEM, "pods", "-l", "app.kubernetes.io/name=polyreme-operator")
+    pods = [pod for pod in cluster.get(*words)["items"] if "deletionTimestamp" not in pod["metadata"]]
+    return sorted(pod["spec"]["nodeName"] for pod in pods)
+
+
+@pytest.mark.slow
+def test_the_operators_replicas_are_on_two_nodes_after_each_rollout_and_on_one_if_there_is_no_other(
+    cluster: Cluster, release: Release
+) -> None:
+    """The nodes have no zone label, as on kind."""
+    one, other = (node["metadata"]["name"] for node in cluster.get("nodes")["items"])
+    assert _operator_nodes(cluster) == [one, other]
+    for _ in range(ROLLOUTS):
+        cluster.kubectl("--namespace", SYSTEM, "rollout", "restart", "deployment/polyreme-operator")
+        release.wait()
+        assert _operator_nodes(cluster) == [one, other]
+    cluster.kubectl("cordon", other)
+    try:
+        cluster.kubectl("--namespace", SYSTEM, "rollout", "restart", "deployment/polyreme-operator")
+        release.wait()
+        assert _operator_nodes(cluster) == [one, one]
+    finally:
+        cluster.kubectl("uncordon", other)
 
 
 @pytest.mark.slow

@@ -56,7 +56,7 @@ def training(
     else:
         cluster.tag(PREVIOUS_TAG)
         cluster.kubectl.apply(RIGHTS_OF_TODAY)
-    earlier = production_values(cluster, servers.values(), image={"tag": PREVIOUS_TAG})
+    earlier = production_values(cluster, servers.plain_values(), image={"tag": PREVIOUS_TAG})
     production.install(earlier, chart=PREVIOUS_CHART)
     folder = tmp_path_factory.mktemp("job")
     with created(cluster, job(cluster, shortened("long", folder, training={"steps": STEPS}))) as made:

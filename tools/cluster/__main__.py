@@ -4,7 +4,7 @@
 scheduler and KWOK on loopback ports, from KUBEBUILDER_ASSETS or from programs that it builds once. Standard output is
 the path of the kubeconfig and nothing else. With ``--nodes`` it also starts nodes that run pods in containers, which
 takes root: ``probe`` says whether this machine can, ``load`` imports images into every node, ``node-kill`` and
-``node-start`` kill and start a node's kubelet.
+``node-start`` kill and start a node's kubelet. ``path`` prints the folders of kubectl and Helm, for PATH.
 """
 
 import argparse
@@ -14,8 +14,12 @@ import sys
 from pathlib import Path
 
 from tools.build_cache import BuildError
+from tools.cluster.binaries import programs
 from tools.cluster.cluster import FOLDER, build, check_machine, down, kill_node, load, start_node, status, up
 from tools.cluster.servers import ServerError
+
+CLIENTS = ("kubectl", "helm")
+"""What people call."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -34,6 +38,8 @@ def main(arguments: list[str] | None = None) -> int:
                 print("this machine can run nodes")
             case "load":
                 load(options.folder, os.environ, options.archives)
+            case "path":
+                print(os.pathsep.join(str(path.parent) for path in programs(os.environ, CLIENTS).values()))
             case "node-kill":
                 kill_node(options.folder, os.environ, options.name)
             case "node-start":
@@ -56,7 +62,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     start = commands.add_parser("up", parents=[shared])
     start.add_argument("--nodes", type=int, default=0, help="Nodes that run pods in containers.")
-    for name in ("down", "status", "build", "probe"):
+    for name in ("down", "status", "build", "probe", "path"):
         commands.add_parser(name, parents=[shared])
     commands.add_parser("load", parents=[shared]).add_argument("archives", type=Path, nargs="+", metavar="ARCHIVE")
     for name in ("node-kill", "node-start"):

@@ -44,6 +44,14 @@ class Server:
         return is_same_process(self.pid, self.started_at_s)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """By which a server proves who it is."""
+
+    path: Path
+    key: Path
+
+
 class ServerError(Exception):
     """A server ended, or did not get ready in time."""
 
@@ -179,6 +187,15 @@ def http_status(
         connection.request("GET", path, headers=dict(headers or {}))
         return connection.getresponse().status
     return None
+
+
+def is_listening(port: int, *, host: str = LOOPBACK) -> bool:
+    """Tell whether somebody accepts connections."""
+    try:
+        socket.create_connection((host, port), timeout=1.0).close()
+    except OSError:
+        return False
+    return True
 
 
 def free_ports(count: int, *, host: str = LOOPBACK) -> list[int]:

@@ -1,6 +1,7 @@
 """The images of polyreme: build them, load them into a cluster, show their sizes.
 
-``build`` writes an archive of each into ``build/images``; ``base`` makes the base image of machines without a registry.
+``build`` writes an archive of each into ``build/images``; ``base`` makes the base image of machines without a registry;
+``list`` prints the names of all images that an installation needs, one a line.
 """
 
 import argparse
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from tools.build_cache import BuildError
 from tools.images import archive, base, engine, load
-from tools.images.build import FOLDER, IMAGES, PUBLIC_BASE, Wish, build
+from tools.images.build import FOLDER, IMAGES, PUBLIC_BASE, Wish, build, listed
 
 MB = 1e6
 
@@ -24,6 +25,8 @@ def main(arguments: list[str] | None = None) -> int:
                 print(*base.tar_files(os.environ).values(), sep="\n")
             case "build":
                 _build(options)
+            case "list":
+                print(*listed(Wish(prefix=options.prefix, tag=options.tag)), sep="\n")
             case "load":
                 load.load(options.cluster, options.archives or load.whole(options.folder))
             case _:
@@ -43,14 +46,16 @@ def _parser() -> argparse.ArgumentParser:
     building.add_argument("--thin", nargs="*", default=[], help="build these also without packages of others")
     building.add_argument("--base", default=PUBLIC_BASE, help=f"base image, or {base.LOCAL}: made by debootstrap")
     building.add_argument("--builder", help="image with pip and the base's Python; the base by default")
-    building.add_argument("--prefix", default="polyreme", help="registry and folder before the images' names")
-    building.add_argument("--tag", default="", help="the project's version by default")
     building.add_argument("--engine", help="buildah or docker; the first that works by default")
     building.add_argument("--no-cache", action="store_true", help="build every layer again")
     loading = commands.add_parser("load")
     loading.add_argument("cluster", help="kind, kind-NAME, k3s or local")
     loading.add_argument("archives", nargs="*", type=Path, help="by default, those of the folder that are not thin")
     commands.add_parser("base")
+    listing = commands.add_parser("list")
+    for one in (building, listing):
+        one.add_argument("--prefix", default="polyreme", help="registry and folder before the images' names")
+        one.add_argument("--tag", default="", help="the project's version by default")
     showing = commands.add_parser("show")
     for one in (building, loading, showing):
         one.add_argument("--folder", type=Path, default=FOLDER)

@@ -55,7 +55,7 @@ def build(wish: Wish, engine: Engine, environment: Mapping[str, str], *, folder:
         raise BuildError(f"no image is called {', '.join(unknown)}: there are {', '.join(IMAGES)}; s3 is never thin")
     folder.mkdir(parents=True, exist_ok=True)
     local = wish.base == base.LOCAL
-    arguments = _arguments(environment) | (_local_images(engine, environment) if local else _public(wish))
+    arguments = _arguments(environment) | (_local_images(engine, environment) if local else _public(wish, engine))
     archives: dict[str, Path] = {}
     with tempfile.TemporaryDirectory() as secrets_folder:
         secrets = pip_settings.secrets(Path(secrets_folder), environment)
@@ -101,8 +101,34 @@ def _arguments(environment: Mapping[str, str]) -> dict[str, str]:
     return {"VERSION": version(), "REVISION": revision(), "SOURCE": environment.get("SOURCE") or SOURCE}
 
 
-def _public(wish: Wish) -> dict[str, str]:
-    return {"BASE": wish.base, "BUILDER": wish.builder or wish.base}
+def _public(wish: Wish, engine: Engine) -> dict[str, str]:
+    """Images of a registry, all of which are there before the first image is built."""
+    arguments = {"BASE": wish.base, "BUILDER": wish.builder or wish.base}
+    needed = {"BASE": wish.base, "BUILDER": arguments["BUILDER"]} if {*wish.images, *wish.thin} - {"s3"} else {}
+    if "s3" in wish.images:
+        needed["GO"] = _go_image()
+    for argument, image in needed.items():
+        if not engine.has(image):
+            try:
+                engine.pull(image)
+            except BuildError as error:
+                raise BuildError(
+                    f"{argument}={image} can't be pulled ({error}): say BASE=local, by which this machine makes the "
+                    "base of Debian packages and compiles the S3 server, or name a base that it reaches by BASE=IMAGE"
+                ) from error
+    return arguments
+
+
+def _go_image() -> str:
+    """Return the image with Go that s3.Containerfile builds in."""
+    lines = (ROOT / "images/s3.Containerfile").read_text().splitlines()
+    (found,) = (line.partition("=")[2] for line in lines if line.startswith("ARG GO="))
+    return found
+
+
+def listed(wish: Wish) -> list[str]:
+    """Return the names of images, as pods name them."""
+    return [f"{wish.prefix}/{name}:{wish.tag or version()}" for name in wish.images]
 
 
 def _of(image: str, arguments: Mapping[str, str]) -> dict[str, str]:

@@ -55,6 +55,13 @@ class Engine(Protocol):
     def has(self, name: str) -> bool:
         """Return whether the engine's store holds an image."""
 
+    def pull(self, name: str) -> None:
+        """Get an image from its registry.
+
+        Raises:
+            BuildError: If that fails.
+        """
+
 
 class Buildah:
     """buildah: no daemon; steps run under chroot, so that it also works inside a container."""
@@ -82,6 +89,10 @@ class Buildah:
         """Look in the local store."""
         return _answer(["buildah", "inspect", "--type=image", "--format={{.FromImageID}}", name]) is not None
 
+    def pull(self, name: str) -> None:
+        """Print progress where progress goes."""
+        _run(["buildah", "pull", "--quiet", name])
+
 
 class Docker:
     """docker with BuildKit."""
@@ -105,6 +116,10 @@ class Docker:
     def has(self, name: str) -> bool:
         """Ask the daemon."""
         return _answer(["docker", "image", "inspect", "--format={{.Id}}", name]) is not None
+
+    def pull(self, name: str) -> None:
+        """Ask the daemon."""
+        _run(["docker", "pull", "--quiet", name])
 
 
 def find(wanted: str | None) -> Engine:

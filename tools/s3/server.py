@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tools.build_cache import BuildError, built, cache_folder, say
-from tools.cluster.servers import LOOPBACK, Server, Servers, free_ports, http_status
+from tools.cluster.servers import LOOPBACK, Certificate, Server, Servers, free_ports, is_listening
 from tools.services.guard import held
 
 SOURCES = Path(__file__).parent / "go"
@@ -44,12 +44,24 @@ class Buckets:
         servers: Those that this one belongs to.
         buckets: Names of the buckets to make.
         host: Address that it listens on.
+        certificate: With one it speaks HTTPS.
+        secret: Its secret key; made up for it by default.
     """
 
-    def __init__(self, folder: Path, servers: Servers, buckets: tuple[str, ...], *, host: str = LOOPBACK) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        servers: Servers,
+        buckets: tuple[str, ...],
+        *,
+        host: str = LOOPBACK,
+        certificate: Certificate | None = None,
+        secret: str = "",
+    ) -> None:
         self._folder, self._servers, self._buckets, self._host = folder, servers, buckets, host
+        self._certificate = certificate
         (self._port,) = free_ports(1, host=host)
-        self._credentials = {"ROOT_ACCESS_KEY": "polyreme", "ROOT_SECRET_KEY": secrets.token_urlsafe(24)}
+        self._credentials = {"ROOT_ACCESS_KEY": "polyreme", "ROOT_SECRET_KEY": secret or secrets.token_urlsafe(24)}
         self._server: Server | None = None
 
     def start(self) -> None:
@@ -58,12 +70,14 @@ class Buckets:
         sidecar = self._folder.with_name(ATTRIBUTES_NAME)
         for path in (sidecar, *(self._folder / bucket for bucket in self._buckets)):
             path.mkdir(parents=True, exist_ok=True)
+        tls = self._certificate
         self._server = self._servers.start(
             "s3",
             [
                 program(os.environ),
                 "--quiet",
                 f"--port={self._host}:{self._port}",
+                *([] if tls is None else [f"--cert={tls.path}", f"--key={tls.key}"]),
                 "posix",
                 f"--sidecar={sidecar}",
                 self._folder,
@@ -76,12 +90,12 @@ class Buckets:
         assert self._server is not None
         self._servers.wait(
             self._server,
-            lambda: http_status(self._port, "/", host=self._host) is not None,
+            lambda: is_listening(self._port, host=self._host),
             what="the S3 server's answer",
             timeout_s=READY_S_MAX,
         )
         return {
-            "AWS_ENDPOINT_URL": f"http://{self._host}:{self._port}",
+            "AWS_ENDPOINT_URL": f"http{'s' if self._certificate else ''}://{self._host}:{self._port}",
             "AWS_REGION": "us-east-1",
             "AWS_ACCESS_KEY_ID": self._credentials["ROOT_ACCESS_KEY"],
             "AWS_SECRET_ACCESS_KEY": self._credentials["ROOT_SECRET_KEY"],

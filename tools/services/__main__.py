@@ -1,7 +1,8 @@
 """PostgreSQL, Pulsar and S3 on this machine, for tests, benchmarks and people.
 
-``up`` starts them on loopback and prints the variables that name them, as lines for a shell; services that run already
-are kept. ``build`` gets the programs, once per user, and starts nothing.
+``up`` starts them on loopback, or where pods of ``make cluster-up`` reach them, and prints the variables that name
+them, as lines for a shell; services that run already are kept. ``build`` gets the programs, once per user, and starts
+nothing.
 """
 
 import argparse
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from tools.build_cache import BuildError
 from tools.cluster.servers import ServerError
-from tools.services.services import FOLDER, build, down, status, up
+from tools.services.services import BRIDGE, FOLDER, build, down, listening_address, status, up
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -19,12 +20,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.services", description=__doc__)
     parser.add_argument("command", choices=["up", "down", "status", "build"])
     parser.add_argument("--folder", type=Path, default=FOLDER)
-    parser.add_argument("--host", help="listen on this address, with passwords; by default on loopback, without")
+    parser.add_argument(
+        "--listen",
+        metavar=f"{BRIDGE}|ADDRESS",
+        help="listen there, with passwords; by default on loopback, without. "
+        f"{BRIDGE}: where pods of this checkout's `make cluster-up NODES=2` find this machine",
+    )
     options = parser.parse_args(arguments)
     try:
         match options.command:
             case "up":
-                for name, value in sorted(up(options.folder, host=options.host).items()):
+                host = listening_address(options.listen) if options.listen else None
+                for name, value in sorted(up(options.folder, host=host).items()):
                     print(f"export {name}={shlex.quote(value)}")
             case "down":
                 down(options.folder)

@@ -19,7 +19,7 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 from tools.build_cache import BuildError
-from tools.cluster.servers import Server, ServerError, Servers, free_ports
+from tools.cluster.servers import Certificate, Server, ServerError, Servers, free_ports
 
 ACCOUNTS = ("postgres", "pgserver", "nobody")
 """Whom root lets run the server: the first that exists."""
@@ -49,10 +49,13 @@ class Postgresql:
         folder: Folder of the services; a link in it leads to the data.
         servers: Those of that folder.
         host: Address that it listens on as well, where it asks for a password.
+        certificate: With one it also speaks TLS there, and its URL asks for that.
     """
 
-    def __init__(self, folder: Path, servers: Servers, *, host: str | None = None) -> None:
-        self._link, self._servers, self._host = folder / LINK_NAME, servers, host
+    def __init__(
+        self, folder: Path, servers: Servers, *, host: str | None = None, certificate: Certificate | None = None
+    ) -> None:
+        self._link, self._servers, self._host, self._certificate = folder / LINK_NAME, servers, host, certificate
         self._port = free_ports(1, host=host)[0] if host else 5432
         self._password = secrets.token_urlsafe(24)
         self._server: Server | None = None
@@ -75,7 +78,7 @@ class Postgresql:
                     rules.write("host all all 0.0.0.0/0 scram-sha-256\n")
         data = self._link.resolve()
         settings = {**OPTIONS, "unix_socket_directories": str(data), "port": str(self._port)}
-        settings |= {"listen_addresses": self._host or ""}
+        settings |= {"listen_addresses": self._host or "", **self._tls(data, account)}
         command = [programs / "postgres", "-D", data, *(f"--{name}={value}" for name, value in settings.items())]
         # SIGTERM would wait for the clients to leave.
         self._server = self._servers.start("postgresql", _as_account(command, account), stop_signal=signal.SIGINT)
@@ -85,10 +88,25 @@ class Postgresql:
         assert self._server is not None
         self._servers.wait(self._server, self._answers, what="PostgreSQL's answer", timeout_s=READY_S_MAX)
         if self._host:
-            url = f"postgresql+psycopg2://{self._host}:{self._port}/{DATABASE}"
+            mode = "?sslmode=verify-full" if self._certificate else ""
+            url = f"postgresql+psycopg2://{self._host}:{self._port}/{DATABASE}{mode}"
             return {"POLYREME_DATABASE_URL": url, "PGUSER": DATABASE, "PGPASSWORD": self._password}
         query = urlencode({"user": USER, "host": self._link.resolve()}, safe="/")
         return {"POLYREME_DATABASE_URL": f"postgresql+psycopg2:///{DATABASE}?{query}"}
+
+    def _tls(self, data: Path, account: pwd.struct_passwd | None) -> dict[str, str]:
+        """Settings of TLS; the key must belong to the server's account."""
+        if self._certificate is None:
+            return {}
+        settings = {"ssl": "on"}
+        for name, path in (("ssl_cert_file", self._certificate.path), ("ssl_key_file", self._certificate.key)):
+            own = data / name
+            own.touch(mode=0o600)
+            own.write_bytes(path.read_bytes())
+            if account:
+                os.chown(own, account.pw_uid, account.pw_gid)
+            settings[name] = str(own)
+        return settings
 
     def _answers(self) -> bool:
         import psycopg2

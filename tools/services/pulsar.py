@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tools.build_cache import BuildError, built, cache_folder, say
-from tools.cluster.servers import LOOPBACK, Server, Servers, free_ports, http_status
+from tools.cluster.servers import LOOPBACK, Certificate, Server, Servers, free_ports, http_status
 
 POM = Path(__file__).parent / "maven/pom.xml"
 LOGGING = Path(__file__).parent / "log4j2.properties"
@@ -65,23 +65,29 @@ class Pulsar:
         folder: Folder of the services.
         servers: Those of that folder.
         host: Address that it listens on, where it asks for a token; by default loopback, without one.
+        certificate: With one it also listens on a port with TLS, which its URL names.
     """
 
-    def __init__(self, folder: Path, servers: Servers, *, host: str | None = None) -> None:
-        self._folder, self._servers = folder / "pulsar", servers
+    def __init__(
+        self, folder: Path, servers: Servers, *, host: str | None = None, certificate: Certificate | None = None
+    ) -> None:
+        self._folder, self._servers, self._certificate = folder / "pulsar", servers, certificate
         self._host, self._key = host or LOOPBACK, secrets.token_bytes(KEY_BYTES) if host else None
-        self._ports = free_ports(3, host=self._host)
+        self._ports = free_ports(4, host=self._host)
         self._server: Server | None = None
 
     def start(self) -> None:
         """Start it."""
         jars = jars_folder(os.environ)
         self._folder.mkdir(parents=True, exist_ok=True)
-        broker, web, bookie = self._ports
+        broker, web, bookie, tls = self._ports
         settings = {**CONFIGURATION, "brokerServicePort": broker, "webServicePort": web}
         settings |= {"bindAddress": self._host, "advertisedAddress": self._host}
         if self._key is not None:
             settings |= _token_settings(self._key)
+        if self._certificate is not None:
+            files = {"tlsCertificateFilePath": self._certificate.path, "tlsKeyFilePath": self._certificate.key}
+            settings |= {"brokerServicePortTls": tls, **{name: str(path) for name, path in files.items()}}
         configuration = self._folder / "standalone.conf"
         configuration.touch(mode=0o600)
         configuration.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
@@ -109,8 +115,14 @@ class Pulsar:
         """Wait until the broker passes its own health check; return the variables that a client finds it by."""
         assert self._server is not None
         self._servers.wait(self._server, self._is_healthy, what="Pulsar's health", timeout_s=READY_S_MAX)
-        variables = {"POLYREME_TOPICS_URL": f"pulsar://{self._host}:{self._ports[0]}"}
+        url = f"pulsar+ssl://{self._host}:{self._ports[3]}" if self._certificate else self.plain_url
+        variables = {"POLYREME_TOPICS_URL": url}
         return variables if self._key is None else {**variables, "POLYREME_TOPICS_TOKEN": _token(self._key)}
+
+    @property
+    def plain_url(self) -> str:
+        """Where it listens without TLS."""
+        return f"pulsar://{self._host}:{self._ports[0]}"
 
     def _is_healthy(self) -> bool:
         headers = {} if self._key is None else {"Authorization": f"Bearer {_token(self._key)}"}

@@ -1,14 +1,18 @@
 """What can be done with the services of a folder: up, down, status; PostgreSQL, Pulsar and S3 on this machine."""
 
 import contextlib
+import ipaddress
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from polyreme_system.files import read_json, write_json
 from tools.build_cache import say
+from tools.cluster.cluster import FOLDER as CLUSTER
+from tools.cluster.nodes.sandbox import Sandbox
 from tools.cluster.server_folder import ServerFolder
-from tools.cluster.servers import LOOPBACK, Servers
+from tools.cluster.servers import LOOPBACK, ServerError, Servers
 from tools.s3.server import ATTRIBUTES_NAME, Buckets, program
 from tools.services.guard import held
 from tools.services.postgresql import LINK_NAME, Postgresql
@@ -18,6 +22,8 @@ FOLDER = Path(".polyreme/services")
 """Folder of this checkout's services; git ignores it."""
 NAMES = ("pulsar", "s3", "postgresql")
 BUCKET = "polyreme"
+BRIDGE = "bridge"
+"""Stands for this machine's address as pods of ``make cluster-up`` with nodes see it."""
 VARIABLES_NAME = "variables.json"
 _DATA = ("buckets", ATTRIBUTES_NAME, "pulsar", LINK_NAME, VARIABLES_NAME)
 
@@ -32,6 +38,25 @@ def build(names: Collection[str] = NAMES) -> None:
         program(os.environ)
     if "pulsar" in names:
         jars_folder(os.environ)
+
+
+def listening_address(listen: str, *, cluster: Path = CLUSTER) -> str:
+    """Return the IPv4 address of ``bridge``, or the one that is given.
+
+    Raises:
+        ServerError: If no nodes are up, or it is no address that clients can call.
+    """
+    if listen == BRIDGE:
+        if not Sandbox.recorded(cluster):
+            raise ServerError(f"LISTEN={BRIDGE}: no nodes are up in {cluster}; run make cluster-up NODES=2 first")
+        return Sandbox(cluster).gateway
+    try:
+        address = ipaddress.IPv4Address(listen)
+    except ValueError as error:
+        raise ServerError(f"LISTEN={listen}: expected {BRIDGE}, or an IPv4 address of this machine") from error
+    if address.is_unspecified:
+        raise ServerError(f"LISTEN={listen}: clients are told this address; name one that they can call")
+    return str(address)
 
 
 def up(folder: Path, names: Collection[str] = NAMES, *, host: str | None = None) -> dict[str, str]:
@@ -52,6 +77,10 @@ def up(folder: Path, names: Collection[str] = NAMES, *, host: str | None = None)
     with place.locked():
         known = read_json(folder / VARIABLES_NAME)
         if Servers(folder).are_up and known:
+            if host and urlsplit(known["AWS_ENDPOINT_URL"]).hostname != host:
+                raise ServerError(
+                    f"the services in {folder} listen elsewhere than on {host}; run make services-down first"
+                )
             say(f"the services in {folder} are up")
             return known
         return place.start(lambda servers: _start(folder, servers, names, host))

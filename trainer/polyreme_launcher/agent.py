@@ -35,6 +35,7 @@ from polyreme_launcher.protocol.messages import Message
 from polyreme_launcher.rank_processes import ALLOCATOR, RankParent
 from polyreme_launcher.shared_copies import CopyFiles
 from polyreme_launcher.urls import checkpoint_folder
+from polyreme_system.addresses import is_loopback
 from polyreme_system.files import write_atomically
 
 TICK_S = 0.5
@@ -252,7 +253,7 @@ class Launcher:
         )
         own = {name: value for name, value in self._environment.items() if name not in _NOT_FOR_RANKS}
         variables = {**own, **described.render(), "OMP_NUM_THREADS": "1"}
-        if release.master_address.startswith("127."):
+        if is_loopback(release.master_address):
             variables["GLOO_SOCKET_IFNAME"] = "lo"
         with self._logs.open(directive.attempt, rank) as output:
             self._ranks.fork(

@@ -32,6 +32,7 @@ from polyreme_launcher.protocol import leader as machine
 from polyreme_launcher.protocol.follower import Tick
 from polyreme_launcher.protocol.messages import Message
 from polyreme_launcher.resume import fix_resume
+from polyreme_system.addresses import is_loopback, listen, split_address
 
 if TYPE_CHECKING:
     from polyreme_api.job import TrainingJobSpec
@@ -255,8 +256,8 @@ class LeaderAgent:
 
     def _listen(self) -> tuple[socket.socket, str]:
         """Open a listening socket that the other workers reach."""
-        host = self._pod.leader_address.rpartition(":")[0]
-        return socket.create_server((host if host.startswith("127.") else "", 0), backlog=BACKLOG), host
+        host, _ = split_address(self._pod.leader_address)
+        return listen(host if is_loopback(host) else "", 0, backlog=BACKLOG), host
 
     def _listen_for_ranks(self) -> tuple[str, int]:
         """Open the rendezvous' listening socket here, so that no other process can have its port."""
@@ -268,9 +269,9 @@ class LeaderAgent:
     def _listener(self) -> socket.socket:
         if self._inherited:
             return socket.socket(fileno=os.dup(int(self._inherited)))
-        host, _, port = self._pod.leader_address.rpartition(":")
+        host, port = split_address(self._pod.leader_address)
         try:
-            return socket.create_server((host if host.startswith("127.") else "", int(port)), backlog=BACKLOG)
+            return listen(host if is_loopback(host) else "", port, backlog=BACKLOG)
         except OSError as error:
             raise EnvironmentFailedError(
                 f"leader can't listen on port {port}: {error.strerror}", field=names.LEADER_ADDRESS

@@ -24,6 +24,7 @@ from polyreme_launcher.protocol.handshake import (
     leader_proof,
 )
 from polyreme_launcher.protocol.messages import LINE_BYTES_MAX, Message, decode, encode
+from polyreme_system.addresses import split_address
 
 GREETING_S = 5.0
 """Longest greeting; a peer that sends more is not a launcher of ours."""
@@ -182,8 +183,7 @@ class FollowerLink:
         silence_max_s: float = LEADER_SILENCE_MAX_S,
     ) -> None:
         self._silence_max_s = silence_max_s
-        self._host, _, port = address.rpartition(":")
-        self._port = int(port)
+        self._host, self._port = split_address(address)
         self._job_uid, self._index, self._replacement, self._secret = job_uid, index, replacement, secret
         self._clock = clock
         self._tries = 0

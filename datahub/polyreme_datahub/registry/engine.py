@@ -28,6 +28,7 @@ DRIVERS = frozenset({"sqlite", "sqlite+pysqlite", "postgresql", "postgresql+psyc
 REFUSED_STATES = frozenset({"28000", "28P01", "3D000", "42501"})
 """States of PostgreSQL: credentials, password, no such database, no permission."""
 _REFUSED = re.compile(r"authentication failed|does not exist|no pg_hba.conf entry|not permitted|permission denied")
+_HOST = re.compile(r"[\w.-]+(:\d{1,5})?", re.ASCII)
 ROWS_MAX = 500
 """Most values in one IN list."""
 
@@ -178,7 +179,16 @@ def _sqlite(url: URL) -> Engine:
 
 def _postgresql(url: URL) -> Engine:
     wait = {} if "connect_timeout" in url.query else {"connect_timeout": CONNECT_S_MAX}
-    return create_engine(url, pool_pre_ping=True, pool_size=4, connect_args=wait)
+    return create_engine(with_hosts_apart(url), pool_pre_ping=True, pool_size=4, connect_args=wait)
+
+
+def with_hosts_apart(url: URL) -> URL:
+    """Write ``host=a:5433,b`` as ``host=a:5433&host=b``: libpq takes no ports in a list of hosts."""
+    hosts = url.query.get("host")
+    listed = hosts.split(",") if isinstance(hosts, str) else []
+    if len(listed) < 2 or "port" in url.query or not all(_HOST.fullmatch(host) for host in listed):
+        return url
+    return url.update_query_dict({"host": listed}) if any(":" in host for host in listed) else url
 
 
 def _unknown(url: str) -> InvalidConfigError:

@@ -42,9 +42,11 @@ def open_topics(url: str, *, environment: Mapping[str, str] = os.environ) -> Top
     if "@" in parts.netloc:
         raise InvalidConfigError(f"the URL of the topics has credentials; remove them and set {TOKEN}", field=URL)
     namespace = parts.path.strip("/") or NAMESPACE
-    fits = re.fullmatch(r"(?:[\w.-]+|\[[0-9a-f:.]+\]):\d{1,5}", parts.netloc) and re.fullmatch(
-        r"[\w.=:-]+/[\w.=:-]+", namespace
-    )
+    if parts.netloc.startswith("["):
+        raise InvalidConfigError(
+            f"not topics: {masked(url)!r}: Pulsar's client takes no IPv6 address; name a host", field=URL
+        )
+    fits = re.fullmatch(r"[\w.-]+:\d{1,5}", parts.netloc) and re.fullmatch(r"[\w.=:-]+/[\w.=:-]+", namespace)
     if parts.scheme not in SCHEMES or not fits or parts.query or parts.fragment:
         raise InvalidConfigError(
             f"not topics: {masked(url)!r}, expected {MEMORY} or pulsar://host:port[/tenant/namespace] (or pulsar+ssl)",

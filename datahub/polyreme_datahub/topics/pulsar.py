@@ -49,7 +49,8 @@ _FULL = frozenset({"ProducerQueueIsFull", "ProducerBlockedQuotaExceededError", "
 _HINTS = {
     "AuthenticationError": "the broker refuses the token: set POLYREME_TOPICS_TOKEN or POLYREME_TOPICS_TOKEN_FILE",
     "AuthorizationError": "the token does not permit to send and receive in this namespace",
-    "ConnectError": "no broker there, or no host of that name",
+    "ConnectError": "no broker there, no host of that name, or a certificate of an authority that is not in "
+    "POLYREME_TOPICS_CA_FILE",
     "TimeOut": "no broker answered in time",
     "TopicNotFound": "no such namespace, or the broker makes no topics at their first use",
 }

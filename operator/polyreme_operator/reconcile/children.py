@@ -18,6 +18,11 @@ def missing(
     actions: list[Action] = []
     if "Service" not in skipped:
         actions.append(CreateChild(manifest=worker_pods.service(job)))
+    if defaults.ca_bundle is not None:
+        certificates = worker_pods.ca_secret(job, defaults.ca_bundle)
+        name = certificates["metadata"]["name"]
+        if name not in skipped:
+            actions.append(CreateChild(manifest=certificates, key=name))
     if not environment_runtime.is_used(spec):
         actions += _for_launchers(snapshot, spec, defaults, skipped)
     if snapshot.lease is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import dataclasses
 from typing import Any
@@ -11,8 +12,9 @@ from polyreme_api.job import TrainingJobSpec
 from polyreme_api.job.status import AttemptStatus
 from polyreme_api.ownership import job_object_metadata, owner_reference
 from polyreme_operator.port import Manifest
-from polyreme_operator.reconcile import binding, environment_runtime, pod_security
+from polyreme_operator.reconcile import binding, ca_bundle, environment_runtime, pod_security
 from polyreme_operator.reconcile.binding import BindingMode
+from polyreme_operator.reconcile.ca_bundle import CaBundle
 from polyreme_operator.types.views import JobView
 
 TOKEN_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/token"
@@ -38,6 +40,11 @@ class PodDefaults:
     """Further variables, such as the URL of the object store; every pod's spec shows them."""
     worker_secret: str | None = None
     """Secret in the job's namespace whose keys become variables of the worker's container."""
+    pull_secrets: tuple[str, ...] = ()
+    """Secrets in the job's namespace by which ``image`` is pulled; a template with an image or Secrets of its own needs
+    none of them."""
+    ca_bundle: CaBundle | None = None
+    """Authorities that workers trust."""
     binding: BindingMode = "NodeName"
     launcher_rbac: bool = False
     """Whether each job gets a ServiceAccount and a Role for its leader; the embedded cluster issues its own tokens and
@@ -97,6 +104,14 @@ def _named_account(spec: TrainingJobSpec) -> str:
 def account(job: JobView) -> Manifest:
     """ServiceAccount of the job's pods, so that a leader's token has the rights of its own job alone."""
     return _owned(job, "v1", "ServiceAccount")
+
+
+def ca_secret(job: JobView, bundle: CaBundle) -> Manifest:
+    """Secret with the certificates that the job's workers mount."""
+    manifest = {**_owned(job, "v1", "Secret"), "type": "Opaque", "immutable": True}
+    name = bundle.object_name(manifest["metadata"]["name"])
+    data = {ca_bundle.KEY: base64.b64encode(bundle.pem.encode()).decode()}
+    return {**manifest, "metadata": {**manifest["metadata"], "name": name}, "data": data}
 
 
 def role(job: JobView) -> Manifest:
@@ -232,6 +247,12 @@ class WorkerPods:
         name = labels.job_object_name(self._job.name, self._job.uid)
         own = [{"name": volume, "emptyDir": {}} for volume in _writable(containers[0])]
         own.append({"name": "polyreme", "secret": {"secretName": self._attempt.secret_name or name}})
+        volumes = [*(body.get("volumes") or []), *([] if self._own else own)]
+        if defaults.ca_bundle is not None:
+            containers[0] = ca_bundle.mounted(containers[0])
+            volumes.append(ca_bundle.volume(defaults.ca_bundle.object_name(name)))
+        if defaults.pull_secrets and containers[0].get("image") == defaults.image:
+            body.setdefault("imagePullSecrets", [{"name": secret} for secret in defaults.pull_secrets])
         has_own = defaults.launcher_rbac and has_own_account(self._job, spec)
         account = {"serviceAccountName": name} if has_own else {}
         return {
@@ -240,7 +261,7 @@ class WorkerPods:
             **pod_security.restricted({**body, "containers": containers}, annotations),
             "restartPolicy": "Never",
             "subdomain": name,
-            "volumes": [*(body.get("volumes") or []), *([] if self._own else own)],
+            "volumes": volumes,
         }
 
 

@@ -51,6 +51,8 @@ class CreateChild:
     manifest: Manifest
     then: CreateChild | None = None
     """An object that refers to the first, and can be created only after it."""
+    key: str = ""
+    """What it is known by among the job's objects; its kind, unless there are several of that."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

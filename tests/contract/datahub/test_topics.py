@@ -82,6 +82,11 @@ def test_a_url_of_no_bus_is_refused(url: str) -> None:
         open_topics(url, environment={})
 
 
+def test_an_ipv6_address_which_pulsars_client_does_not_take_is_refused_with_what_to_write() -> None:
+    with pytest.raises(InvalidConfigError, match=r"Pulsar's client takes no IPv6 address; name a host"):
+        open_topics("pulsar://[2001:db8::1]:6650/tenant/namespace")
+
+
 def test_credentials_in_a_url_are_refused_and_not_repeated() -> None:
     with pytest.raises(InvalidConfigError, match=r"set POLYREME_TOPICS_TOKEN") as raised:
         open_topics("pulsar://user:hidden@host:6650", environment={})

@@ -138,6 +138,7 @@ def test_the_defaults_of_a_queue_are_the_documented_ones() -> None:
             "withinQueue": "LowerPriority", "reclaim": "Any", "minRuntimeSeconds": 0, "maxPerJob": 3,
             "windowSeconds": 86_400, "cooldownSeconds": 60,
         },
+        "setAsideSeconds": 900,
         "backfill": {"mode": "Conservative"},
     }  # fmt: skip
     assert load_object(queue.to_object()) == queue

@@ -81,6 +81,10 @@ class Story:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
+    def change(self, settings: Settings) -> None:
+        """Give the next operator other settings."""
+        self._settings = settings
+
     def node(self, name: str = "n0", devices: int = 1) -> None:
         """Store a ready node."""
         ready = [{"type": "Ready", "status": "True"}]

@@ -10,9 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tools.build_cache import BuildError
 from tools.images import archive, load, pip_settings
+from tools.images.__main__ import main
 from tools.images.build import IMAGES, PYTHON_IMAGES, Wish, build
 from tools.images.engine import Build, full_name
 
@@ -28,6 +30,7 @@ class Recorder:
     def __init__(self) -> None:
         self.built: list[Build] = []
         self.seen: list[dict[str, str]] = []
+        self.missing: frozenset[str] = frozenset()
 
     def build(self, build: Build) -> None:
         self.built.append(build)
@@ -37,7 +40,10 @@ class Recorder:
         path.write_text(called)
 
     def has(self, name: str) -> bool:
-        return True
+        return name not in self.missing
+
+    def pull(self, name: str) -> None:
+        raise BuildError("recorder pull exited with 125; it said why above")
 
 
 def stages(text: str) -> dict[str, str]:
@@ -140,6 +146,30 @@ def test_an_archive_names_its_image_as_a_kubelet_looks_it_up(name: str, full: st
 )
 def test_an_archive_is_loaded_by_the_clusters_own_program(cluster: str, words: str) -> None:
     assert " ".join(load.command(cluster, Path("a.tar"))).endswith(words)
+
+
+@pytest.mark.parametrize(
+    ("images", "missing"),
+    [(("operator",), "python:3.11-slim-bookworm"), (("s3",), "golang:1.26-bookworm")],
+)
+def test_a_base_that_can_not_be_pulled_ends_with_the_option_that_needs_none(
+    images: tuple[str, ...], missing: str, tmp_path: Path
+) -> None:
+    engine = Recorder()
+    engine.missing = frozenset({missing})
+    with pytest.raises(BuildError, match=rf"{missing} can't be pulled \(.*\): say BASE=local, by which"):
+        build(Wish(images=images), engine, {}, folder=tmp_path)
+    assert engine.built == []
+
+
+def test_the_list_of_images_has_those_of_the_charts_annotation(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    chart = yaml.safe_load((ROOT / "charts/polyreme/Chart.yaml").read_text(encoding="utf-8"))
+    annotated = yaml.safe_load(chart["annotations"]["artifacthub.io/images"])
+    assert capsys.readouterr().out.split() == [entry["image"] for entry in annotated]
+    assert [entry["name"] for entry in annotated] == list(IMAGES)
+    assert main(["list", "--prefix", "registry.example/polyreme", "--tag", "x"]) == 0
+    assert "registry.example/polyreme/trainer:x\n" in capsys.readouterr().out
 
 
 def test_another_cluster_is_sent_to_a_registry() -> None:

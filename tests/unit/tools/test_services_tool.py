@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from polyreme_system.files import write_json
 from tools.build_cache import BuildError
-from tools.cluster.servers import Server, Servers
+from tools.cluster.nodes.sandbox import RECORD, Sandbox
+from tools.cluster.servers import Server, ServerError, Servers
 from tools.services.guard import ROOT, held
 from tools.services.pulsar import jars_folder
+from tools.services.services import listening_address
 
 HOLDER = """
 import sys, time
@@ -40,6 +43,26 @@ def test_a_fetch_that_failed_leaves_no_jars_and_says_why(tmp_path: Path) -> None
     for _ in range(2):
         with pytest.raises(BuildError, match=r"mvn exited with 1[\s\S]*no route to a mirror"):
             jars_folder(environment)
+
+
+@pytest.mark.parametrize(
+    ("listen", "said"),
+    [
+        ("bridge", "LISTEN=bridge: no nodes are up in .*; run make cluster-up NODES=2 first"),
+        ("0.0.0.0", "LISTEN=0.0.0.0: clients are told this address; name one that they can call"),
+        ("::1", "LISTEN=::1: expected bridge, or an IPv4 address of this machine"),
+        ("localhost", "LISTEN=localhost: expected bridge, or an IPv4 address of this machine"),
+    ],
+)
+def test_an_address_that_no_client_can_call_is_refused(listen: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ServerError, match=said):
+        listening_address(listen, cluster=tmp_path)
+
+
+def test_services_listen_where_pods_find_this_machine(tmp_path: Path) -> None:
+    write_json(tmp_path / RECORD, {"network": 7})
+    assert listening_address("bridge", cluster=tmp_path) == Sandbox(tmp_path).gateway == "198.18.7.1"
+    assert listening_address("192.0.2.1", cluster=tmp_path) == "192.0.2.1"
 
 
 def killed_holder(folder: Path) -> Server:

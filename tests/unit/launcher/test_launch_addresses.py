@@ -1,0 +1,97 @@
+"""A leader and its ranks' rendezvous are reached by IPv4 and by IPv6, as a headless Service resolves to either."""
+
+import asyncio
+import contextlib
+import secrets
+import socket
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from polyreme_api.environment import PodEnvironment
+from polyreme_launcher.leader_agent import LeaderAgent
+from polyreme_launcher.peers import FollowerLink
+from polyreme_planner.layout import Layout
+from polyreme_system.addresses import listen
+from polyreme_system.clock import SystemClock
+from polyreme_trainer.parallel.world import RankSettings, open_world
+from tools.cluster.servers import free_ports
+
+HOSTS = ["127.0.0.1", *(["[::1]"] if socket.has_dualstack_ipv6() else [])]
+"""A kernel without IPv6 has no other one."""
+CONNECTED_S_MAX = 20.0
+
+
+def pod(folder: Path, port: int) -> PodEnvironment:
+    """What a pod of a cluster tells its leader; the API server does not answer."""
+    (folder / "token").write_text("token")
+    return PodEnvironment(
+        pod="j-0-0",
+        job="j",
+        namespace="default",
+        job_uid="u",
+        index=0,
+        replacement=0,
+        replicas=2,
+        devices=1,
+        leader_address=f"j-00000.default.svc:{port}",
+        api_url="http://127.0.0.1:9",
+        token_file=str(folder / "token"),
+        secret_file="",
+        pod_directory=str(folder),
+        checkpoint_url=folder.as_uri(),
+    )
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_a_follower_reaches_the_leader_by_either_family(host: str, tmp_path: Path) -> None:
+    async def story() -> None:
+        (port,) = free_ports(1)
+        secret, clock, connected = secrets.token_bytes(32), SystemClock(), asyncio.Event()
+        leader = LeaderAgent(
+            pod=pod(tmp_path, port),
+            environment={},
+            launcher="j-0-0",
+            secret=secret,
+            clock=clock,
+            to_own_follower=lambda _: None,
+            on_fail=lambda error: pytest.fail(str(error)),
+            on_schedule=lambda _: None,
+            serve_checks=lambda *_: None,
+        )
+        link = FollowerLink(
+            address=f"{host}:{port}",
+            job_uid="u",
+            index=1,
+            replacement=0,
+            secret=secret,
+            clock=clock,
+            on_connected=connected.set,
+            on_lost=lambda: None,
+            on_message=lambda _: None,
+        )
+        await leader.start()
+        task = asyncio.create_task(link.run())
+        async with asyncio.timeout(CONNECTED_S_MAX):
+            await connected.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await leader.close()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_ranks_meet_by_either_family(host: str) -> None:
+    with contextlib.closing(listen("", 0, backlog=8)) as listener:
+        settings = RankSettings(
+            rank=0,
+            world=1,
+            attempt=1,
+            master_address=host.strip("[]"),
+            master_port=listener.getsockname()[1],
+            master_fd=listener.detach(),
+        )
+        with open_world(settings, Layout()) as world:
+            assert dist.get_world_size(world.checkpoint_group) == 1

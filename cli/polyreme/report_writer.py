@@ -32,8 +32,8 @@ def publish(
     except Exception as error:  # noqa: BLE001 (whatever it is, the run has ended as it has)
         _log.warning("report not written", exc_info=True)
         note(
-            f"polyreme: no report: {str(error) or type(error).__name__}; the run itself is not affected; the same command "
-            f"writes the report again, details are in {run.host_log}"
+            f"polyreme: no report: {str(error) or type(error).__name__}; the run itself is not affected; the same "
+            f"command writes the report again, details are in {run.host_log}"
         )
         return None
     _log.info("report written: %s", path)

@@ -56,6 +56,10 @@ class PackedBatch:
     """Tokens at the end of T that are of null packs: no expert takes them, and no statistics count them."""
 
 
+TEMPLATE_FILE = "polyreme-template.json"
+"""Beside a ``tokenizer.json``: the texts around turns and images."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerFile:
     """A tokenizer in the form that other programs read."""
@@ -64,6 +68,8 @@ class TokenizerFile:
     """``tokenizer.json``."""
     chat_template: str
     """Jinja, as transformers renders it, with one token for each image."""
+    template: bytes = b""
+    """``TEMPLATE_FILE``, with which the tokenizer can be that of another job; empty: none."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

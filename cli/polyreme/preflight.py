@@ -133,7 +133,9 @@ def is_writable(folder: Path) -> bool:
 
 
 def check_weights(job: TrainingJob) -> None:
-    """Refuse weights to start from that are missing, cut short or of another model, by their headers alone.
+    """Refuse weights to start from that are missing, cut short, of another model or of a tokenizer that is not used.
+
+    Only the headers of their files are read.
 
     Raises:
         NotFoundError: If the folder or a file of it does not exist.
@@ -144,13 +146,20 @@ def check_weights(job: TrainingJob) -> None:
         return
     from polyreme_trainer.weights.catalogue import read_catalogue
     from polyreme_trainer.weights.compatibility import check_fit
+    from polyreme_trainer.weights.token_texts import refuse_unused
 
     catalogue = read_catalogue(weights_place(weights.location))
     check_fit(catalogue, shape_at(shape_of(job.spec), curriculum_stages(job.spec), 1))
+    if job.spec.data.tokenizer.location is None:
+        refuse_unused(catalogue.folder)
 
 
-def check_tokenizer(job: TrainingJob) -> None:
-    """Refuse a released tokenizer that is missing, or does not fit its template or the model.
+def check_tokenizer(job: TrainingJob, *, with_weights: bool = True) -> None:
+    """Refuse a released tokenizer that is missing, or does not fit its template, the model or the weights' own.
+
+    Args:
+        job: The job.
+        with_weights: Whether the weights can be read.
 
     Raises:
         InvalidConfigError: Naming the first rule that is broken.
@@ -159,8 +168,14 @@ def check_tokenizer(job: TrainingJob) -> None:
     if job.spec.data.tokenizer.location is None:
         return
     from polyreme_datahub.released_tokenizer import read_released
+    from polyreme_datahub.tokenizer_file import tokenizer_json
 
-    read_released(job.spec.data.tokenizer.location, embedded=shape_of(job.spec).decoder.vocabulary)
+    stored = read_released(job.spec.data.tokenizer.location, embedded=shape_of(job.spec).decoder.vocabulary)
+    if with_weights and (weights := job.spec.model.weights) is not None:
+        from polyreme_trainer.weights.locations import folder_at
+        from polyreme_trainer.weights.token_texts import check_tokens
+
+        check_tokens(folder_at(weights_place(weights.location)), tokenizer_json(stored))
 
 
 def check_objects(home: Home) -> None:

@@ -67,7 +67,8 @@ def gather(
         job: The job with its newest status.
         records: What the ranks left.
         moments: What the serving process saw of the attempts.
-        picture: Returns the PNG of a held-out page by its digest.
+        picture: Returns the PNG of a held-out page by its digest, which is empty for a sample of text alone; nothing
+            where there is none.
         now: The present.
     """
     times = run_times(job, records, moments, now=now)

@@ -6,10 +6,12 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from polyreme.output import note
 from polyreme.paths import Home, RunDirectory
 from polyreme.records import RunRecords
 from polyreme.report_data import gather
 from polyreme.timeline import Moment
+from polyreme_api.errors import PolyremeError
 from polyreme_api.job import TrainingJob
 
 _log = logging.getLogger(__name__)
@@ -17,19 +19,35 @@ _log = logging.getLogger(__name__)
 
 def publish(
     home: Home, run: RunDirectory, job: TrainingJob, records: RunRecords, moments: Sequence[Moment], *, now: Moment
-) -> Path:
-    """Write the report of a run as it stands; return its path."""
-    from polyreme.report.write import write_report
-    from polyreme_datahub.hub import read_image
+) -> Path | None:
+    """Write the report of a run as it stands; return its path.
 
-    data = gather(
-        run,
-        job,
-        records,
-        moments,
-        picture=lambda digest: read_image(home.registry_url, home.objects_url, digest),
-        now=now,
-    )
-    path = write_report(run.report, data)
+    A report shows a run and decides nothing of it: where it can't be written, that is said, and None is returned.
+    """
+    from polyreme.report.write import write_report
+
+    try:
+        data = gather(run, job, records, moments, picture=lambda digest: _picture(home, digest), now=now)
+        path = write_report(run.report, data)
+    except Exception as error:  # noqa: BLE001 (whatever it is, the run has ended as it has)
+        _log.warning("report not written", exc_info=True)
+        note(
+            f"polyreme: no report: {str(error) or type(error).__name__}; the run itself is not affected; the same "
+            f"command writes the report again, details are in {run.host_log}"
+        )
+        return None
     _log.info("report written: %s", path)
     return path
+
+
+def _picture(home: Home, digest: str) -> bytes:
+    """Return the PNG of a held-out page; empty if the sample has no image, or its image can't be read any more."""
+    from polyreme_datahub.hub import read_image
+
+    if not digest:
+        return b""
+    try:
+        return read_image(home.registry_url, home.objects_url, digest)
+    except (PolyremeError, OSError) as error:
+        _log.warning("report without the picture of a held-out page: %s", error)
+        return b""

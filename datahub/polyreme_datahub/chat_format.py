@@ -10,10 +10,10 @@ from typing import Annotated
 
 from pydantic import Field
 
+from polyreme_api.batch import TEMPLATE_FILE
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.fields import Part
 
-TEMPLATE_FILE = "polyreme-template.json"
 FIELD = "spec.data.tokenizer.location"
 ROLES = ("system", "user", "assistant")
 _NAMED = re.compile(r"<[^<>\s]+>")

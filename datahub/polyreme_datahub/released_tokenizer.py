@@ -6,11 +6,12 @@ import json
 from typing import Any
 from urllib.parse import urlsplit
 
+from polyreme_api.batch import TEMPLATE_FILE
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.load import parse_object
 from polyreme_api.store import ObjectNotFoundError
-from polyreme_datahub.chat_format import FIELD, TEMPLATE_FILE, ChatTemplate
-from polyreme_datahub.loader.text import byte_characters
+from polyreme_datahub.chat_format import FIELD, ChatTemplate
+from polyreme_datahub.loader.text import TokenText, byte_characters
 from polyreme_datahub.locations import local_root, masked
 from polyreme_datahub.objects import open_store
 from polyreme_datahub.tokenizer_file import with_template
@@ -18,6 +19,17 @@ from polyreme_datahub.tokens import TextTokenizer
 
 FILE = "tokenizer.json"
 FILE_BYTES_MAX = 128 * 2**20
+PROBES = (
+    "Plain text, 1234 and 5.",
+    " leading, trailing and  inner   spaces ",
+    "lines\n\n\tindented\r\n",
+    "UPPER and lower",
+    "\u00e9 \u00fc \u00df \u0130",
+    "\ufb01 \u00b2 \uff21 \u00a0 \u00bd \u3000",
+    "\u4e2d\u6587 \u0e44\u0e17\u0e22 \u200b\u200d \U0001f600",
+    "\u201cquotes\u201d \u2014 \u2026 <tag>",
+)
+"""Texts that come back as they are from what changes none. All are in NFC."""
 
 
 def read_released(location: str, *, embedded: int) -> bytes:
@@ -34,6 +46,7 @@ def read_released(location: str, *, embedded: int) -> bytes:
     place = masked(location)
     data, template = _read(location, FILE), _parse_template(_read(location, TEMPLATE_FILE), place)
     _check_kind(data, place)
+    _check_normalizer(data, place)
     try:
         stored = with_template(data, template.model_dump(by_alias=True))
         opened = TextTokenizer(stored)
@@ -47,7 +60,32 @@ def read_released(location: str, *, embedded: int) -> bytes:
             f"{embedded} tokens",
             field=FIELD,
         )
+    _check_texts(opened, TokenText(data), place)
     return stored
+
+
+def _check_texts(opened: TextTokenizer, text: TokenText, place: str) -> None:
+    """Refuse a tokenizer whose tokens do not give back the text that they were made of."""
+    for probe in PROBES:
+        if (back := text.decode(opened.encode(probe))) != probe:
+            raise InvalidConfigError(
+                f"tokenizer changes text: {FILE} in {place} makes {back!r} of {probe!r}, expected the same text, so "
+                "that answers can be compared; normalizer and pre_tokenizer may not add, drop or replace characters",
+                field=FIELD,
+            )
+
+
+def _check_normalizer(data: bytes, place: str) -> None:
+    """Refuse what may change texts that are not among the probes; NFC only joins a letter with its accents."""
+    normalizer = json.loads(data).get("normalizer")
+    parts = normalizer.get("normalizers", [normalizer]) if isinstance(normalizer, dict) else []
+    kinds = [str(part.get("type")) if isinstance(part, dict) else repr(part) for part in parts]
+    if changing := [kind for kind in kinds if kind != "NFC"]:
+        raise InvalidConfigError(
+            f"tokenizer changes text: normalizer of {FILE} in {place} is {changing[0]}, expected none or NFC, so that "
+            "answers come back as they are written",
+            field=FIELD,
+        )
 
 
 def _read(location: str, name: str) -> bytes:

@@ -107,7 +107,12 @@ def test_bad_records_are_dead_letters_and_training_goes_on(messy: dict[str, Any]
 
 def test_the_good_records_alone_give_the_same_losses(messy: dict[str, Any], own: Path, home: PolyremeHome) -> None:
     assert own.is_dir()
-    alone = run(home, "good-alone", small("good"))
+    # A held-out sample of text alone is answered and reported like any other.
+    question = write_jsonl(own / "question.jsonl", [record("said", [], "red")])
+    assert home.call("data", "register", "question", str(question)).code == 0
+    held_out = {"sets": [{"name": "asked", "dataset": "question"}]}
+    alone = run(home, "good-alone", small("good", evaluation=held_out))
+    assert "The picture is filled with red" in Path(alone["report"]).read_text()
     assert tokenizer(home, "good-alone") == tokenizer(home, "messy-first")
     assert home.losses("good-alone") == home.losses("messy-first")
     assert alone["loss"] == messy["loss"]

@@ -96,6 +96,19 @@ def test_an_exported_checkpoint_is_the_runs_own_export_and_loads(
     assert "folder is not empty and not an earlier export" in refused.said
 
 
+def test_a_run_continues_from_an_export_with_its_tokenizer(finished: dict[str, Any], home: PolyremeHome) -> None:
+    """Other data, whose own words would be other tokens; the same weights say the same of the same text."""
+    export = f"file://{finished['export']}"
+    data = {"sources": [{"name": "own", "dataset": "sample/digits-2"}], "tokenizer": {"location": export}}
+    model = {"preset": "kimi-vl-nano", "weights": {"location": export}}
+    spec = small("sample/digits-2", steps=1, data=data, model=model, export={"format": "HuggingFace"})
+    ended = home.start(home.write_job("continued", **spec)).end()
+    assert ended.code == 0, ended.said
+    files = ("tokenizer.json", "polyreme-template.json", "text/tokenizer.json", "text/polyreme-template.json")
+    both = [[(Path(item["export"]) / name).read_bytes() for name in files] for item in (finished, ended.item)]
+    assert both[0] == both[1]
+
+
 @pytest.mark.usefixtures("finished")
 def test_a_run_is_listed_shown_and_its_logs_are_printed(home: PolyremeHome) -> None:
     rows = {row["name"]: row for row in home.call("runs", "ls", "-o", "json").item}

@@ -18,6 +18,7 @@ from polyreme_trainer.model.initialise import build_model
 pytestmark = [pytest.mark.parallel, pytest.mark.slow]
 
 TOKENIZER = '{"added_tokens": [{"id": 0, "content": "pad"}, {"id": 1, "content": "end"}]}'
+MORE_TOKENS = TOKENIZER.replace("]", ', {"id": 2, "content": "more"}]')
 FIRST_OF_THE_SECOND_RANK = "language_model.model.layers.2.mlp.experts.4.down_proj.weight"
 
 
@@ -57,15 +58,28 @@ def test_what_ranks_begin_with_is_what_the_files_hold(
         weights=str(weights),
         export=str(own),
         pipeline=pipeline,
-        tokenizer=TOKENIZER.replace("end", "stop"),
+        tokenizer=MORE_TOKENS,
     )
     assert gang.wait() == [0] * 4, gang.logs()
     files = {str(path.relative_to(weights)) for path in weights.rglob("*") if path.is_file()}
     assert len(files) > 5
     assert files == {str(path.relative_to(own)) for path in own.rglob("*") if path.is_file()}
     differ = {file for file in files if (own / file).read_bytes() != (weights / file).read_bytes()}
-    assert differ == {f"{part}{name}" for part in ("", "text/") for name in ("tokenizer.json", "tokenizer_config.json")}
-    assert gang.logs().count("were trained with another tokenizer") == 1, "the first rank says it"
+    assert differ == {"tokenizer.json", "text/tokenizer.json"}
+
+
+def test_weights_of_another_tokenizer_end_all_ranks(start: Any, weights: Path, tmp_path: Path) -> None:
+    gang = start(
+        "start from",
+        layout={"dp": 2},
+        root=tmp_path,
+        weights=str(weights),
+        export=str(tmp_path / "own"),
+        tokenizer=TOKENIZER.replace("end", "stop"),
+    )
+    assert gang.wait() == [2, 2], gang.logs()
+    said = "1 of its 2 tokens mean other text in the job's, the first is 1, 'end' in tokenizer.json"
+    assert gang.logs().count(said) == 2
 
 
 def test_a_decoder_alone_begins_with_the_text_part_and_trains_where_all_is_shared(

@@ -22,7 +22,8 @@ from polyreme_system.files import read_json
 app = typer.Typer(help="Checkpoints of runs, in a local folder or in a bucket.", no_args_is_help=True)
 
 EXPORTED = re.compile(
-    r"config\.json|model\.safetensors\.index\.json|model-\d+-of-\d+\.safetensors|tokenizer(_config)?\.json|text"
+    r"config\.json|model\.safetensors\.index\.json|model-\d+-of-\d+\.safetensors|tokenizer(_config)?\.json"
+    r"|polyreme-template\.json|text"
 )
 """Names in the folder of an export."""
 

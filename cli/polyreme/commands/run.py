@@ -188,10 +188,11 @@ def _check_here(home: Home, checked: TrainingJob) -> None:
 
     preflight.check_folders(home.run(checked.metadata.namespace, checked.metadata.name), checked)
     weights = checked.spec.model.weights
-    if weights is not None and not _in_bucket(weights.location):
+    readable = weights is not None and not _in_bucket(weights.location)
+    if readable:
         preflight.check_weights(checked)
     if not _in_bucket(checked.spec.data.tokenizer.location or ""):
-        preflight.check_tokenizer(checked)
+        preflight.check_tokenizer(checked, with_weights=readable)
     if home.has_data:
         preflight.check_data(home, checked)
     for words in preflight.warnings(checked):

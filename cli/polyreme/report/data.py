@@ -138,6 +138,7 @@ class AnsweredPage:
     """A held-out page with the model's answer."""
 
     png: bytes
+    """Empty for a sample of text alone, or where the picture is gone."""
     question: str
     expected: str
     answer: str

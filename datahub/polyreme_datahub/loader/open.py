@@ -19,6 +19,7 @@ from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.mixture import AppendedChange, MixtureRecord
 from polyreme_api.store import ObjectNotFoundError, ObjectStore
 from polyreme_datahub.chat_format import OWN_TEMPLATE, ChatTemplate, jinja_of
+from polyreme_datahub.digests import canonical_json
 from polyreme_datahub.errors import IndexDamagedError, SourceInvalidError
 from polyreme_datahub.index.blocks import BLOCKS, Journal, Opening, Sizes
 from polyreme_datahub.index.damage import note_damage
@@ -156,7 +157,11 @@ def open_tokenizer(objects_url: str, spec: TrainingJobSpec, *, job: str, gate: G
     plan = _plan(store, spec, job, wait_s=0.0, sleep=sleep_really)
     content, template = split_template(_tokenizer(store, blob_files(objects_url, gate=gate), plan["tokenizer"]))
     parsed = OWN_TEMPLATE if template is None else ChatTemplate.model_validate(template)
-    return TokenizerFile(content=content, chat_template=jinja_of(parsed))
+    return TokenizerFile(
+        content=content,
+        chat_template=jinja_of(parsed),
+        template=canonical_json(parsed.model_dump(mode="json", by_alias=True)),
+    )
 
 
 def open_token_ids(objects_url: str, spec: TrainingJobSpec, *, job: str) -> TokenIds:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,14 @@ from polyreme import preflight
 from polyreme.job_files import read_job
 from polyreme.main import invoke
 from polyreme.paths import Home
-from polyreme_api.batch import TokenIds
+from polyreme_api.batch import TokenIds, TokenizerFile
 from polyreme_api.checkpoint_inventory import survey
 from polyreme_api.commit_marker import CommitMarker, SavedFile, seal
 from polyreme_api.errors import InvalidConfigError, RefusedError
 from polyreme_api.exit_codes import ExitCode
 from polyreme_api.history import CHECKPOINT_FORMAT, COMMIT_MARKER
+from polyreme_datahub.chat_format import OWN_TEMPLATE
+from polyreme_datahub.tokens import train_tokenizer
 from polyreme_planner.plan import shape_digest, shape_of
 from polyreme_planner.shapes import model_shape, shape_content
 from polyreme_trainer.export.huggingface import export_model
@@ -213,6 +216,32 @@ def test_weights_to_start_from_that_do_not_fit_are_refused_by_their_headers(
     said = refused(home, path, capsys)
     assert "config.json says n_routed_experts is 8, expected 16" in said
     assert "change spec.model.overrides.decoder.experts" in said
+
+
+def test_weights_with_a_tokenizer_use_it_or_are_refused(
+    home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An export as a run leaves it; nothing is trained with tokens that mean other text."""
+    shape, content = model_shape("kimi-vl-nano"), train_tokenizer({"Which digits?": 9}, vocabulary=300)
+    state = {name: torch.zeros(tensor.shape) for name, tensor in outline(shape).items()}
+    template = OWN_TEMPLATE.model_dump_json(by_alias=True).encode()
+    file = TokenizerFile(content=content, chat_template="", template=template)
+    export_model(state, shape, tmp_path / "weights", tokens=TokenIds(media=2, end=1, pad=0), tokenizer=file)
+    job = manifest()
+    put("model.weights.location", (tmp_path / "weights").as_uri())(job)
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(job))
+    said = refused(home, path, capsys)
+    assert "weights come with a tokenizer that the job does not use: tokenizer.json in" in said
+    assert "set it to that folder; change spec.data.tokenizer.location" in said
+    put("data.tokenizer", {"location": (tmp_path / "weights").as_uri()})(job)
+    path.write_text(yaml.safe_dump(job))
+    assert invoke(["--home", str(home.path), "validate", str(path)]) == ExitCode.OK
+    other = shutil.copytree(tmp_path / "weights", tmp_path / "other")
+    (other / "tokenizer.json").write_bytes(train_tokenizer({"some other text": 9}, vocabulary=300))
+    put("data.tokenizer.location", other.as_uri())(job)
+    path.write_text(yaml.safe_dump(job))
+    assert "weights were trained with another tokenizer: " in refused(home, path, capsys)
 
 
 def test_weights_that_are_not_there_are_refused_unless_the_job_is_for_a_cluster(

@@ -12,7 +12,9 @@ import pytest
 from tokenizers import Regex, Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE, WordPiece
-from tokenizers.pre_tokenizers import ByteLevel, Split
+from tokenizers.normalizers import NFC, NFD, NFKC, Lowercase, Normalizer, Prepend, Replace, Strip, StripAccents
+from tokenizers.normalizers import Sequence as Normalizers
+from tokenizers.pre_tokenizers import ByteLevel, PreTokenizer, Split, WhitespaceSplit
 from tokenizers.pre_tokenizers import Sequence as PreTokenizers
 from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast
@@ -310,3 +312,53 @@ def test_a_file_that_does_not_fit_is_refused(released: Path, tmp_path: Path) -> 
         read_released(f"file://{tmp_path}/bare", embedded=500)
     with pytest.raises(InvalidConfigError, match="location is '/bare', expected file:///folder or s3://bucket/prefix"):
         read_released("/bare", embedded=500)
+
+
+@pytest.mark.parametrize(
+    "normalizer",
+    [
+        *(NFKC(), NFD(), Lowercase(), Strip(), StripAccents(), Prepend(" "), Replace("cat", "dog")),
+        Normalizers([NFC(), NFKC()]),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_a_tokenizer_that_changes_text_is_refused(released: Path, tmp_path: Path, normalizer: Normalizer) -> None:
+    tokenizer = Tokenizer.from_file(str(released / "tokenizer.json"))
+    tokenizer.normalizer = normalizer
+    (tmp_path / "tokenizer.json").write_text(tokenizer.to_str())
+    with pytest.raises(InvalidConfigError, match="changes text: normalizer of tokenizer"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [WhitespaceSplit(), Split(Regex(r"\s+"), "removed"), ByteLevel(add_prefix_space=True, use_regex=False)],
+    ids=["WhitespaceSplit", "Split", "ByteLevel"],
+)
+def test_a_tokenizer_that_drops_or_adds_characters_is_refused(
+    released: Path, tmp_path: Path, cut: PreTokenizer
+) -> None:
+    tokenizer = Tokenizer.from_file(str(released / "tokenizer.json"))
+    tokenizer.pre_tokenizer = PreTokenizers([cut, ByteLevel(add_prefix_space=False, use_regex=False)])
+    (tmp_path / "tokenizer.json").write_text(tokenizer.to_str())
+    with pytest.raises(InvalidConfigError, match=r"tokenizer changes text: tokenizer.json in file://.* makes ' ?"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("normalizer", [NFC(), Normalizers([])], ids=["Qwen", "DeepSeek-V3"])
+def test_a_tokenizer_that_only_joins_letters_with_their_accents_is_read(
+    released: Path, tmp_path: Path, normalizer: Normalizer
+) -> None:
+    tokenizer = Tokenizer.from_file(str(released / "tokenizer.json"))
+    tokenizer.normalizer = normalizer
+    (tmp_path / "tokenizer.json").write_text(tokenizer.to_str())
+    assert opened(tmp_path).size == tokenizer.get_vocab_size()
+
+
+def test_an_exported_tokenizer_is_one_to_continue_with(tmp_path: Path) -> None:
+    """The files of an export, which has the template of a tokenizer that a job trained."""
+    content = train_tokenizer({"What's in 1234 images?": 9, "Two cats, 37 dogs.": 5}, vocabulary=400)
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    trained, continued = TextTokenizer(content), opened(tmp_path, OWN_TEMPLATE.model_dump(by_alias=True))
+    assert encode_conversation(continued, TURNS, [3, 1]) == encode_conversation(trained, TURNS, [3, 1])
+    assert continued.format == trained.format

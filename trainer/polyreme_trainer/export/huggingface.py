@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyreme_api.batch import TokenIds, TokenizerFile
+from polyreme_api.batch import TEMPLATE_FILE, TokenIds, TokenizerFile
 from polyreme_planner.shapes import ModelShape
 from polyreme_trainer.export.config import model_config, text_config
 from polyreme_trainer.export.names import text_part, to_checkpoint
@@ -82,7 +82,7 @@ def export_tensors(
         shape: Sizes of the model.
         directory: Where the export shall be; its parent is created.
         tokens: Special tokens for the configuration.
-        tokenizer: To put beside the weights, for ``AutoTokenizer``.
+        tokenizer: To put beside the weights, for ``AutoTokenizer`` and for jobs that continue from them.
         shard_bytes_max: Largest weights file [bytes].
 
     Raises:
@@ -205,6 +205,9 @@ def _write_tokenizer(directory: pathlib.Path, tokenizer: TokenizerFile, tokens: 
     (directory / TOKENIZER_FILE).write_bytes(tokenizer.content)
     _sync(directory / TOKENIZER_FILE)
     _write_json(directory / TOKENIZER_CONFIG_FILE, config)
+    if tokenizer.template:
+        (directory / TEMPLATE_FILE).write_bytes(tokenizer.template + b"\n")
+        _sync(directory / TEMPLATE_FILE)
 
 
 def _write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:

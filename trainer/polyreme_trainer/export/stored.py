@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from polyreme_api.batch import TEMPLATE_FILE
 from polyreme_api.store import Data, ObjectStore
 from polyreme_trainer.export.huggingface import (
     CONFIG_FILE,
@@ -22,7 +23,8 @@ from polyreme_trainer.export.huggingface import (
 
 PART_BYTES = 8 << 20
 """Bytes of a file that are handed over at a time."""
-_NAMES = "|".join(re.escape(name) for name in (CONFIG_FILE, INDEX_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE))
+_FILES = (CONFIG_FILE, INDEX_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE, TEMPLATE_FILE)
+_NAMES = "|".join(re.escape(name) for name in _FILES)
 EXPORTED = re.compile(rf"({TEXT_DIRECTORY}/)?({_NAMES}|model-[0-9]{{5}}-of-[0-9]{{5}}\.safetensors)")
 """Keys that an export writes; others under the same root are never touched."""
 

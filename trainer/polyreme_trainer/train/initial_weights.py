@@ -6,9 +6,7 @@ import logging
 
 import torch.distributed as dist
 
-from polyreme_api.batch import TokenizerFile
 from polyreme_api.errors import PolyremeError
-from polyreme_trainer.export.huggingface import TOKENIZER_FILE
 from polyreme_trainer.parallel import collectives
 from polyreme_trainer.parallel.fsdp import rows_of
 from polyreme_trainer.parallel.mesh import Meshes, experts_of
@@ -19,6 +17,7 @@ from polyreme_trainer.weights.compatibility import check_fit
 from polyreme_trainer.weights.load import load_weights
 from polyreme_trainer.weights.locations import Folder, folder_at
 from polyreme_trainer.weights.slices import Place, Rows
+from polyreme_trainer.weights.token_texts import check_tokens
 
 _log = logging.getLogger(__name__)
 
@@ -28,7 +27,7 @@ def begin(state: TrainState, settings: TrainSettings, meshes: Meshes, *, group: 
 
     Raises:
         NotFoundError: If the folder or a file of it does not exist.
-        InvalidConfigError: If the weights are damaged, not finite, or of another model.
+        InvalidConfigError: If the weights are damaged, not finite, or of another model or tokenizer.
         OSError: If a disk refuses. An error of one rank is raised by all.
     """
     if settings.weights is None:
@@ -36,26 +35,14 @@ def begin(state: TrainState, settings: TrainSettings, meshes: Meshes, *, group: 
     folder = folder_at(settings.weights)
     met: PolyremeError | OSError | None = None
     try:
+        if settings.tokenizer is not None and meshes.rank == 0:
+            check_tokens(folder, settings.tokenizer.content)
         _fill(state, settings, meshes, folder)
     except (PolyremeError, OSError) as error:
         met = error
     errors = [error for error in collectives.gather_to_all(met, group) if error is not None]
     if errors:
         raise errors[0]
-    if meshes.rank == 0:
-        _compare_tokenizers(folder, settings.tokenizer)
-
-
-def _compare_tokenizers(folder: Folder, own: TokenizerFile | None) -> None:
-    """Report whether a token's number means another text to the weights: the shapes in the files do not show that."""
-    if own is None or folder.size_bytes(TOKENIZER_FILE) is None:
-        return
-    if folder.read(TOKENIZER_FILE) != own.content:
-        _log.warning(
-            "weights of %s were trained with another tokenizer: their %s differs from this job's, so token ids mean "
-            "other text; use the same datasets and data.tokenizer, or retrain the embeddings",
-            folder, TOKENIZER_FILE,
-        )  # fmt: skip
 
 
 def _fill(state: TrainState, settings: TrainSettings, meshes: Meshes, folder: Folder) -> None:

@@ -52,8 +52,9 @@ class PackedBatch:
     lost_images: Sequence[int] = ()
     """Images that the index has in these packs and that are not here, since their sample is damaged: their numbers,
     rising, among all that the index has."""
-    null_tokens: int = 0
-    """Tokens at the end of T that are of null packs: no expert takes them, and no statistics count them."""
+    padding_documents: Sequence[int] = ()
+    """Documents, by their number in ``document_offsets``, that are padding: what is left of a pack, null packs, and
+    placeholders of damaged samples. No expert takes their tokens, and no statistics count them."""
 
 
 TEMPLATE_FILE = "polyreme-template.json"

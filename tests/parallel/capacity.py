@@ -7,7 +7,7 @@ holds; nothing else is known here of how rows are placed, sent, or put back.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,8 +38,8 @@ def senders(layout: Layout, *, packs: int, pack_tokens: int, microbatches: int) 
 class Dropped:
     """Takes the weight of dropped rows away in a model that drops none, and counts them by layer and expert."""
 
-    def __init__(self, state: TrainState, of: Senders, factor: float) -> None:
-        self._of, self._factor = of, factor
+    def __init__(self, state: TrainState, of: Senders, factor: float, *, padding: Collection[int]) -> None:
+        self._of, self._factor, self._padding = of, factor, padding
         self.counts: dict[int, list[int]] = {}
         routers = [module for module in state.models[0].modules() if isinstance(module, Router)]
         for layer, router in enumerate(routers):
@@ -61,7 +61,7 @@ class Dropped:
         dropped = self.counts.setdefault(layer, [0] * experts)
         for tokens in self._of:
             room = [max(1, math.ceil(self._factor * len(tokens) * chosen / experts))] * experts
-            for token in tokens:
+            for token in (token for token in tokens if token not in self._padding):
                 for choice, expert in enumerate(experts_TK[token]):
                     if room[expert]:
                         room[expert] -= 1

@@ -64,6 +64,7 @@ class Pages:
         offsets, grids = [0], []
         images: list[Any] = []
         lost: list[int] = []
+        padding: list[int] = []
         for pack in range(first, first + count):
             begun = len(tokens)
             for number, document in enumerate(self._in_pack(step, pack)):
@@ -71,6 +72,7 @@ class Pages:
                 tokens += [PAD] * len(document[0]) if hole else document[0]
                 targets += [-100] * len(document[0]) if hole else document[1]
                 positions += range(len(document[0]))
+                padding += [len(offsets) - 1] * hole
                 offsets.append(len(tokens))
                 if document[3] is not None and hole:
                     lost.append(len(lost) + len(images))
@@ -79,6 +81,7 @@ class Pages:
                     grids.append(document[3])
             gap = begun + self.pack_tokens_in(step) - len(tokens)
             tokens, targets, positions = tokens + [PAD] * gap, targets + [-100] * gap, positions + list(range(gap))
+            padding.append(len(offsets) - 1)
             offsets.append(len(tokens))
         patches = np.concatenate([np.zeros((0, VALUES), np.float32), *images])
         if step == self._infinite_at and first == 0:
@@ -93,7 +96,7 @@ class Pages:
             sample_ids=[str(number) for number in range(len(grids))],
             unmasked_tokens=sum(target != -100 for target in targets),
             lost_images=lost,
-            null_tokens=min(count, max(0, first + count - self.packs_in(step))) * self.pack_tokens_in(step),
+            padding_documents=padding,
         )
 
     def grids(self, step: int, *, first: int, count: int) -> list[Any]:

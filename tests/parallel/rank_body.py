@@ -355,7 +355,10 @@ def _emulated(request: Mapping[str, Any], state: TrainState, source: Pages) -> D
         pack_tokens=source.pack_tokens,
         microbatches=other.get("microbatches", 1),
     )
-    return Dropped(state, of, other["capacity"])
+    batch = source.packs(1, first=0, count=source.packs_per_step)
+    offsets = np.asarray(batch.document_offsets)
+    padding = {token for at in batch.padding_documents for token in range(offsets[at], offsets[at + 1])}
+    return Dropped(state, of, other["capacity"], padding=padding)
 
 
 def digests(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> int:

@@ -36,6 +36,8 @@ class Document:
     """Images that the index has and that are not here."""
     notes: tuple[ImageNote, ...] = ()
     """One of each image, for people."""
+    placeholder: bool = False
+    """Whether it is padding in the place of a damaged sample."""
 
     @property
     def size_bytes(self) -> int:
@@ -89,7 +91,7 @@ def assemble(
     total = len(packs) * pack_tokens
     tokens_T = np.full(total, pad, dtype=np.int64)
     targets_T = np.full(total, IGNORED_TARGET, dtype=np.int64)
-    offsets = [0]
+    offsets, padding = [0], []
     real = len(packs) - null
     for number, documents in enumerate(packs[:real]):
         at = number * pack_tokens
@@ -97,13 +99,17 @@ def assemble(
             stop = at + document.tokens_T.size
             tokens_T[at:stop] = document.tokens_T
             targets_T[at:stop] = document.targets_T
+            padding += [len(offsets) - 1] * document.placeholder
             offsets.append(stop)
             at = stop
         if at < (number + 1) * pack_tokens:
+            padding.append(len(offsets) - 1)
             offsets.append((number + 1) * pack_tokens)
     for number in range(real, len(packs)):
         begin, end = number * pack_tokens, (number + 1) * pack_tokens
-        offsets += [*range(begin + NULL_DOCUMENT_TOKENS, end, NULL_DOCUMENT_TOKENS), end]
+        cuts = [*range(begin + NULL_DOCUMENT_TOKENS, end, NULL_DOCUMENT_TOKENS), end]
+        padding += range(len(offsets) - 1, len(offsets) - 1 + len(cuts))
+        offsets += cuts
     bounds = np.array(offsets, dtype=np.int32)
     laid = [document for documents in packs for document in documents]
     none_PC = np.zeros((0, values), np.uint8)
@@ -117,7 +123,7 @@ def assemble(
         sample_ids=[document.sample_id for document in laid],
         unmasked_tokens=sum(document.unmasked for document in laid),
         lost_images=_lost(laid),
-        null_tokens=null * pack_tokens,
+        padding_documents=tuple(padding),
     )
     return LaidPacks(batch, [none_PC, *(document.patches_PC for document in laid)])
 

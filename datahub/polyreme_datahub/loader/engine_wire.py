@@ -105,7 +105,7 @@ def share_packs(laid: LaidPacks) -> SharedArrays:
         {
             "unmasked": int(batch.unmasked_tokens),
             "lost": [int(at) for at in batch.lost_images],
-            "null": int(batch.null_tokens),
+            "padding": [int(at) for at in batch.padding_documents],
         },
     )
 
@@ -123,7 +123,7 @@ def batch_of(message: Mapping[str, Any], descriptor: int, *, pixels: bool) -> Pa
         sample_ids=json.loads(names.tobytes()),
         unmasked_tokens=message["unmasked"],
         lost_images=message["lost"],
-        null_tokens=message["null"],
+        padding_documents=tuple(message["padding"]),
     )
 
 

@@ -466,6 +466,7 @@ class PackedSource:
             f"hole:{index.sample_id(sample)}",
             0,
             lost_images=len(index.grids(sample)),
+            placeholder=True,
         )
 
     def _report(self, index: MappedIndex, sample: int, error: SampleDamagedError) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -36,12 +37,17 @@ def test_null_packs_fill_the_places_that_a_step_has_no_packs_for(home: Home, spl
     found = []
     for rank in range(3):
         mine = source.packs(2, first=2 * rank, count=2)
-        real = 2 * tokens - mine.null_tokens
+        bounds = np.asarray(mine.document_offsets)
+        padding = {int(bounds[at]): int(bounds[at + 1]) for at in mine.padding_documents}
+        real = sum(tokens for pack in range(2) if pack * tokens not in padding)
         grids = source.grids(2, first=2 * rank, count=2)
         assert sum(map(len, grids)) == sum(map(len, grids[: real // tokens])) == len(np.asarray(mine.grids_I2))
         assert (np.asarray(mine.targets_T)[real:] == IGNORED_TARGET).all()
-        bounds = np.asarray(mine.document_offsets)
         assert real in bounds
+        assert [at for at in bounds[:-1] if at >= real] == [at for at in padding if at >= real]
+        assert (
+            sum(stop - at for at, stop in padding.items()) == (np.asarray(mine.tokens_T) == source.token_ids.pad).sum()
+        )
         assert np.diff(bounds[bounds >= real]).max(initial=0) <= 128
         found += list(mine.sample_ids)
     assert sorted(found) == sorted(itertools.chain(*alone))
@@ -49,12 +55,15 @@ def test_null_packs_fill_the_places_that_a_step_has_no_packs_for(home: Home, spl
         source.packs(2, first=8, count=1)
 
 
-def test_an_empty_pack_is_no_null_pack_and_ends_no_batch() -> None:
-    """A window may run short of samples; what its empty packs route counts, as with any number of ranks."""
+def test_all_that_is_no_sample_is_padding() -> None:
+    """What is left of a pack, a pack that a window had no samples for, a null pack, a damaged sample's placeholder."""
     document = Document(
         np.array([7, 8]), np.array([8, -100]), np.zeros((0, 588), np.uint8), np.zeros((0, 2), np.int32), "one", 1
     )
-    batch = assemble([[], [document], [], []], pack_tokens=200, pad=0, values=588, null=1).joined()
-    assert np.asarray(batch.tokens_T)[200:202].tolist() == [7, 8]
-    assert batch.null_tokens == 200
-    assert np.asarray(batch.document_offsets).tolist() == [0, 200, 202, 400, 600, 728, 800]
+    gone = dataclasses.replace(document, sample_id="hole:two", placeholder=True)
+    batch = assemble([[], [document, gone, document], [], []], pack_tokens=200, pad=0, values=588, null=1).joined()
+    assert np.asarray(batch.tokens_T)[200:206].tolist() == [7, 8] * 3
+    assert np.asarray(batch.document_offsets).tolist() == [0, 200, 202, 204, 206, 400, 600, 728, 800]
+    assert list(batch.padding_documents) == [0, 2, 4, 5, 6, 7]
+    full = assemble([[document] * 2], pack_tokens=4, pad=0, values=588).joined()
+    assert list(full.padding_documents) == []

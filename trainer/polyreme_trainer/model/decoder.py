@@ -65,14 +65,14 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(shape.width, shape.norm_eps)
 
     def forward(
-        self, x_SD: Tensor, turn_TF: Tensor, attend: Attend, null_rows: int = 0
+        self, x_SD: Tensor, turn_TF: Tensor, attend: Attend, real_N: Tensor | None = None
     ) -> tuple[Tensor, Routed | None]:
         """Return the stream after this layer, and its routing if it has experts."""
         x_SD = x_SD + self.self_attn(recomputable(self.input_layernorm, x_SD), turn_TF, attend)
         normed_SD = recomputable(self.post_attention_layernorm, x_SD)
         if isinstance(self.mlp, FeedForward):
             return x_SD + self.mlp(normed_SD), None
-        out_SD, routed = self.mlp(normed_SD, null_rows)
+        out_SD, routed = self.mlp(normed_SD, real_N)
         return x_SD + out_SD, routed
 
 
@@ -124,19 +124,19 @@ class Decoder(nn.Module):
         held_T = (own_T >= 0) & (own_T < words)
         return self.ranks.scatter(self.embed_tokens(own_T.clamp(0, words - 1)) * held_T.unsqueeze(1))
 
-    def forward(self, x_SD: Tensor, positions_T: Tensor, attend: LayerAttend, null_rows: int = 0) -> Decoded:
+    def forward(self, x_SD: Tensor, positions_T: Tensor, attend: LayerAttend, real_N: Tensor | None = None) -> Decoded:
         """Run the section's layers.
 
         Args:
             x_SD: Embedded tokens, image features in place; or the output of the stage before.
             positions_T: Position of each token within its document, int64.
             attend: Attention of each layer.
-            null_rows: The last of this rank's rows, which are of null packs.
+            real_N: Which of this rank's rows are not padding; None: all.
         """
         turn_TF = decoder_turns(positions_T, self.shape, theta=self.rope_theta)
         routings: list[Routed] = []
         for index, layer in self.layers.items():
-            x_SD, routed = run_layer(self.recompute, layer, x_SD, turn_TF, attend(int(index)), null_rows)
+            x_SD, routed = run_layer(self.recompute, layer, x_SD, turn_TF, attend(int(index)), real_N)
             if routed is not None:
                 routings.append(routed)
         return Decoded(

@@ -9,13 +9,14 @@ beyond the capacity is dropped: its expert adds nothing to the token, whose othe
 that lost all of its rows has its residual and the shared experts. Which rows are dropped depends on the tokens of one
 rank alone, in one microbatch; so the number of ranks that share a step, and of microbatches, changes what is learned.
 
-The last tokens may be of null packs, which fill the places of ranks that a step has no packs for (ADR 39). They are all
-alike, so they would all go to the same experts: no expert takes them, and no count has them.
+Some tokens are padding: what is left of a pack, or of null packs, which fill the places of ranks that a step has no
+packs for (ADRs 39, 56). They are all alike, so they would all go to the same experts, and the bias that balances the
+load would follow them: no expert takes them, and no count has them.
 
 Legend: T tokens, D model width, F expert width, E experts of the model, L experts of this rank, K experts a token, R =
-T * K routed rows of this rank in the order of their tokens, N those of them that are not of null tokens, B places of
-rows that are sent, in the order of their expert (as many as N where none is dropped), S rows that arrived for the
-experts of this rank.
+T * K routed rows of this rank in the order of their tokens, N tokens that are not padding, M = N * K
+rows of these, B places of rows that are sent, in the order of their expert (as many as M where none is dropped), S rows
+that arrived for the experts of this rank.
 """
 
 from __future__ import annotations
@@ -209,22 +210,18 @@ class MixtureOfExperts(nn.Module):
         self.experts = Experts(shape, len(held))
         self.shared_experts = FeedForward(shape.width, shape.shared_experts * shape.expert_ffn_width, ranks)
 
-    def forward(self, x_TD: Tensor, null_rows: int = 0) -> tuple[Tensor, Routed]:
+    def forward(self, x_TD: Tensor, real_N: Tensor | None = None) -> tuple[Tensor, Routed]:
         """Add the shared and the weighted routed experts.
 
         Args:
             x_TD: Normalised hidden states.
-            null_rows: The last of them, which are of null packs.
+            real_N: Which of them are not padding; None: all.
         """
         weights_TK, experts_TK, scores_TE = self.gate(x_TD)
-        real = x_TD.shape[0] - null_rows
-        load_E = _load(experts_TK[:real], scores_TE.shape[1])
+        rows = Rows(experts_TK, real_N)
+        load_E = _load(rows.experts_M, scores_TE.shape[1])
         most = self._capacity(experts_TK, load_E)
-        sent = (
-            _in_order(experts_TK, load_E, null_rows)
-            if most is None
-            else _within_capacity(experts_TK, load_E, null_rows, most)
-        )
+        sent = _in_order(rows, load_E) if most is None else _within_capacity(rows, load_E, most)
         came = self.dispatcher.dispatch(spread(x_TD, sent, experts_TK.shape[1]), sent.counts_E, each=sent.each)
         answered_SD = self.experts(came.rows_SD, came.counts_L)
         answered_RD = collect(self.dispatcher.combine(answered_SD, came.state), sent)
@@ -232,7 +229,7 @@ class MixtureOfExperts(nn.Module):
         routed = Routed(
             load_E=load_E,
             dropped_E=torch.zeros_like(load_E) if most is None else (load_E - most).clamp_(min=0),
-            entropy=_entropy(scores_TE[:real]),
+            entropy=_entropy(scores_TE if real_N is None else scores_TE.index_select(0, real_N)),
         )
         return routed_TD.to(x_TD.dtype) + self.shared_experts(x_TD), routed
 
@@ -264,47 +261,75 @@ class Places:
     """Place of each row; B of one that is not sent."""
     counts_E: Tensor
     """Places of each expert."""
-    holes: bool
-    """Whether places may be empty, or rows not sent; known without asking the device."""
+    empty: bool
+    """Whether places may be empty; known without asking the device."""
+    unsent: bool
+    """Whether there may be rows that are not sent."""
     each: int | None = None
     """Places of every expert, if all have as many."""
 
 
-def _load(experts_TK: Tensor, experts: int) -> Tensor:
+class Rows:
+    """Routed rows of the tokens that are not padding, in the order of their tokens."""
+
+    def __init__(self, experts_TK: Tensor, real_N: Tensor | None) -> None:
+        self.count = experts_TK.numel()
+        """Rows of all tokens."""
+        self.are_all = real_N is None
+        self.experts_M = experts_TK.flatten() if real_N is None else experts_TK.index_select(0, real_N).flatten()
+        self._real_N, self._chosen = real_N, experts_TK.shape[1]
+
+    def among_all(self, row_B: Tensor, *, empty: bool = False) -> Tensor:
+        """Return numbers of these rows as they are among the rows of all tokens; M, an empty place, becomes R."""
+        if self._real_N is None:
+            return row_B
+        choices_K = torch.arange(self._chosen, device=row_B.device)
+        row_M = (self._real_N.unsqueeze(1) * self._chosen + choices_K).flatten()
+        return (F.pad(row_M, (0, 1), value=self.count) if empty else row_M).index_select(0, row_B)
+
+    def spread(self, place_M: Tensor, *, unsent: int) -> Tensor:
+        """Return the place of each row of all tokens; rows of padding have that of what is not sent."""
+        if self._real_N is None:
+            return place_M
+        place_TK = place_M.new_full((self.count // self._chosen, self._chosen), unsent)
+        return place_TK.index_copy_(0, self._real_N, place_M.unflatten(0, (-1, self._chosen))).flatten()
+
+
+def _load(expert_M: Tensor, experts: int) -> Tensor:
     """Count the rows of each expert; bincount would make the host wait for an accelerator."""
-    expert_R = experts_TK.flatten()
-    return expert_R.new_zeros(experts).scatter_add_(0, expert_R, torch.ones_like(expert_R))
+    return expert_M.new_zeros(experts).scatter_add_(0, expert_M, torch.ones_like(expert_M))
 
 
-def _in_order(experts_TK: Tensor, load_E: Tensor, null_rows: int) -> Places:
-    """Send all rows but those of null tokens; those of one expert in the order of their tokens."""
-    order_B = _sent(experts_TK, null_rows).argsort(stable=True)
-    place_B = torch.empty_like(order_B).scatter_(0, order_B, torch.arange(order_B.shape[0], device=order_B.device))
-    place_R = _with_null(place_B, experts_TK, null_rows, place=order_B.shape[0])
-    return Places(order_B=order_B, place_R=place_R, counts_E=load_E, holes=null_rows > 0)
+def _in_order(rows: Rows, load_E: Tensor) -> Places:
+    """Send all rows but those of padding; those of one expert in the order of their tokens."""
+    order_B = rows.experts_M.argsort(stable=True)
+    place_M = torch.empty_like(order_B).scatter_(0, order_B, torch.arange(order_B.shape[0], device=order_B.device))
+    return Places(
+        order_B=rows.among_all(order_B),
+        place_R=rows.spread(place_M, unsent=order_B.shape[0]),
+        counts_E=load_E,
+        empty=False,
+        unsent=not rows.are_all,
+    )
 
 
-def _within_capacity(experts_TK: Tensor, load_E: Tensor, null_rows: int, most: int) -> Places:
+def _within_capacity(rows: Rows, load_E: Tensor, most: int) -> Places:
     """Send the first ``most`` rows of each expert, in the order of their tokens."""
-    sorted_N, order_N = _sent(experts_TK, null_rows).sort(stable=True)
-    places = most * load_E.shape[0]
-    behind_N = torch.arange(sorted_N.shape[0], device=order_N.device) - (load_E.cumsum(0) - load_E)[sorted_N]
-    place_of_sorted_N = torch.where(behind_N < most, sorted_N * most + behind_N, places)
+    sorted_M, order_M = rows.experts_M.sort(stable=True)
+    places, count = most * load_E.shape[0], order_M.shape[0]
+    behind_M = torch.arange(count, device=order_M.device) - (load_E.cumsum(0) - load_E)[sorted_M]
+    place_of_sorted_M = torch.where(behind_M < most, sorted_M * most + behind_M, places)
     # One more place takes what is dropped, and is cut off.
-    order_B = order_N.new_full((places + 1,), experts_TK.numel()).scatter_(0, place_of_sorted_N, order_N)[:places]
-    place_N = torch.empty_like(order_N).scatter_(0, order_N, place_of_sorted_N)
-    place_R = _with_null(place_N, experts_TK, null_rows, place=places)
-    return Places(order_B=order_B, place_R=place_R, counts_E=torch.full_like(load_E, most), holes=True, each=most)
-
-
-def _sent(experts_TK: Tensor, null_rows: int) -> Tensor:
-    """Return the expert of each row that is not of a null token: N rows."""
-    return experts_TK[: experts_TK.shape[0] - null_rows].flatten()
-
-
-def _with_null(place_N: Tensor, experts_TK: Tensor, null_rows: int, *, place: int) -> Tensor:
-    """Add the places of the rows of null tokens, which are not sent."""
-    return F.pad(place_N, (0, null_rows * experts_TK.shape[1]), value=place) if null_rows else place_N
+    order_B = order_M.new_full((places + 1,), count).scatter_(0, place_of_sorted_M, order_M)[:places]
+    place_M = torch.empty_like(order_M).scatter_(0, order_M, place_of_sorted_M)
+    return Places(
+        order_B=rows.among_all(order_B, empty=True),
+        place_R=rows.spread(place_M, unsent=places),
+        counts_E=torch.full_like(load_E, most),
+        empty=True,
+        unsent=True,
+        each=most,
+    )
 
 
 def _entropy(scores_TE: Tensor) -> Tensor:
@@ -342,19 +367,27 @@ def _pick(rows_XD: Tensor, index: Tensor, *, holes: bool) -> Tensor:
     return rows_XD.index_select(0, index)
 
 
+def _returned(rows_BD: Tensor, order_B: Tensor, place_R: Tensor, *, empty: bool, unsent: bool) -> Tensor:
+    """Put what lies at the places back to its rows; rows that were not sent are zero."""
+    if unsent and not empty:
+        # Each place has a row, so what came needs no copy with a row of zeros after it.
+        return rows_BD.new_zeros(place_R.shape[0], rows_BD.shape[1]).index_copy_(0, order_B, rows_BD)
+    return _pick(rows_BD, place_R, holes=unsent)
+
+
 class _Spread(torch.autograd.Function):
     """``rows_BD[i] = x_TD[order_B[i] // K]``; its gradient sums over K in a fixed order, without atomics."""
 
     @staticmethod
     def forward(ctx: Any, x_TD: Tensor, sent: Places, chosen: int) -> Tensor:
-        ctx.save_for_backward(sent.place_R)
-        ctx.holes, ctx.chosen = sent.holes, chosen
-        return _pick(x_TD, sent.order_B // chosen, holes=ctx.holes)
+        ctx.save_for_backward(sent.order_B, sent.place_R)
+        ctx.empty, ctx.unsent, ctx.chosen = sent.empty, sent.unsent, chosen
+        return _pick(x_TD, sent.order_B // chosen, holes=ctx.empty)
 
     @staticmethod
     def backward(ctx: Any, grad_BD: Tensor) -> tuple[Tensor, None, None]:
-        (place_R,) = ctx.saved_tensors
-        rows_RD = _pick(grad_BD, place_R, holes=ctx.holes)
+        order_B, place_R = ctx.saved_tensors
+        rows_RD = _returned(grad_BD, order_B, place_R, empty=ctx.empty, unsent=ctx.unsent)
         return rows_RD.unflatten(0, (rows_RD.shape[0] // ctx.chosen, ctx.chosen)).sum(1), None, None
 
 
@@ -364,10 +397,10 @@ class _Collect(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows_BD: Tensor, sent: Places) -> Tensor:
         ctx.save_for_backward(sent.order_B)
-        ctx.holes = sent.holes
-        return _pick(rows_BD, sent.place_R, holes=ctx.holes)
+        ctx.empty = sent.empty
+        return _returned(rows_BD, sent.order_B, sent.place_R, empty=sent.empty, unsent=sent.unsent)
 
     @staticmethod
     def backward(ctx: Any, grad_RD: Tensor) -> tuple[Tensor, None]:
         (order_B,) = ctx.saved_tensors
-        return _pick(grad_RD, order_B, holes=ctx.holes), None
+        return _pick(grad_RD, order_B, holes=ctx.empty), None

@@ -1,6 +1,7 @@
 """A section of the model as a pipeline runs it: a stream of hidden states in, one out; the last one returns its loss.
 
-Legend: T tokens of a microbatch, S rows that a rank holds between layers, D decoder width, P patches, C values of a
+Legend: T tokens of a microbatch, S rows that a rank holds between layers, N those of them that
+are not padding, D decoder width, P patches, C values of a
 patch.
 """
 
@@ -40,7 +41,7 @@ class Microbatch(Protocol):
     @property
     def deliver(self) -> Callable[[Tensor], Tensor] | None: ...  # noqa: D102
     @property
-    def null_rows(self) -> int: ...  # noqa: D102
+    def real_N(self) -> Tensor | None: ...  # noqa: D102
 
 
 def decode(model: KimiVL, stream_SD: Tensor | None, microbatch: Microbatch) -> Decoded:
@@ -54,7 +55,7 @@ def decode(model: KimiVL, stream_SD: Tensor | None, microbatch: Microbatch) -> D
         stream_SD=stream_SD,
         attend=microbatch.attend,
         deliver=microbatch.deliver,
-        null_rows=microbatch.null_rows,
+        real_N=microbatch.real_N,
     )
     return decoded
 

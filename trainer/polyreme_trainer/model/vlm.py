@@ -98,7 +98,7 @@ class KimiVL(nn.Module):
         stream_SD: Tensor | None = None,
         attend: Attend | None = None,
         deliver: Callable[[Tensor], Tensor] | None = None,
-        null_rows: int = 0,
+        real_N: Tensor | None = None,
     ) -> Decoded:
         """Run packed documents through the section.
 
@@ -112,7 +112,7 @@ class KimiVL(nn.Module):
             stream_SD: Output of the section before; patches and grids are then not used.
             attend: Attention to a stream of which these tokens are a part.
             deliver: Turns features of the images given into those of the media tokens held, if these differ.
-            null_rows: The last rows that this rank holds between layers, which are of null packs.
+            real_N: Which of the rows that this rank holds between layers are not padding; None: all.
 
         Raises:
             InvalidConfigError: If offsets, grids or media tokens do not fit.
@@ -120,10 +120,10 @@ class KimiVL(nn.Module):
         if stream_SD is None:
             stream_SD = self.begin(tokens_T, patches_PC, grids, deliver)
         if attend is not None:
-            return self.decode(stream_SD, positions_T, lambda _: attend, null_rows)
+            return self.decode(stream_SD, positions_T, lambda _: attend, real_N)
         lengths = document_lengths(document_offsets, tokens_T.shape[0])
         documents = segments(lengths, causal=True, device=stream_SD.device, dtype=stream_SD.dtype)
-        return self.decode(stream_SD, positions_T, lambda _: documents.attend, null_rows)
+        return self.decode(stream_SD, positions_T, lambda _: documents.attend, real_N)
 
     def begin(
         self,
@@ -174,9 +174,11 @@ class KimiVL(nn.Module):
             )
         return embedded_SD.index_copy(0, places_M, features_MD.to(embedded_SD.dtype))
 
-    def decode(self, embedded_SD: Tensor, positions_T: Tensor, attend: LayerAttend, null_rows: int = 0) -> Decoded:
+    def decode(
+        self, embedded_SD: Tensor, positions_T: Tensor, attend: LayerAttend, real_N: Tensor | None = None
+    ) -> Decoded:
         """Run the section's layers on embedded tokens, with the caller's attention."""
-        decoded: Decoded = self.language_model.model(embedded_SD, positions_T, attend, null_rows)
+        decoded: Decoded = self.language_model.model(embedded_SD, positions_T, attend, real_N)
         return decoded
 
     def logits(self, hidden_TD: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import torch
 
 from polyreme_api.errors import InvalidConfigError
 from polyreme_planner.hardware import GIB, PROCESSOR, hardware_named
+from polyreme_trainer.parallel.causes import causes
 
 _CPU_IS_FULL = "can't allocate memory"
 """Text of an out-of-memory error of torch's CPU allocator, which has no type of its own."""
@@ -41,7 +42,8 @@ def take_device(hardware: str, *, local_rank: int) -> str:
 
 def full_memory(error: BaseException) -> str | None:
     """Return the allocator's message if an error means that a device's or the host's memory is full, else None."""
-    told = " ".join(str(error).split())
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or _CPU_IS_FULL in told:
-        return told.partition(" If reserved but unallocated")[0] or type(error).__name__
+    for each in causes(error):
+        told = " ".join(str(each).split())
+        if isinstance(each, (torch.OutOfMemoryError, MemoryError)) or _CPU_IS_FULL in told:
+            return told.partition(" If reserved but unallocated")[0] or type(each).__name__
     return None

@@ -29,11 +29,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from polyreme_api.errors import InvalidConfigError, PolyremeError
+from polyreme_api.errors import InvalidConfigError
 from polyreme_planner.schedules import Schedule, chunks_of, ranks_of_stages
 from polyreme_planner.shapes import ModelShape
 from polyreme_trainer.model.section import Section, sections, whole
 from polyreme_trainer.model.stage import Microbatch, Stage
+from polyreme_trainer.parallel.causes import unwrapped
 from polyreme_trainer.parallel.mesh import Meshes
 
 
@@ -166,10 +167,9 @@ class Scheduled:
                 return_outputs=False,
             )
         except RuntimeError as error:
-            # torch wraps what a forward raises; a wrong input must be reported as a wrong input.
-            if isinstance(error.__cause__, PolyremeError):
-                raise error.__cause__ from error
-            raise
+            # torch wraps what a stage raises; a wrong input must be reported as a wrong input, a lost peer as such.
+            cause = unwrapped(error)
+            raise cause from cause.__cause__
         return torch.stack([loss.detach() for loss in losses]).sum() if losses else torch.zeros((), device=self._device)
 
     def _size(self, microbatches: Sequence[Microbatch]) -> tuple[int, int]:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from polyreme_api.errors import EnvironmentFailedError
 from polyreme_planner.layout import Layout
+from polyreme_trainer.parallel.causes import causes
 from polyreme_trainer.parallel.mesh import Meshes, open_meshes
 
 _BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
@@ -81,9 +82,9 @@ def open_world(settings: RankSettings, layout: Layout) -> Iterator[World]:
         timeout = datetime.timedelta(seconds=CHECKPOINT_TIMEOUT_S)
         yield World(meshes=meshes, checkpoint_group=dist.new_group(backend="gloo", timeout=timeout))
     except RuntimeError as error:
-        if not exchange_failed(error):
+        if (failed := _exchange_error(error)) is None:
             raise
-        said = str(error).partition("\n")[0]
+        said = str(failed).partition("\n")[0]
         raise EnvironmentFailedError(
             f"communication with other ranks failed: rank {settings.rank} of {settings.world} lost a peer; see the "
             f"peer's log: {said}"
@@ -98,7 +99,11 @@ def exchange_failed(error: RuntimeError) -> bool:
     NCCL reports it as ``DistBackendError`` if this thread waits. Otherwise NCCL's watchdog aborts the process
     (SIGABRT), which ends it by a signal and never with code 1.
     """
-    return isinstance(error, dist.DistError) or _GLOO in str(error)
+    return _exchange_error(error) is not None
+
+
+def _exchange_error(error: BaseException) -> BaseException | None:
+    return next((each for each in causes(error) if isinstance(each, dist.DistError) or _GLOO in str(each)), None)
 
 
 def _open_store(settings: RankSettings) -> dist.TCPStore:

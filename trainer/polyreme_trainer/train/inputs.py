@@ -1,7 +1,7 @@
 """A batch on the device of the model: all of it, or one rank's part if several ranks share its stream.
 
 Legend: T tokens of a rank's context part, P patches that it encodes, C values of a patch, I images, A tokens of the
-whole stream, M media tokens.
+whole stream, M media tokens, S rows that a rank holds between layers, N those of them that are not padding.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Inputs:
     """Attention of T tokens to the whole stream; None if T is the whole stream."""
     deliver: Deliver | None = None
     """Sends features to the ranks of their tokens; None if they are here."""
-    null_rows: int = 0
-    """The last rows that this rank holds between layers, which are of null packs."""
+    real_N: Tensor | None = None
+    """Which of the rows that this rank holds between layers are not padding, rising; None: all."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +126,7 @@ def to_inputs(
             grids=images.grids,
             unmasked=batch.unmasked_tokens,
             deliver=images.deliver,
-            null_rows=batch.null_tokens,
+            real_N=_real(batch, np.arange(tokens_A.shape[0]), device),
         )
     place_T = sharing.context.cut(tokens_A.shape[0]).tokens_of(sharing.context.place)
     place_S = np.split(place_T, sharing.tp)[sharing.rank % sharing.tp]
@@ -142,9 +142,19 @@ def to_inputs(
         unmasked=int((targets_T != IGNORED_TARGET).sum()),
         attend=sharing.context.attend(offsets, device=device, dtype=sharing.dtype),
         deliver=images.deliver,
-        # Null tokens are the stream's last ones, and so the last ones of any rank that holds some.
-        null_rows=int((place_S >= tokens_A.shape[0] - batch.null_tokens).sum()),
+        real_N=_real(batch, place_S, device),
     )
+
+
+def _real(batch: PackedBatch, place_S: Places, device: torch.device | str) -> Tensor | None:
+    """Return which rows of a rank are not padding; their count is known to the host, so no rank waits for it."""
+    if not batch.padding_documents:
+        return None
+    offsets = np.asarray(batch.document_offsets)
+    real_A = np.ones(np.asarray(batch.tokens_T).shape[0], dtype=bool)
+    for document in batch.padding_documents:
+        real_A[offsets[document] : offsets[document + 1]] = False
+    return _tensor(np.flatnonzero(real_A[place_S]), device)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -165,6 +166,30 @@ def test_an_expert_takes_the_first_rows_up_to_its_capacity_and_the_others_add_no
     ]
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("factor", [None, 0.5])
+@pytest.mark.parametrize("padding", [[0], [12], [3, 4, 9, 10, 11, 12], range(13)], ids=str)
+def test_padding_takes_no_expert_and_no_count_has_it(padding: Sequence[int], factor: float | None) -> None:
+    """Tokens, gradients and drops are those of a layer that never saw the padding, wherever in the stream it lies."""
+    real = [token for token in range(13) if token not in padding]
+    layer = whole_layer(options=ComputeOptions(capacity_factor=factor))
+    of_real = None if factor is None else factor * 13 / max(1, len(real))
+    alone = whole_layer(options=ComputeOptions(capacity_factor=of_real))
+    x_TD = torch.randn(13, SHAPE.width, generator=torch.Generator().manual_seed(5), requires_grad=True)
+    ours, routed = layer(x_TD, torch.tensor(real, dtype=torch.int64))
+    theirs, expected = alone(x_TD[real])
+    torch.testing.assert_close(ours[real], theirs, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(ours[list(padding)], layer.shared_experts(x_TD[list(padding)]), rtol=1e-5, atol=1e-5)
+    assert routed.load_E.tolist() == expected.load_E.tolist()
+    assert routed.dropped_E.tolist() == expected.dropped_E.tolist()
+    torch.testing.assert_close(routed.entropy, expected.entropy)
+    gradients = [
+        torch.autograd.grad(out.square().sum(), [x_TD, *of.parameters()], allow_unused=True, materialize_grads=True)
+        for out, of in ((ours[real], layer), (theirs, alone))
+    ]
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
 def test_no_row_is_dropped_while_questions_are_answered() -> None:

@@ -309,6 +309,7 @@ async def open_cluster(
         )
         settings = Settings(
             data_gate=data_gate,
+            pod_runs=lambda uid: any(kubelet.runs(uid) for kubelet in kubelets),
             defaults=PodDefaults(
                 api_url=url,
                 checkpoint_root=home.checkpoint_root.as_uri(),

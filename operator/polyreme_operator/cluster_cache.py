@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import logging
 from collections import ChainMap, defaultdict
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 
 from polyreme_api import labels
@@ -216,7 +217,9 @@ class ClusterCache:
         """Return a job by UID."""
         return self.jobs.views.get(uid)
 
-    def snapshot(self, uid: str, *, now_s: float, lease_read: bool = False) -> JobSnapshot | None:
+    def snapshot(
+        self, uid: str, *, now_s: float, lease_read: bool = False, runs: Callable[[str], bool] = lambda _: False
+    ) -> JobSnapshot | None:
         """Return the snapshot from which one job is reconciled; None for a job that does not exist."""
         job = self.job(uid)
         if job is None:
@@ -234,6 +237,7 @@ class ClusterCache:
             children_until_s=until_s if until_s is not None and until_s > now_s else None,
             refusals=self.refusals.of(job),
             lease_read=lease_read,
+            leaders_running=frozenset(pod.uid for pod in pods.values() if pod.index == 0 and runs(pod.uid)),
             start_limit_s=0.0 if job.spec is None else self._tree.set_aside_s(job.spec.queue_name),
         )
 

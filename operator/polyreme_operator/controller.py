@@ -377,7 +377,7 @@ class _Controller:
 
     def _decide(self, uid: str, *, lease_read: bool) -> Decision:
         now_s = self._clock.now_s()
-        snapshot = self._cache.snapshot(uid, lease_read=lease_read, now_s=now_s)
+        snapshot = self._cache.snapshot(uid, lease_read=lease_read, now_s=now_s, runs=self._settings.pod_runs)
         if snapshot is None:
             return Decision()
         self._marks.look(snapshot)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 from polyreme_operator.reconcile.worker_pods import PodDefaults
 from polyreme_operator.scheduler import Limits
@@ -18,6 +19,8 @@ class Settings:
     data_gate: bool = False
     """Whether a job is admitted only when a datahub controller has reported its data as ready. Without such a
     controller, no job that trains on data would start."""
+    pod_runs: Callable[[str], bool] = lambda _: False
+    """Tells of a pod's UID whether its process is known to run; False where that can't be seen from here."""
     node_health: bool = False
     """Whether NodeFaultPolicies are watched and carried out."""
     repairs: bool = False

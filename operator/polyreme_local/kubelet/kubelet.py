@@ -155,6 +155,10 @@ class ProcessKubelet:
                 return process.pid
         return None
 
+    def runs(self, uid: str) -> bool:
+        """Tell whether a pod's process lives and is not stopped."""
+        return uid in self._processes and self._processes[uid].runs
+
     def kill(self) -> None:
         """End every pod's process at once; its ranks die with it."""
         for process in self._processes.values():

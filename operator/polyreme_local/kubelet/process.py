@@ -24,6 +24,8 @@ SWEEPS_MAX = 20
 LAST_WORDS_BYTES = 4096
 RECORD_FILE = "process.json"
 LOG_FILE = "pod.log"
+STANDING = frozenset("TtZXx")
+"""States of a process that does nothing more, or nothing for now (proc(5))."""
 END_WAIT_MS = 5_000
 """How long a killed leftover may take to end."""
 
@@ -40,6 +42,11 @@ class PodProcess:
     def pid(self) -> int:
         """Pid, and name of the process group."""
         return self._process.pid
+
+    @property
+    def runs(self) -> bool:
+        """Whether it lives and is not stopped."""
+        return not self._ended.done() and runs(self.pid)
 
     async def wait(self) -> int:
         """Wait for its end; return the exit code, negative for a signal."""
@@ -196,6 +203,15 @@ def started_ticks(pid: int) -> int | None:
         return None
     # The name in parentheses may hold anything; fields are counted behind it (proc(5): the start time is the 22nd).
     return int(text.rpartition(")")[2].split()[19])
+
+
+def runs(pid: int) -> bool:
+    """Tell whether a process lives and is not stopped; how often it has a turn does not matter."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] not in STANDING
 
 
 def write_durably(path: Path, data: bytes, *, mode: int = 0o600) -> None:

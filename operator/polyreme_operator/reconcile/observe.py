@@ -39,6 +39,8 @@ UNSCHEDULABLE_S = 10.0
 """How long a pod may stay unschedulable before it is placed on another node."""
 REFUSED_S = 3.0
 """How long a pod may be refused before its gang gives up its nodes: quota usage lags behind deleted pods."""
+RUNNING_SILENCES = 10
+"""Heartbeat timeouts that a leader may be silent whose process is seen to run: on a busy machine it has no turn."""
 SLOW_START_S = 60.0
 """How long pods may take to start before the status says which has not."""
 KEY_LOST = "the installation has another key than when the pods were made, so what they report can't be verified"
@@ -377,7 +379,9 @@ def _silence(
 ) -> Failure | None:
     started_s = began_s(snapshot.job, attempt)
     heard_s = _heard_s(snapshot, attempt, started_s)
-    timeout_s = spec.health.heartbeat_timeout_seconds
+    leader = current_pods(snapshot).get(0)
+    runs = leader is not None and leader.uid in snapshot.leaders_running
+    timeout_s = spec.health.heartbeat_timeout_seconds * (RUNNING_SILENCES if runs else 1)
     if heard_s is not None and now_s - heard_s >= timeout_s:
         return Failure(
             cause=Cause.LEADER_SILENT,

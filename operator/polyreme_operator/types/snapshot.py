@@ -79,3 +79,5 @@ class JobSnapshot:
     """What the API server refuses to create, each kind once."""
     lease_read: bool = False
     """Whether the Lease was read after everything else in this snapshot; watches of two kinds are not ordered."""
+    leaders_running: frozenset[str] = frozenset()
+    """UIDs of leaders' pods whose process was seen to run, as the operator can on one machine; else unknown."""

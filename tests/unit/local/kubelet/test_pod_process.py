@@ -23,6 +23,7 @@ from polyreme_local.kubelet.process import (
     TOKEN_VARIABLE,
     end_leftovers,
     has_run,
+    runs,
     start_process,
 )
 from polyreme_operator.port import Manifest
@@ -47,6 +48,21 @@ def variables(manifest: Manifest, **secrets: dict[str, bytes]) -> dict[str, str]
         api_url="http://127.0.0.1:8",
         secrets=secrets,
     )
+
+
+def test_a_process_runs_until_it_is_stopped_or_has_ended() -> None:
+    with subprocess.Popen(["sleep", "60"]) as child:
+        assert runs(child.pid)
+        os.kill(child.pid, signal.SIGSTOP)
+        assert os.waitid(os.P_PID, child.pid, os.WSTOPPED) is not None
+        assert not runs(child.pid)
+        os.kill(child.pid, signal.SIGCONT)
+        assert os.waitid(os.P_PID, child.pid, os.WCONTINUED) is not None
+        assert runs(child.pid)
+        child.kill()
+        assert os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT) is not None
+        assert not runs(child.pid), "a zombie"
+    assert not runs(child.pid)
 
 
 def test_fields_that_a_process_cannot_honour_are_named() -> None:

@@ -15,9 +15,12 @@ from polyreme_api.fields import (
     StatusPart,
     Time,
 )
+from polyreme_api.label_selector import LabelSelector
 from polyreme_api.metadata import ClusterMeta, Object
 
 QUOTAS_MAX = 32
+PRIORITY_LIMIT = 2_000_000_000
+"""Largest priority that a PriorityClass may have; those of the system are."""
 HEAD_MAX = 100
 """Waiting jobs whose place the status tells; the command line works out the rest."""
 
@@ -98,6 +101,14 @@ class TrainingQueueSpec(Part):
     and is tried again later without preempting other jobs. The least of the queue and its parents applies."""
     backfill: Backfill = Field(default_factory=Backfill)
     """Who may pass the first job that waits."""
+    namespace_selector: LabelSelector | None = None
+    """Labels of the namespaces whose jobs the queue accepts; none, or one without requirements: all namespaces. A job
+    must be accepted by the queue and all of its parents."""
+    priority_max: Annotated[int, Field(ge=-PRIORITY_LIMIT, le=PRIORITY_LIMIT)] | None = None
+    """Largest priority of jobs that the queue accepts; none: any. The least of the queue and its parents applies."""
+    unnamed_resources: Literal["Allow", "Refuse"] = "Allow"
+    """Whether jobs may request resources that neither the queue nor any parent names: without limit, or not at all.
+    ``Refuse`` of the queue or of a parent applies."""
 
     @model_validator(mode="after")
     def _quotas_fit(self) -> "TrainingQueueSpec":
@@ -162,6 +173,8 @@ class TrainingQueueStatus(StatusPart):
     """Jobs that hold devices."""
     reserving: Annotated[int, Field(ge=0)] = 0
     """Jobs for which other jobs are being preempted."""
+    refused: Annotated[int, Field(ge=0)] = 0
+    """Jobs that the queue does not accept."""
     usage: Annotated[list[ResourceUsage], Field(max_length=QUOTAS_MAX)] = Field(default_factory=list)
     """What is held now, by resource."""
     decayed: Annotated[list[DecayedUsage], Field(max_length=QUOTAS_MAX)] = Field(default_factory=list)

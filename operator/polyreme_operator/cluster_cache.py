@@ -16,6 +16,7 @@ from collections.abc import Set as AbstractSet
 
 from polyreme_api import labels
 from polyreme_operator.cache.absent_nodes import AbsentNodes
+from polyreme_operator.cache.access import AccessIndex
 from polyreme_operator.cache.admission import AdmissionIndex
 from polyreme_operator.cache.children import ChildIndex
 from polyreme_operator.cache.health import HealthIndex
@@ -35,6 +36,7 @@ from polyreme_operator.publishing.queue_status import queue_statuses, topology_s
 from polyreme_operator.queueing.tree import QueueTree
 from polyreme_operator.reconcile.quarantine import fault_message
 from polyreme_operator.scheduler import Batch, ClusterSnapshot
+from polyreme_operator.settings import Settings
 from polyreme_operator.types.actions import WriteQueueStatus
 from polyreme_operator.types.changes import Changes, Unreadable
 from polyreme_operator.types.intents import Intents, assume_all
@@ -67,9 +69,8 @@ _log = logging.getLogger(__name__)
 class ClusterCache:
     """Views by object, with the indices that decisions need."""
 
-    def __init__(self, *, keys: JobKeys | None = None, data_gate: bool = False, node_health: bool = False) -> None:
-        self._keys, self._data_gate = keys or JobKeys(), data_gate
-        self._node_health = node_health
+    def __init__(self, settings: Settings | None = None, *, keys: JobKeys | None = None) -> None:
+        self._keys, self._settings = keys or JobKeys(), settings or Settings()
         self.health = HealthIndex()
         self.fences_held = False
         """Whether no node counts as lost, since too many are not ready at once."""
@@ -88,7 +89,8 @@ class ClusterCache:
         self._absent_nodes = AbsentNodes(lambda node: bool(self.ledger.jobs_on(node)))
         self._priorities = PriorityIndex(self.jobs)
         self._admission = AdmissionIndex(self.jobs)
-        self._tree = QueueTree.of(())
+        self._tree = QueueTree.of((), default_unlimited=self._settings.default_unlimited)
+        self._access = AccessIndex(self.jobs, self._tree)
         self._intents = Intents(known=False)
         self._settled: set[str] = set()
         """Jobs of the intents whose admission needs no cancellation any more."""
@@ -320,7 +322,8 @@ class ClusterCache:
             case "TrainingJob":
                 known = self._job_at(ref)
                 additions = functools.partial(self._admission.of, ref.namespace)
-                parse = functools.partial(parse_job_view, seen_s=now_s, data_gate=self._data_gate, additions=additions)
+                gated = self._settings.data_gate
+                parse = functools.partial(parse_job_view, seen_s=now_s, data_gate=gated, additions=additions)
                 view = parse(manifest, known, priorities=self._priorities.values, key_ids=self._keys.ids)
                 return self._put_job(ref, view)
             case "Pod":
@@ -330,7 +333,7 @@ class ClusterCache:
                 return changes | self._admission.learn(job, () if pod is None else (pod,))
             case "Node":
                 changes = self._put_node(self._absent_nodes.seen(parse_node(manifest), now_s))
-                if self._node_health:
+                if self._settings.node_health:
                     changes.health = self.health.put_node(parse_health_node(manifest), now_s)
                 return changes
             case "Lease":
@@ -380,6 +383,8 @@ class ClusterCache:
                 return self._priorities.put(ref.name, parse_priority_class(manifest))
             case "LimitRange" | "RuntimeClass":
                 return self._admission.put(ref, manifest)
+            case "Namespace":
+                return self._access.put_namespace(ref.name, manifest)
             case labels.KIND_FAULT_POLICY:
                 return Changes(health=self.health.put_policy(parse_fault_policy(manifest)))
             case _:
@@ -423,8 +428,9 @@ class ClusterCache:
     def _queues_changed(self, before: QueueView | None, after: QueueView | None) -> Changes:
         if before is not None and after is not None and settled(before) == settled(after):
             return Changes()
-        self._tree = QueueTree.of(sorted(self.queues.values(), key=lambda queue: queue.name))
-        return Changes(capacity=True)
+        in_order = sorted(self.queues.values(), key=lambda queue: queue.name)
+        self._tree = QueueTree.of(in_order, default_unlimited=self._settings.default_unlimited)
+        return self._access.use(self._tree) | Changes(capacity=True)
 
     def _put_topology(self, topology: TopologyView | None) -> Changes:
         before, self.topology = self.topology, topology
@@ -467,6 +473,8 @@ class ClusterCache:
                 return self._priorities.put(ref.name, None)
             case "LimitRange" | "RuntimeClass":
                 return self._admission.remove(ref)
+            case "Namespace":
+                return self._access.remove_namespace(ref.name)
             case labels.KIND_FAULT_POLICY:
                 return Changes(health=self.health.remove_policy(ref.name))
             case _:

@@ -118,7 +118,7 @@ class _Controller:
     ) -> None:
         self._clock, self._settings, self._rng = clock, settings, rng
         self._observer = observer
-        self._cache = ClusterCache(keys=keys, data_gate=settings.data_gate, node_health=settings.node_health)
+        self._cache = ClusterCache(settings, keys=keys)
         self._events = EventRecorder(
             port,
             clock,

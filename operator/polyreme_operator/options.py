@@ -62,6 +62,7 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Options:
             namespace=given.namespace,
             defaults=defaults,
             limits=Limits(grow_cooldown_s=given.grow_cooldown_seconds),
+            default_unlimited=given.missing_default_queue == "Unlimited",
             data_gate=given.data_gate,
             node_health=given.node_health,
             repairs=given.repairs,
@@ -90,6 +91,13 @@ def _arguments(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         type=_seconds,
         default=given("GROW_COOLDOWN_SECONDS", f"{Limits().grow_cooldown_s:g}"),
         help="shortest time that an elastic job runs before it is stopped to continue with more workers",
+    )
+    parser.add_argument(
+        "--missing-default-queue",
+        choices=["Unlimited", "Refuse"],
+        default=given("MISSING_DEFAULT_QUEUE", "Unlimited"),
+        help="what jobs find that name no queue while there is no TrainingQueue default: no limit, or a queue that is "
+        "missing, in which they wait",
     )
     parser.add_argument(
         "--data-gate",

@@ -40,9 +40,19 @@ KINDS = (
     "PriorityClass",
     "LimitRange",
     "RuntimeClass",
+    "Namespace",
 )
 CLUSTER_SCOPED = frozenset(
-    {"Node", "TrainingQueue", "ClusterTopology", "NodeFaultPolicy", "NodeIncident", "PriorityClass", "RuntimeClass"}
+    {
+        "Node",
+        "TrainingQueue",
+        "ClusterTopology",
+        "NodeFaultPolicy",
+        "NodeIncident",
+        "PriorityClass",
+        "RuntimeClass",
+        "Namespace",
+    }
 )
 STATUS_SUBRESOURCE = "status"
 PAGE_OBJECTS = 500

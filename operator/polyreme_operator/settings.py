@@ -16,6 +16,8 @@ class Settings:
     namespace: str = "polyreme-system"
     """Namespace of the intents' ConfigMap."""
     defaults: PodDefaults = dataclasses.field(default_factory=PodDefaults)
+    default_unlimited: bool = True
+    """Whether the queue ``default`` admits jobs without limit while it does not exist."""
     data_gate: bool = False
     """Whether a job is admitted only when a datahub controller has reported its data as ready. Without such a
     controller, no job that trains on data would start."""

@@ -42,7 +42,8 @@ NEVER = (
     ("create", "clusterrolebindings.rbac.authorization.k8s.io"),
     ("impersonate", "users"),
     ("get", "customresourcedefinitions.apiextensions.k8s.io"),
-    ("list", "namespaces"),
+    ("get", "namespaces"),
+    ("patch", "namespaces"),
 )
 
 

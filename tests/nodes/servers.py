@@ -71,7 +71,7 @@ class Outside:
 
     def values(self) -> dict[str, Any]:
         """Values of the chart: every connection is encrypted, and each server's certificate checked."""
-        return {**_values(self._encrypted), "caBundle": {"pem": self._authority}}
+        return {**_values(self._encrypted), "caBundle": {"pem": self._authority}, "queues": {"default": "Unlimited"}}
 
     def plain_values(self) -> dict[str, Any]:
         """Values of a chart that has no caBundle."""

@@ -30,6 +30,8 @@ RIGHTS_OF_TODAY: list[Manifest] = [
         "rules": [
             {"apiGroups": [""], "resources": ["serviceaccounts"], "verbs": ["create", "get"]},
             {"apiGroups": [""], "resources": ["secrets"], "resourceNames": [INSTALLATION_KEY_NAME], "verbs": ["get"]},
+            {"apiGroups": [""], "resources": ["limitranges", "namespaces"], "verbs": ["list", "watch"]},
+            {"apiGroups": ["node.k8s.io"], "resources": ["runtimeclasses"], "verbs": ["list", "watch"]},
         ],
     },
     {

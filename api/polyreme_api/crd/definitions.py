@@ -106,6 +106,7 @@ QUEUE = Definition(
         _AGE,
         _column("Stop", "string", ".spec.stopPolicy", "Whether it admits jobs.", wide=True),
         _column("Weight", "integer", ".spec.weight", "Share among the queues of one parent.", wide=True),
+        _column("Refused", "integer", ".status.refused", "Jobs that it does not accept.", wide=True),
         _column(
             "Reserving", "integer", ".status.reserving", "Jobs for which other jobs are being preempted.", wide=True
         ),

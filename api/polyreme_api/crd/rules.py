@@ -328,6 +328,15 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
             "from or lend to; set parent or drop the limit",
         ),
     ),
+    "LabelRequirement": (
+        Rule(
+            rule="(has(self.values) && size(self.values) > 0) == (self.operator in ['In', 'NotIn'])",
+            words="operator {self.operator} of {self.key} with "
+            "{has(self.values) ? size(self.values) : 0} values: In and NotIn need values, Exists and DoesNotExist "
+            "have none; change operator or values",
+            plain="In and NotIn need values, Exists and DoesNotExist have none; change operator or values",
+        ),
+    ),
     "TopologyLevel": (
         Rule(
             rule=f"self.name != '{HOST_NAME}' && self.nodeLabel != '{HOST_LABEL}'",

@@ -1,3 +1,8 @@
+{{- /* What jobs that name no queue find while there is no TrainingQueue default. */ -}}
+{{- define "polyreme.missingDefaultQueue" -}}
+{{ .Values.queues.default | default (ternary "Refuse" "Unlimited" (eq .Values.profile "production")) }}
+{{- end -}}
+
 {{/* Image of one of our programs: polyreme.image (list $ "operator") */}}
 {{- define "polyreme.image" -}}
 {{- $root := index . 0 -}}

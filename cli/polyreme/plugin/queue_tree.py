@@ -151,7 +151,7 @@ def _row_of_status(seen: Snapshot, stands: Standing, name: str, depth: int, *, h
 
 def _row(seen: Snapshot, stands: Standing, name: str, depth: int, *, head: bool) -> QueueRow:
     tree, ledger = stands.tree, stands.ledger
-    missing = name not in tree.views and name != DEFAULT_QUEUE
+    missing = name not in tree.views and not tree.in_order(name)
     problem = tree.problems.get(name)
     pieces = [
         Pieces(

@@ -19,6 +19,7 @@ from polyreme_operator.types.job_keys import JobKeys
 from polyreme_operator.types.parse import parse_foreign_pod, parse_job_view, parse_node, parse_pod
 from polyreme_operator.types.parse_settings import parse_queue, parse_topology
 from polyreme_operator.types.queues import QueueView
+from polyreme_operator.types.reasons import ConditionType, Reason
 from polyreme_operator.types.views import ForeignPod, JobView, LeaseView, NodeView, PodView, TopologyView
 
 _View = TypeVar("_View")
@@ -74,8 +75,14 @@ def queue_status(view: QueueView | None) -> TrainingQueueStatus:
 
 
 def read_view(manifest: Manifest) -> JobView:
-    """Parse a job. Its priority is the one that the operator has found, since users may not read PriorityClasses."""
+    """Parse a job. Its priority, and what its queue says of it, are those that the operator has found.
+
+    Users may read neither PriorityClasses nor the labels of namespaces.
+    """
     job = parse_job_view(manifest)
+    queued = job.status.condition(ConditionType.QUEUED)
+    if queued is not None and (queued.status, queued.reason) == ("True", Reason.QUEUE_REFUSED):
+        job = dataclasses.replace(job, queue_refusal=queued.message)
     return job if job.status.priority is None else dataclasses.replace(job, priority=job.status.priority)
 
 

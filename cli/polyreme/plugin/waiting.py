@@ -13,9 +13,10 @@ from polyreme_operator.cache.jobs import waiting_of
 from polyreme_operator.queueing.fair_share import Shares
 from polyreme_operator.queueing.order import first_of, scheduling_order
 from polyreme_operator.queueing.quota import QuotaLedger
-from polyreme_operator.queueing.tree import QueueTree
+from polyreme_operator.queueing.tree import DEFAULT_QUEUE, QueueTree
 from polyreme_operator.queueing.waiting import WaitingIndex
 from polyreme_operator.types.queues import Waiting
+from polyreme_operator.types.reasons import ConditionType, Reason
 from polyreme_operator.types.views import JobView, NodeView
 
 ORDER_MAX = 100_000
@@ -52,7 +53,9 @@ class Standing:
 
 def standing(seen: Snapshot) -> Standing:
     """Order everything that waits, and count what the queues hold."""
-    tree = QueueTree.of(seen.queues)
+    # Whether a missing default queue is unlimited is a setting of the operator, which tells it to jobs alone.
+    kept_waiting = any(_lacks_default(job) for job in seen.jobs)
+    tree = QueueTree.of(seen.queues, default_unlimited=not kept_waiting)
     used = used_by_queue(seen.jobs)
     waiting = WaitingIndex(waits(seen.jobs))
     shares = Shares(tree, used, capacity(seen.nodes), seen.now_s)
@@ -81,7 +84,13 @@ def is_waiting(job: JobView) -> bool:
     """Tell whether a job stands in its queue."""
     if job.spec is None or job.deleting or job.status.finished or job.admitted:
         return False
-    return not job.spec.suspend and job.spec.managed_by == MANAGER
+    return not job.spec.suspend and job.spec.managed_by == MANAGER and not job.queue_refusal
+
+
+def _lacks_default(job: JobView) -> bool:
+    queued = job.status.condition(ConditionType.QUEUED)
+    missing = queued is not None and (queued.status, queued.reason) == ("True", Reason.QUEUE_MISSING)
+    return missing and job.spec is not None and job.spec.queue_name == DEFAULT_QUEUE
 
 
 def holds(job: JobView) -> bool:

@@ -28,6 +28,7 @@ REMEDIES: dict[str, str] = {
     Reason.WAITING_FOR_DATA: "it is queued for devices when its data is processed",
     Reason.DATA_REFUSED: "it is queued for devices once its dataset is repaired or registered",
     Reason.EXCEEDS_QUOTA: "it runs when jobs of the queue or its cohort end, or when the queue's quota is raised",
+    Reason.QUEUE_REFUSED: "it runs once its queue accepts it, or with another spec.queueName",
     Reason.QUEUE_MISSING: "it runs once its queue is Ready: create the TrainingQueue, or set another spec.queueName",
     Reason.QUEUE_STOPPED: "it runs once spec.stopPolicy of its queue and of the cohorts above it is None",
     Reason.WAITING_FOR_PREEMPTION: "it runs when the preempted jobs have saved their checkpoints and stopped",

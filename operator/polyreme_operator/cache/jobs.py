@@ -6,6 +6,7 @@ It is updated job by job, so that a scheduling cycle never walks jobs about whic
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 from polyreme_api.labels import MANAGER
@@ -40,16 +41,25 @@ class JobIndex:
         self.exclusive: set[str] = set()
         """Running jobs with exclusive domains."""
         self.quarantined: set[str] = set()
+        self.refused: set[str] = set()
+        """Jobs without an admission that their queues do not accept."""
         self.victims_of: dict[str, set[str]] = {}
         """UIDs of preempted jobs that have not been admitted again, by the UID of their preemptor."""
         self._ledger = ledger
+        self._refusal: Callable[[JobView], str] = lambda job: job.queue_refusal
         self._kinds: dict[Any, int] = {}
         self._members: dict[int, tuple[Any, set[str]]] = {}
         self._next_kind = 0
 
+    def judge_by(self, refusal: Callable[[JobView], str]) -> None:
+        """Ask this function of every job why its queue does not accept it."""
+        self._refusal = refusal
+
     def put(self, job: JobView) -> JobChange:
         """Add or replace a job."""
-        before = self.views.get(job.uid)
+        before, refused = self.views.get(job.uid), self._refusal(job)
+        if refused != job.queue_refusal:
+            job = dataclasses.replace(job, queue_refusal=refused)
         # Charge first: a job that can't be charged must not be stored.
         freed = self._charge(before, job)
         self.views[job.uid] = job
@@ -63,6 +73,7 @@ class JobIndex:
         alone = job.spec is not None and job.spec.topology.exclusive is not None
         _mark(self.exclusive, job.uid, alone and job.admitted and is_ours(job))
         _mark(self.quarantined, job.uid, bool(job.quarantined))
+        _mark(self.refused, job.uid, bool(refused) and is_ours(job) and not job.admitted)
         resizes = runs and wants_resize(job)
         asks |= resizes and (before is None or job.uid not in self.resizing or _size(before) != _size(job))
         _mark(self.resizing, job.uid, resizes)
@@ -79,7 +90,7 @@ class JobIndex:
         freed |= self._index_victim(job, None)
         freed |= uid in self.waiting
         self._leave(uid)
-        for members in (self.running, self.resizing, self.exclusive, self.quarantined):
+        for members in (self.running, self.resizing, self.exclusive, self.quarantined, self.refused):
             members.discard(uid)
         # Capacity reserved for it is free again.
         return JobChange(freed=freed or uid in self.victims_of)
@@ -153,7 +164,7 @@ def is_ours(job: JobView) -> bool:
 
 def waits(job: JobView) -> bool:
     """Tell whether a job waits for its admission."""
-    if job.quarantined or job.spec is None or job.plan is None:
+    if job.quarantined or job.spec is None or job.plan is None or job.queue_refusal:
         return False
     return is_ours(job) and not job.admitted and not job.spec.suspend and not awaits_data(job)
 

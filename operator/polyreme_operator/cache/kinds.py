@@ -23,6 +23,7 @@ WATCHED_KINDS = (
     "Node",
     "Lease",
     "ConfigMap",
+    "Namespace",
 )
 
 

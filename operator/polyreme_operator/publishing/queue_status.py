@@ -60,6 +60,7 @@ def queue_statuses(
             below[at][resource] += count
     ledger = QuotaLedger(tree, used)
     admitted = Counter(job.spec.queue_name for uid in jobs.running if (job := jobs.views[uid]).spec is not None)
+    refused = Counter(job.spec.queue_name for uid in jobs.refused if (job := jobs.views[uid]).spec is not None)
     reserving = Counter(jobs.waiting[uid].queue for uid in jobs.victims_of if uid in jobs.waiting)
     writes = []
     for name, view in sorted(views.items()):
@@ -75,6 +76,7 @@ def queue_statuses(
             pending=jobs.waiting.count(name),
             admitted=admitted[name],
             reserving=reserving[name],
+            refused=refused[name],
             usage=[
                 ResourceUsage(resource=each, used=below[name][each], borrowed=ledger.borrowed(name, each))
                 for each in shown[:QUOTAS_MAX]

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from polyreme_operator.types.queues import QueueView, StopPolicy
 
 DEFAULT_QUEUE = "default"
-"""Queue of jobs that name none; it is unlimited unless it exists."""
+"""Queue of jobs that name none; the installation says whether it is unlimited or missing if it does not exist."""
 DEPTH_MAX = 32
 """Queues between a root and its farthest descendant, both included."""
 
@@ -60,8 +60,11 @@ class QueueTree:
         views: Mapping[str, QueueView],
         paths: Mapping[str, tuple[str, ...]],
         problems: Mapping[str, QueueProblem],
+        *,
+        default_unlimited: bool = True,
     ) -> None:
         self.views = MappingProxyType(views)
+        self._default_unlimited = default_unlimited
         self.problems = MappingProxyType(problems)
         self._paths = paths
         children: dict[str, list[str]] = defaultdict(list)
@@ -82,8 +85,13 @@ class QueueTree:
         }
 
     @classmethod
-    def of(cls, queues: Sequence[QueueView]) -> QueueTree:
-        """Return the tree of these queues; those that are not in order have a problem instead of a path."""
+    def of(cls, queues: Sequence[QueueView], *, default_unlimited: bool = True) -> QueueTree:
+        """Return the tree of these queues; those that are not in order have a problem instead of a path.
+
+        Args:
+            queues: The queues.
+            default_unlimited: Whether the queue ``default`` admits jobs without limit while it does not exist.
+        """
         views = {queue.name: queue for queue in queues}
         counts = Counter(queue.name for queue in queues)
         problems: dict[str, QueueProblem] = {}
@@ -94,11 +102,11 @@ class QueueTree:
                 problems[name] = problem
             else:
                 paths[name] = problem
-        return cls(views, paths, problems)
+        return cls(views, paths, problems, default_unlimited=default_unlimited)
 
     def in_order(self, name: str) -> bool:
-        """Tell whether jobs of this queue may be admitted; those of ``default`` may even if it does not exist."""
-        return name in self._paths or (name == DEFAULT_QUEUE and name not in self.problems)
+        """Tell whether jobs of this queue may be admitted; those of ``default`` perhaps even if it does not exist."""
+        return name in self._paths or (name == DEFAULT_QUEUE and self._default_unlimited and name not in self.problems)
 
     def path(self, name: str) -> tuple[str, ...]:
         """Return the queue, its parent, and so on up to the root; empty for a queue that has no place in the tree."""

@@ -17,13 +17,14 @@ RESTARTED = "Restarted"
 RESIZE_REFUSED = "ResizeRefused"
 RECORD_REFUSED = "RecordRefused"
 
+_QUEUED = frozenset({Reason.EVICTED, Reason.CREATE_REFUSED, Reason.SET_ASIDE, Reason.QUEUE_REFUSED})
 _ON_CHANGE: tuple[tuple[ConditionType, frozenset[str], bool], ...] = (
     (
         ConditionType.PREEMPTED,
         frozenset({Reason.PREEMPTING, Reason.PREEMPTED, Reason.RECLAIMED, Reason.QUEUE_STOPPED}),
         True,
     ),
-    (ConditionType.QUEUED, frozenset({Reason.EVICTED, Reason.CREATE_REFUSED, Reason.SET_ASIDE}), True),
+    (ConditionType.QUEUED, _QUEUED, True),
     (ConditionType.PODS_READY, frozenset({Reason.CREATE_REFUSED}), True),
     (ConditionType.DATA_READY, frozenset({Reason.DATA_REFUSED, Reason.PROCESSING_FAILED, Reason.DATA_MISSING}), True),
     (ConditionType.DATA_READY, frozenset({Reason.DATA_READABLE, Reason.DATA_PROCESSED}), False),

@@ -57,7 +57,7 @@ from polyreme_operator.types.actions import (
     WriteStatus,
 )
 from polyreme_operator.types.reasons import Cause, ConditionType, Reason
-from polyreme_operator.types.snapshot import JobSnapshot
+from polyreme_operator.types.snapshot import JobSnapshot, Pending
 from polyreme_operator.types.timestamps import parse_time_or
 from polyreme_operator.types.views import PodPhase, PodView
 
@@ -297,7 +297,8 @@ def _waiting(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float) -> Deci
     else:
         if job.status.is_true(ConditionType.SUSPENDED):
             after.set(ConditionType.SUSPENDED, False, Reason.RESUMED)
-        pending = pending_data(job) if awaits_data(job) else snapshot.pending
+        refused = Pending(Reason.QUEUE_REFUSED, job.queue_refusal) if job.queue_refusal else None
+        pending = refused or (pending_data(job) if awaits_data(job) else snapshot.pending)
         if pending is not None:
             after.set(ConditionType.QUEUED, True, pending.reason, pending.message)
     after.report_missing_class().report_schedule().report_template().report_data().update(

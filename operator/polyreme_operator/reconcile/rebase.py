@@ -24,8 +24,8 @@ _OF_DECISIONS = tuple(kind for kind in ConditionType if kind not in {ConditionTy
 def rebased(write: WriteStatus, job: JobView) -> WriteStatus:
     """Return the write for the job's present version; unchanged, so that it conflicts, if other fields differ."""
     before, now = write.before, job.status
-    if awaits_data(job):
-        # Its data was reported missing since.
+    if awaits_data(job) or job.queue_refusal:
+        # Its data was reported missing since, or its queue does not accept it any more.
         return write
     if job.deleting or before.is_true(ConditionType.ADMITTED) or job.generation != write.after.observed_generation:
         return write

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polyreme_operator.queueing.tree import QueueTree
+from polyreme_operator.queueing.tree import DEFAULT_QUEUE, QueueTree
 from polyreme_operator.scheduler.cycle import SchedulingCycle
 from polyreme_operator.types.queues import StopPolicy
 from polyreme_operator.types.reasons import Reason
@@ -37,6 +37,8 @@ def closed(tree: QueueTree, queue: str) -> Pending | None:
     if not tree.in_order(queue):
         problem = tree.problems.get(queue)
         words = f"there is no TrainingQueue {queue}; create it or change spec.queueName"
+        if queue == DEFAULT_QUEUE:
+            words += ", or set queues.default: Unlimited in the chart"
         return Pending(Reason.QUEUE_MISSING, words if problem is None else problem.message)
     policy = tree.stop_policy(queue)
     if policy is StopPolicy.NONE:

@@ -14,6 +14,7 @@ from polyreme_api.topology import DEFAULT_TOPOLOGY, ClusterTopologySpec, Cluster
 from polyreme_operator.health.policy import Answer, EvacuationRule, Hook, PolicyView, Rule
 from polyreme_operator.port import Manifest
 from polyreme_operator.types.inventory import LevelView, SparesView
+from polyreme_operator.types.label_selector import parse_selector
 from polyreme_operator.types.queues import QueueView, Quota, Reclaim, StopPolicy
 from polyreme_operator.types.timestamps import parse_time_or
 from polyreme_operator.types.views import TopologyView
@@ -56,6 +57,9 @@ def parse_queue(manifest: Manifest) -> QueueView:
         cooldown_s=float(preemption.get("cooldownSeconds", unsaid.cooldown_s)),
         backfill=(spec.get("backfill") or {}).get("mode", "Conservative") != "Off",
         set_aside_s=float(spec.get("setAsideSeconds", unsaid.set_aside_s)),
+        namespaces=parse_selector(spec.get("namespaceSelector")),
+        priority_max=_count(spec.get("priorityMax")),
+        refuses_unnamed=spec.get("unnamedResources") == "Refuse",
         used_seconds=tuple(
             sorted((entry["resource"], float(entry["seconds"])) for entry in status.get("decayed") or ())
         ),

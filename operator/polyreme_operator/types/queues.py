@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from polyreme_operator.types.inventory import Requests, RowArray
+from polyreme_operator.types.label_selector import Selector
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,12 +72,23 @@ class QueueView:
     backfill: bool = True
     set_aside_s: float = 900.0
     """How long the pods of an admitted job may take to start before it is set aside."""
+    namespaces: Selector = ()
+    """Requirements of the namespaces whose jobs it accepts."""
+    priority_max: int | None = None
+    """Largest priority of jobs that it accepts; None: any."""
+    refuses_unnamed: bool = False
+    """Whether it refuses jobs that request resources which neither it nor its parents name."""
     used_seconds: tuple[tuple[str, float], ...] = ()
     """Decayed usage by resource [amount x s], from the status."""
     used_at_s: float = 0.0
     """When that was computed."""
     status: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False)
     """As it was last written."""
+
+    @property
+    def accepts_all(self) -> bool:
+        """Whether it accepts every job."""
+        return not self.namespaces and self.priority_max is None and not self.refuses_unnamed
 
     def quota(self, resource: str) -> Quota | None:
         """Return the queue's own quota of a resource."""

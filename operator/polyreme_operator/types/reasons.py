@@ -47,6 +47,8 @@ class Reason(StrEnum):
     QUEUE_MISSING = "QueueMissing"
     """The queue that the job names does not exist, or is not in order; the job is kept."""
     QUEUE_STOPPED = "QueueStopped"
+    QUEUE_REFUSED = "QueueRefused"
+    """The queue does not accept the job: its namespace, its priority, or a resource that it requests."""
     WAITING_FOR_PREEMPTION = "WaitingForPreemption"
     """Other jobs were asked to save a checkpoint and give up their places."""
     WAITING_FOR_TOPOLOGY = "WaitingForTopology"

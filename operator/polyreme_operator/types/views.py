@@ -246,6 +246,8 @@ class JobView:
     """That of its PriorityClass, or its own."""
     class_missing: bool = False
     """Whether its PriorityClass does not exist."""
+    queue_refusal: str = ""
+    """Why its queue does not accept it; empty if it does. It waits for no capacity then, and preempts no job."""
     template_unknown: str = ""
     """Which fields of its pod template Kubernetes does not know; empty if it knows all."""
     schedule_fault: str = ""

@@ -140,6 +140,7 @@ def test_the_defaults_of_a_queue_are_the_documented_ones() -> None:
         },
         "setAsideSeconds": 900,
         "backfill": {"mode": "Conservative"},
+        "unnamedResources": "Allow",
     }  # fmt: skip
     assert load_object(queue.to_object()) == queue
 

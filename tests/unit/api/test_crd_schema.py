@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from polyreme_api import fault_policy as fault_types
 from polyreme_api import fields as field_types
 from polyreme_api import incident as incident_types
+from polyreme_api import label_selector as selector_types
 from polyreme_api import queue as queue_types
 from polyreme_api import topology as topology_types
 from polyreme_api.crd.definitions import APPEND_ONLY, DEFINITIONS, JOB, MUTABLE, Definition, crd, object_schema
@@ -245,6 +246,7 @@ TYPES = {
         model_types,
         policy_types,
         queue_types,
+        selector_types,
         status_types,
         topology_types,
         workers_types,

@@ -162,7 +162,7 @@ def test_a_name_that_somebody_elses_object_has_is_reported_and_waited_for(kind: 
         metadata = {"name": name, "namespace": "default", "labels": tags}
         story.store.create({"apiVersion": version, "kind": kind, "metadata": metadata, "spec": {}})
         async with story.operator():
-            await asyncio.sleep(5.0)
+            await asyncio.sleep(6.5)
             said = story.status("j")["restartRecords"][0]["message"]
             assert f"{kind} default/{name} exists and is not controlled by the job" in said
             if kind == "Lease":

@@ -18,7 +18,8 @@ from polyreme_operator.types.timestamps import parse_time_or
 from tests.unit.operator.operator_scenes import NOW_S, admitted, job, pod, snapshot
 from tests.unit.operator.operator_stories import Story, play
 
-PATIENCE_S = 5.0
+PATIENCE_S = 6.5
+"""Longer than a refusal of three seconds, and the longest wait for the retry after it."""
 QUOTA = 'pods "x" is forbidden: exceeded quota: team, requested: pods=1, used: pods=4, limited: pods=4'
 
 

@@ -47,6 +47,7 @@ RESOURCES = {
         Resource(kind="SelfSubjectReview", api_version="authentication.k8s.io/v1", plural="selfsubjectreviews"),
         Resource(kind="PriorityClass", api_version="scheduling.k8s.io/v1", plural="priorityclasses"),
         Resource(kind="LimitRange", api_version="v1", plural="limitranges"),
+        Resource(kind="Namespace", api_version="v1", plural="namespaces"),
         Resource(kind="RuntimeClass", api_version="node.k8s.io/v1", plural="runtimeclasses"),
     )
 }

@@ -19,9 +19,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the simulator; 0 when no rule was broken."""
     parser = argparse.ArgumentParser(prog="python -m polyreme_simulator", description=__doc__)
     parser.add_argument("--seed", type=int, nargs="+", help="replay this seed, or these one after another")
-    parser.add_argument(
-        "--anomaly", choices=CLASSES, help="with --seed: the class of anomalies, whatever the seed says"
-    )
+    parser.add_argument("--anomaly", choices=CLASSES, help="the class of anomalies, whatever each seed says")
     parser.add_argument("--seeds", type=int, default=100, help="run this many seeds")
     parser.add_argument("--first", type=int, default=0, help="first of those seeds")
     parser.add_argument("--processes", type=int, default=2, help="processes to use")
@@ -53,12 +51,11 @@ def _replay(options: argparse.Namespace) -> int:
 def _many(options: argparse.Namespace) -> int:
     began_s = time.perf_counter()  # reported only; no decision depends on it
     seeds = range(options.first, options.first + options.seeds)
-    campaign = run_campaign(
-        seeds, processes=options.processes, until_violation=options.until_violation, health=options.health
-    )
+    kind = {"anomaly": options.anomaly, "health": options.health}
+    campaign = run_campaign(seeds, processes=options.processes, until_violation=options.until_violation, **kind)
     sys.stdout.write(table(campaign) + "\n")
     for result in campaign.broken[:SHOWN_MAX]:
-        sys.stdout.write(replay(result, health=options.health) + "\n")
+        sys.stdout.write(replay(result, **kind) + "\n")
     figures = {
         "seeds": campaign.seeds,
         "violations": len(campaign.broken),

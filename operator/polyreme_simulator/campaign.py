@@ -138,6 +138,7 @@ def run_campaign(
     *,
     processes: int,
     until_violation: bool = False,
+    anomaly: str | None = None,
     health: bool = False,
     on_done: Callable[[int, Sequence[Result]], None] | None = None,
 ) -> Campaign:
@@ -147,6 +148,7 @@ def run_campaign(
         seeds: Which.
         processes: On so many processes.
         until_violation: Whether to stop at the first seed that breaks a rule.
+        anomaly: The class of anomalies, in place of each seed's own.
         health: Whether nodes have agents and the operator a NodeFaultPolicy.
         on_done: Told, after each seed, how many are done and which of them broke a rule.
     """
@@ -154,7 +156,8 @@ def run_campaign(
     broken: list[Result] = []
     attempts = succeeded = done = 0
     with concurrent.futures.ProcessPoolExecutor(processes, initializer=_quiet) as pool:
-        for result in pool.map(functools.partial(simulate, health=health), seeds, chunksize=CHUNK_SEEDS):
+        one = functools.partial(simulate, anomaly=anomaly, health=health)
+        for result in pool.map(one, seeds, chunksize=CHUNK_SEEDS):
             done += 1
             reached.update(result.reached)
             attempts += result.attempts
@@ -182,9 +185,10 @@ def table(campaign: Campaign) -> str:
     return "\n".join(rows)
 
 
-def replay(result: Result, *, health: bool = False) -> str:
+def replay(result: Result, *, anomaly: str | None = None, health: bool = False) -> str:
     """Return a broken rule and the command that shows it again."""
-    command = f"python -m polyreme_simulator --seed {result.seed}{' --health' if health else ''}"
+    kind = (f" --anomaly '{anomaly}'" if anomaly else "") + (" --health" if health else "")
+    command = f"python -m polyreme_simulator --seed {result.seed}{kind}"
     return f"seed {result.seed}: {result.violations[0]}\n    replay: {command}"
 
 

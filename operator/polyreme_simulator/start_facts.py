@@ -39,9 +39,9 @@ class StartFacts:
 
     def rejected(self, pod: Manifest, world: ClusterView) -> None:
         """A kubelet rejects a pod."""
-        tags, node, now_s = pod["metadata"]["labels"], pod["spec"]["nodeName"], world.time_s()
-        uid, index = tags[labels.LABEL_JOB_UID], int(tags[labels.LABEL_INDEX])
-        self._rejected.add((uid, index, int(tags[labels.LABEL_REPLACEMENT])))
+        node, now_s = pod["spec"]["nodeName"], world.time_s()
+        uid, index, _ = worker = _worker_of(pod)
+        self._rejected.add(worker)
         before = self._last.get((uid, index))
         self._last[uid, index] = (node, now_s)
         if before is None or before[0] != node or now_s - before[1] > LONG_S or self._capacity.blind(world):
@@ -78,7 +78,13 @@ class StartFacts:
         """
         index = record.get("index")
         world.reached[f"restart: {record.get('cause')}", ""] += 1
-        if index is None or (uid, index, old.get(index, 0)) not in self._rejected:
+        if index is None:
+            return
+        worker = (uid, index, old.get(index, 0))
+        if worker not in self._rejected:
+            return
+        if record.get("cause") == "PodLost" and worker not in map(_worker_of, self._observed.pods.values()):
+            # Another deleted it, perhaps before an operator saw how it ended.
             return
         if record.get("counts", True) and record.get("cause") in {"PodFailed", "PodLost", "PodRejected"}:
             what = f"{name} worker {index}: {record.get('cause')}"
@@ -96,6 +102,12 @@ class StartFacts:
                 self._free_since_s.setdefault(node.name, world.time_s() + FREE_FOR_S)
             else:
                 self._free_since_s.pop(node.name, None)
+
+
+def _worker_of(pod: Manifest) -> tuple[str, int, int]:
+    """Return job, worker index and replacement number of a pod."""
+    tags = pod["metadata"]["labels"]
+    return tags[labels.LABEL_JOB_UID], int(tags[labels.LABEL_INDEX]), int(tags[labels.LABEL_REPLACEMENT])
 
 
 def _holds_nodes(job: Manifest) -> bool:

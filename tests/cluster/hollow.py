@@ -51,9 +51,12 @@ class HollowLaunchers:
         """Look and speak until the end."""
         while not ended.is_set():
             jobs = (await self._cluster.list(labels.KIND_JOB, namespace=self._namespace)).items
+            up = {node["metadata"]["name"] for node in (await self._cluster.list("Node")).items if _is_ready(node)}
             pods = (await self._cluster.list("Pod", namespace=self._namespace)).items
+            # A machine that is off says nothing, whatever the API server holds of its pods.
+            heard = [pod for pod in pods if pod["spec"].get("nodeName") in up]
             for job in jobs:
-                await self._look(job, pods)
+                await self._look(job, heard)
             await asyncio.sleep(LOOK_S)
 
     async def _look(self, job: Manifest, pods: Sequence[Manifest]) -> None:
@@ -88,6 +91,10 @@ class HollowLaunchers:
         except (NotFoundError, ConflictError):
             return False
         return True
+
+
+def _is_ready(node: Manifest) -> bool:
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in node["status"].get("conditions") or ())
 
 
 def _alive(job: Manifest, attempt: AttemptStatus, pods: Sequence[Manifest]) -> set[int]:

@@ -39,7 +39,10 @@ REFUSED = {
     f"{account}: {verb} {LEASES}": "an uninstall deletes the rights before the pods have given their Lease back"
     for account in ("polyreme-operator", "polyreme-datahub")
     for verb in ("get", "patch")
-} | {"polyreme-operator: list polyreme.dev/nodeincidents": "chart 0.1.0 with today's operator, in the test of upgrades"}
+} | {
+    f"polyreme-operator: list {kind}": "chart 0.1.0 with today's operator, in the test of upgrades"
+    for kind in ("limitranges", "node.k8s.io/runtimeclasses", "polyreme.dev/nodeincidents")
+}
 """Refusals that are expected."""
 READER = "metrics-reader"
 SCRAPE = """

@@ -15,8 +15,8 @@ from polyreme_simulator.run import simulate
 SEEDS = range(40, 240)
 """About 300 s of one core. `make soak-sim` runs more, and asks that they reach every fault at every point."""
 
-HEALTH_SEEDS = (*range(28), 31, 44, 56)
-"""About 45 s of one core; the last two have hooks that lie, and that fail."""
+HEALTH_SEEDS = (*range(28), 31, 44, 56, 77)
+"""About 45 s of one core; the last three have hooks that lie, that fail, and that are deleted."""
 HEALTH_EVENTS = (
     *HEALTH_FAULTS,
     "breaker latched",

@@ -21,8 +21,9 @@ from polyreme_trainer.model.sharding import Cut
 from polyreme_trainer.parallel.flat_buffers import Slot
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def group() -> Iterator[dist.ProcessGroup]:
+    """Other files of the same process have ranks that open the world themselves, so it ends with the file."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     assert dist.group.WORLD is not None
     yield dist.group.WORLD

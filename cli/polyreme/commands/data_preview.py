@@ -15,7 +15,6 @@ from polyreme.output import Format, emit, note
 from polyreme.paths import Home
 from polyreme.spinner import busy
 from polyreme_api.errors import InvalidConfigError, NotFoundError
-from polyreme_system.files import read_json
 
 if TYPE_CHECKING:
     from polyreme_api.job.spec import TrainingJobSpec
@@ -122,7 +121,7 @@ def trace(
 
 
 def mixture(context: typer.Context, job: JobOption, output: OutputOption = Format.TABLE) -> None:
-    """Show what each source of a run gives: shares of samples and tokens, epochs and visits so far, when a limit ends it.
+    """Show what each source of a run gives: shares, epochs and visits so far, and when a limit ends it.
 
     There is a row for each source with a share, between the changes of the mixture. The figures follow from the job and
     the lengths of its samples, also for steps that are still to come; steps are exact to some percent. Visits say how
@@ -176,13 +175,13 @@ def _opened(home: Home, job: str) -> tuple[TrainingJobSpec, PackedSource, str]:
     """
     from polyreme.job_files import read_job
     from polyreme.records import checkpoint_url, read_points
-    from polyreme_datahub.hub import open_source
+    from polyreme.run_data import open_run_data, run_uid
 
     run = find(home, job, field="--job")
-    stored, uid = read_job(run.job_file), str((read_json(run.data_report) or {}).get("job", ""))
+    stored = read_job(run.job_file)
     points = read_points(checkpoint_url(run, stored))
     mixture = points[-1].mixture if points else None
-    return stored.spec, open_source(home.objects_url, stored.spec, job=uid, wait_s=0.0, mixture=mixture), uid
+    return stored.spec, open_run_data(home, run, stored.spec, mixture), run_uid(run)
 
 
 def _check_step(step: int, steps: int) -> None:

@@ -38,8 +38,8 @@ from polyreme_datahub.loader.outlook import SegmentOutlook
 from polyreme_datahub.loader.read_counts import ReadCounts, Tier
 from polyreme_datahub.loader.sample_reader import ImageNote
 from polyreme_datahub.loader.shards import MappedIndex, SampleDamagedError
-from polyreme_datahub.loader.visits import outlook_with_visits
 from polyreme_datahub.loader.slots import Slot
+from polyreme_datahub.loader.visits import outlook_with_visits
 from polyreme_planner.flops import uneven_flops
 from polyreme_planner.shapes import ModelShape
 

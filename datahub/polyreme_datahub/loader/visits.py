@@ -1,7 +1,7 @@
 """How often a run visits the samples of each source: the least, the most, and how many it never sees.
 
-Counted by a walk through the order where the run is short enough. Otherwise from epochs: after any step, the samples of a
-source have been visited n or n + 1 times (``loader.order``).
+Counted by a walk through the order where the run is short enough. Otherwise from epochs: after any step, the samples of
+a source have been visited n or n + 1 times (``loader.order``).
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ def outlook_with_visits(plan: OrderPlan, steps: int) -> list[SegmentOutlook]:
     order = Order(plan) if rows and _turns(plan, rows[-1]) <= TURNS_WALKED_MAX else None
     found: list[SegmentOutlook] = []
     for row, segment in zip(rows, plan.segments, strict=False):
-        for of, lengths, weight in zip(usable, plan.lengths, segment.weights, strict=True):
-            of |= (lengths <= plan.tokens_in(segment)) & bool(weight)
+        for source, lengths in enumerate(plan.lengths):
+            if segment.weights[source]:
+                usable[source] |= lengths <= plan.tokens_in(segment)
         if order is not None:
             _count(order, row, counts)
             visits = [_counted(of[fits]) for of, fits in zip(counts, usable, strict=True)]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +18,8 @@ from hypothesis import strategies as st
 from polyreme_datahub.index.format import EVEN, WINDOWED
 from polyreme_datahub.loader.order import Order
 from polyreme_datahub.loader.order_plan import OrderPlan
+from polyreme_datahub.loader.outlook import Visits
+from polyreme_datahub.loader.visits import outlook_with_visits, unseen_words
 from polyreme_planner.mixture import Segment
 from tests.property.datahub.test_mixture_size_properties import limited
 from tests.property.datahub.test_order_properties import STEPS, WINDOW_PACKS, block_sizes, plans, sealed
@@ -62,7 +66,7 @@ def test_each_change_of_what_fits_adds_at_most_one_visit(plan: OrderPlan) -> Non
     always = [lengths <= min(plan.tokens_in(segment) for segment in plan.segments) for lengths in plan.lengths]
     for step, visits in enumerate(visits_by_step(plan, order, STEPS), start=1):
         tokens = [plan.tokens_in(segment) for segment in plan.segments if segment.first_step <= step]
-        changes = sum(one != other for one, other in zip(tokens, tokens[1:], strict=False))
+        changes = sum(one != other for one, other in pairwise(tokens))
         for of, fits in zip(visits, always, strict=True):
             assert not fits.any() or of[fits].max() - of[fits].min() <= 1 + changes
 
@@ -86,15 +90,42 @@ def test_a_run_of_whole_epochs_leaves_no_sample_out(samples: int, packs: int, ep
     assert set(visits.tolist()) <= {epochs, epochs + 1}
 
 
+@settings(max_examples=15, deadline=None)
+@given(plans() | plans(staged=True))
+def test_the_visits_that_are_shown_are_those_of_the_order(plan: OrderPlan) -> None:
+    """At the end of each segment, of the samples that fit some segment so far."""
+    counted = dict(enumerate((tuple(map(np.copy, of)) for of in visits_by_step(plan, Order(plan), STEPS)), start=1))
+    usable = [np.zeros(lengths.size, bool) for lengths in plan.lengths]
+    for row, segment in zip(outlook_with_visits(plan, STEPS), plan.segments, strict=True):
+        for source, of in enumerate(row.sources):
+            if segment.weights[source]:
+                usable[source] |= plan.lengths[source] <= plan.tokens_in(segment)
+            visits = counted[row.last_step][source][usable[source]].tolist()
+            assert of.visits == Visits(
+                least=min(visits, default=0), most=max(visits, default=0), unseen=visits.count(0)
+            )
+
+
+def test_visits_of_a_long_run_follow_from_its_epochs() -> None:
+    plan = plan_of([1000, 400_000], (1, 9), packs=8)
+    [row] = outlook_with_visits(plan, 10_000)
+    small, large = (of.visits for of in row.sources)
+    assert small is not None
+    assert large is not None
+    assert (small.exact, large.exact) == (False, False)
+    assert small.most == small.least + 1 > 1
+    assert (small.unseen, large.unseen) == (0, 0)
+    [words] = unseen_words(outlook_with_visits(plan, 5000))
+    assert re.fullmatch(r"about \d+,\d+ samples of source s1 are never seen: 0\.\d\d epochs by step 5,000", words)
+
+
 def test_a_job_that_began_with_an_earlier_release_keeps_its_order() -> None:
     """The digest is that of the release whose plans do not say how windows are cut."""
     plan = plan_of([40, 300, 7], (3, 2, 1), packs=8)
     order = Order(dataclasses.replace(plan, version=WINDOWED))
     packs = [[[dataclasses.astuple(slot) for slot in slots] for slots in order.packs(step)] for step in range(1, 41)]
-    assert (
-        hashlib.sha256(json.dumps(packs).encode()).hexdigest()
-        == "4e815bc13355fab9fe5bc923e659daaa26ab0c977dd516d06fe2a5a3a679fb82"
-    )
+    digest = hashlib.sha256(json.dumps(packs).encode()).hexdigest()
+    assert digest == "4e815bc13355fab9fe5bc923e659daaa26ab0c977dd516d06fe2a5a3a679fb82"
 
 
 def plan_of(sizes: list[int], weights: tuple[int, ...], *, packs: int) -> OrderPlan:

@@ -6,7 +6,7 @@ import importlib.metadata
 import os
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from polyreme.paths import RunDirectory
 from polyreme.records import RunRecords
@@ -20,6 +20,7 @@ from polyreme.report.data import (
     LayerLoad,
     MixtureWeights,
     ReportData,
+    SourceVisits,
     StageRow,
     TrainedStage,
 )
@@ -33,6 +34,9 @@ from polyreme_planner.curriculum import curriculum_stages
 from polyreme_planner.mixture import mixture_changes
 from polyreme_planner.plan import Plan, plan_for
 from polyreme_system.files import read_json
+
+if TYPE_CHECKING:
+    from polyreme_datahub.loader.outlook import SegmentOutlook
 
 PAGES_SHOWN_MAX = 24
 """Held-out pages in the report, wrong ones first."""
@@ -58,6 +62,7 @@ def gather(
     moments: Sequence[Moment],
     *,
     picture: Callable[[str], bytes],
+    outlook: Callable[[int], Sequence[SegmentOutlook]],
     now: Moment,
 ) -> ReportData:
     """Collect a run's report.
@@ -69,6 +74,7 @@ def gather(
         moments: What the serving process saw of the attempts.
         picture: Returns the PNG of a held-out page by its digest, which is empty for a sample of text alone; nothing
             where there is none.
+        outlook: Returns what the sources give up to a step, with visits.
         now: The present.
     """
     times = run_times(job, records, moments, now=now)
@@ -93,6 +99,7 @@ def gather(
         experts=_experts(records.routing),
         mixture=_mixture(job, records.mixture),
         weights_are=_weights_are(job.spec.data),
+        visits=_visits(outlook(records.history[-1].step) if records.history else ()),
         stages=[_stage(row) for row in data.get("stages", ())],
         damage=[moment.text for moment in moments if moment.kind == "damage"],
         dead_letters=[_dead_letter(row) for row in data.get("deadLetters", ())],
@@ -167,6 +174,22 @@ def _mixture(job: TrainingJob, record: MixtureRecord | None) -> list[MixtureWeig
         for change in mixture_changes(job.spec, record)
     ]
     return [first, *changes]
+
+
+def _visits(rows: Sequence[SegmentOutlook]) -> list[SourceVisits]:
+    return [
+        SourceVisits(
+            source=of.name,
+            epochs=of.epochs,
+            least=of.visits.least,
+            most=of.visits.most,
+            unseen=of.visits.unseen,
+            exact=of.visits.exact,
+        )
+        for row in rows[-1:]
+        for of in row.sources
+        if of.visits is not None and (of.epochs or of.samples_ratio)
+    ]
 
 
 def _weights_are(data: Data) -> str:

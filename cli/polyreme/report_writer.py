@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from polyreme.output import note
 from polyreme.paths import Home, RunDirectory
 from polyreme.records import RunRecords
 from polyreme.report_data import gather
+from polyreme.run_data import visits_of
 from polyreme.timeline import Moment
 from polyreme_api.errors import PolyremeError
 from polyreme_api.job import TrainingJob
+
+if TYPE_CHECKING:
+    from polyreme_datahub.loader.outlook import SegmentOutlook
 
 _log = logging.getLogger(__name__)
 
@@ -26,8 +32,11 @@ def publish(
     """
     from polyreme.report.write import write_report
 
+    outlook = partial(_outlook, home, run, job, records)
     try:
-        data = gather(run, job, records, moments, picture=lambda digest: _picture(home, digest), now=now)
+        data = gather(
+            run, job, records, moments, picture=lambda digest: _picture(home, digest), outlook=outlook, now=now
+        )
         path = write_report(run.report, data)
     except Exception as error:  # noqa: BLE001 (whatever it is, the run has ended as it has)
         _log.warning("report not written", exc_info=True)
@@ -38,6 +47,12 @@ def publish(
         return None
     _log.info("report written: %s", path)
     return path
+
+
+def _outlook(
+    home: Home, run: RunDirectory, job: TrainingJob, records: RunRecords, steps: int
+) -> Sequence[SegmentOutlook]:
+    return visits_of(home, run, job.spec, records.mixture, steps=steps)
 
 
 def _picture(home: Home, digest: str) -> bytes:

@@ -20,7 +20,7 @@ from polyreme_datahub.errors import IndexDamagedError
 from polyreme_datahub.index.blocks import Block, Growing, Journal, Opening, Sizes, shards_of
 from polyreme_datahub.index.check import has_shards
 from polyreme_datahub.index.damage import drop_notes, is_noted
-from polyreme_datahub.index.format import BY_CONVOLUTION, plan_key
+from polyreme_datahub.index.format import NEWEST, ORDER, PIXELS, plan_key
 from polyreme_datahub.job_data import longest_pack, plan_data
 from polyreme_datahub.processing import Processing, ProcessReport, Progress, check_spec, page_parameters
 from polyreme_datahub.registry import progress, work_items
@@ -90,7 +90,7 @@ class BlockProcessing(Processing):
             digest,
             identities=sealing.identities,
             blocks=sealing.sizes_by_reference,
-            pixels=sealing.pixels,
+            made=sealing.made,
         )
         return self._summary(key, digest, reports, started_s)
 
@@ -149,7 +149,7 @@ class _Sealing:
             for reference in self._references
         }
         self.identities = {reference: self._identity(version) for reference, version in versions.items()}
-        self.pixels = BY_CONVOLUTION
+        self.made = NEWEST
 
     def open(self, both: Mapping[str, DatasetVersion], manifests: Mapping[str, str], tokenizer: str) -> None:
         """Publish what is known before any sample, and take over the blocks that an earlier run has published."""
@@ -167,11 +167,12 @@ class _Sealing:
             tokenizer=tokenizer,
             manifests=manifests,
             growing=growing,
-            pixels=BY_CONVOLUTION,
+            pixels=NEWEST[PIXELS],
+            order=NEWEST[ORDER],
         )
         if self._journal is not None:
             opening = self._journal.open(opening)
-        self.pixels = opening.pixels
+        self.made = {PIXELS: opening.pixels, ORDER: opening.order}
         self.identities = {reference: one.identity for reference, one in opening.growing.items()}
         self._manifests = {reference: one.manifest for reference, one in growing.items()}
         store, database = self._lakehouse.store, self._around.database

@@ -21,7 +21,17 @@ from polyreme_datahub.errors import IndexDamagedError
 from polyreme_datahub.index.blocks import BLOCKS, Sizes
 from polyreme_datahub.index.check import can_open, is_whole
 from polyreme_datahub.index.damage import drop_notes, is_noted
-from polyreme_datahub.index.format import BY_CONVOLUTION, BY_PILLOW, PIXELS, parse_plan, pixels_of, plan_key, seal_plan
+from polyreme_datahub.index.format import (
+    NEWEST,
+    OLDEST,
+    ORDER,
+    PIXELS,
+    order_of,
+    parse_plan,
+    pixels_of,
+    plan_key,
+    seal_plan,
+)
 from polyreme_datahub.index.succession import IDENTITIES, identities_after
 from polyreme_datahub.job_data import longest_pack, plan_data
 from polyreme_datahub.operations.declare import find_operation
@@ -419,7 +429,7 @@ class Processing:
         *,
         identities: Mapping[str, str] | None = None,
         blocks: Mapping[str, Sizes] | None = None,
-        pixels: int = BY_CONVOLUTION,
+        made: Mapping[str, int] = NEWEST,
     ) -> None:
         before = self._plan_before(key)
         plan: dict[str, object] = {
@@ -427,10 +437,9 @@ class Processing:
             "manifests": dict(manifests),
             "tokenizer": tokenizer,
         }
-        # A job that has begun keeps its pixels.
-        made = pixels_of(before) if before else pixels
-        if made != BY_PILLOW:
-            plan[PIXELS] = made
+        # A job that has begun keeps its pixels and its order.
+        made = {PIXELS: pixels_of(before), ORDER: order_of(before)} if before else made
+        plan |= {field: version for field, version in made.items() if version != OLDEST[field]}
         if found := {**identities_after(self._lakehouse, before, manifests), **(identities or {})}:
             plan[IDENTITIES] = found
         if blocks is not None:

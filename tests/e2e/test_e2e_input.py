@@ -54,6 +54,9 @@ def test_a_preview_shows_the_packs_of_a_step_and_a_trace_finds_their_samples(
         assert (2, number) in {(turn["step"], turn["pack"]) for turn in turns}
     rows = home.call("data", "mixture", "--job", NAME, "-o", "json").item
     assert [(row["fromStep"], row["toStep"], row["tokensPercent"]) for row in rows] == [(1, 3, 100.0)]
+    [row] = rows
+    assert row["visitsMin"] <= row["epochs"] <= row["visitsMax"] <= row["visitsMin"] + 1
+    assert row["visitsCounted"]
     codes = [
         home.call("data", "mixture", "--job", "nameless").code,
         home.call("data", "preview", "--job", NAME, "--step", "4").code,

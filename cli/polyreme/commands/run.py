@@ -158,7 +158,20 @@ def validate(
         return _show_gang(checked, output)
     if not for_cluster:
         _check_here(context.obj, checked)
-    return _show_plan(checked, output)
+    return _show_plan(checked, output, visits="" if for_cluster else _visits(context.obj, checked))
+
+
+def _visits(home: Home, checked: TrainingJob) -> str:
+    """Say how often a run of this job visits the samples of its sources; empty before its data are processed."""
+    from polyreme.run_data import visits_of
+
+    run, steps = home.run(checked.metadata.namespace, checked.metadata.name), checked.spec.training.steps
+    return "; ".join(
+        f"{of.name} {of.visits.least:,} to {of.visits.most:,} times, {of.visits.unseen:,} samples never"
+        for row in visits_of(home, run, checked.spec, None, steps=steps)[-1:]
+        for of in row.sources
+        if of.visits is not None
+    )
 
 
 def _show_gang(checked: TrainingJob, output: Format) -> int:
@@ -203,7 +216,7 @@ def _in_bucket(location: str) -> bool:
     return urlsplit(location).scheme == "s3"
 
 
-def _show_plan(checked: TrainingJob, output: Format) -> int:
+def _show_plan(checked: TrainingJob, output: Format, *, visits: str) -> int:
     """Show the plan that a job would get."""
     from polyreme_planner.curriculum import curriculum_stages, kinds_of_packs, packs_of_stages
     from polyreme_planner.model_parts import parameter_count
@@ -235,6 +248,7 @@ def _show_plan(checked: TrainingJob, output: Format) -> int:
         "stages": "; ".join(
             _stage_words(*both) for both in zip(curriculum_stages(spec), packs_of_stages(spec), strict=True)
         ),
+        "visits": visits or None,
         "stateBytesPerRank": state_bytes,
         "memoryBytesPerRank": memory.total_bytes,
         "traffic": "; ".join(
@@ -263,6 +277,7 @@ def _show_plan(checked: TrainingJob, output: Format) -> int:
             ("plan", "planHash"),
             ("packs per rank", "packsPerRank"),
             ("training", "stages"),
+            *([("visits", "visits")] if visits else ()),
             ("state per rank", "stateBytesPerRank"),
             ("memory per rank", "memoryBytesPerRank"),
             ("traffic per rank", "traffic"),

@@ -100,6 +100,20 @@ class ExpertLoads:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SourceVisits:
+    """How often the steps that count visited the samples of a source."""
+
+    source: str
+    epochs: float
+    least: int
+    most: int
+    unseen: int
+    """Samples that were never visited."""
+    exact: bool
+    """False: to some percent."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StageRow:
     """What one processing stage did for one dataset."""
 
@@ -187,6 +201,8 @@ class ReportData:
     """Weights at the start (step 1) and every change."""
     weights_are: str = ""
     """What the weights are shares of, where it is not samples alone."""
+    visits: Sequence[SourceVisits] = ()
+    """Of each source with a weight; empty where they are not known."""
     stages: Sequence[StageRow] = ()
     damage: Sequence[str] = ()
     """Sentences about stored data that was found damaged or missing."""

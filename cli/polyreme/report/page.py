@@ -225,7 +225,7 @@ def _page(page: AnsweredPage) -> str:
 
 
 def _data_plane(data: ReportData) -> str:
-    if not data.stages and not data.dead_letters and not data.damage:
+    if not data.stages and not data.dead_letters and not data.damage and not data.visits:
         return ""
     stages = [
         (safe(row.dataset), safe(row.stage), *(f"{getattr(row, name):,}" for name in STAGE_COUNTS))
@@ -234,7 +234,7 @@ def _data_plane(data: ReportData) -> str:
     table = _table(("dataset", "stage", *(f"#{name.replace('_', ' ')}" for name in STAGE_COUNTS)), stages)
     if len(stages) > OPEN_ROWS_MAX:
         table = f"<details><summary>{len(stages):,} stages</summary>{table}</details>"
-    parts = ["<h2>Data</h2>", f"<p>{_data_words(data)}</p>", table if stages else ""]
+    parts = ["<h2>Data</h2>", f"<p>{_data_words(data)}</p>", table if stages else "", _visits(data)]
     if data.damage:
         found = "".join(f"<li>{safe(words)}</li>" for words in data.damage)
         parts += ["<h3>Damaged data</h3>", f"<ul>{found}</ul>"]
@@ -248,6 +248,22 @@ def _data_plane(data: ReportData) -> str:
         ]
         parts.append(_table(("dataset", "stage", "record", "error"), letters))
     return "".join(parts)
+
+
+def _visits(data: ReportData) -> str:
+    rows = [
+        (
+            safe(of.source),
+            f"{of.epochs:.2f}",
+            f"{of.least:,}",
+            f"{of.most:,}",
+            f"{'' if of.exact else 'about '}{of.unseen:,}",
+        )
+        for of in data.visits
+    ]
+    heads = ("source", "#epochs", "#visits, least", "#most", "#samples never seen")
+    words = "<p class='soft'>How often the samples of each source that fit a pack were trained on.</p>"
+    return "<h3>Visits</h3>" + words + _table(heads, rows) if rows else ""
 
 
 def _data_words(data: ReportData) -> str:

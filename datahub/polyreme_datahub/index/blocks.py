@@ -17,7 +17,7 @@ from polyreme_api.errors import EnvironmentFailedError
 from polyreme_api.store import ObjectExistsError, ObjectNotFoundError, ObjectStore
 from polyreme_datahub.digests import canonical_json, digest_value
 from polyreme_datahub.errors import IndexDamagedError
-from polyreme_datahub.index.format import Shard, parse_plan, seal_plan
+from polyreme_datahub.index.format import WINDOWED, Shard, parse_plan, seal_plan
 
 BLOCKS = "blocks"
 """Field of a plan: dataset reference -> samples and tokens of each block."""
@@ -48,6 +48,8 @@ class Opening:
     """By dataset reference."""
     pixels: int
     """How images become pixels (``index.format.PIXELS``)."""
+    order: int = WINDOWED
+    """How the windows of the order are cut (``index.format.ORDER``)."""
 
     def to_value(self) -> dict[str, Any]:
         """Return it as a JSON-able value."""

@@ -25,6 +25,15 @@ PIXELS = "pixels"
 """Field of a plan: how images become pixels. A plan of an earlier release has none."""
 BY_PILLOW, BY_CONVOLUTION = 1, 2
 """Its values: resized by Pillow; by ``loader.resampling``, and decoded at a smaller scale where the size allows."""
+ORDER = "order"
+"""Field of a plan: how the windows of the order are cut. A plan of an earlier release has none."""
+WINDOWED, EVEN = 1, 2
+"""Its values: windows of 256 packs, in which a source may have several epochs; windows that end with the epochs of
+their sources, so that after any step two samples of a source differ by at most one visit."""
+OLDEST: Mapping[str, int] = {PIXELS: BY_PILLOW, ORDER: WINDOWED}
+"""What a plan without these fields means."""
+NEWEST: Mapping[str, int] = {PIXELS: BY_CONVOLUTION, ORDER: EVEN}
+"""What a job that begins gets."""
 ALIGN_BYTES = 64
 DIGEST_BYTES = 32
 ARRAYS: Mapping[str, str] = {
@@ -210,10 +219,22 @@ def pixels_of(plan: Mapping[str, Any]) -> int:
     Raises:
         RefusedError: If only a newer release knows.
     """
-    found = plan.get(PIXELS, BY_PILLOW)
-    if found not in {BY_PILLOW, BY_CONVOLUTION}:
+    return _version(plan, PIXELS, "images become pixels")
+
+
+def order_of(plan: Mapping[str, Any]) -> int:
+    """Return how the windows of the order are cut.
+
+    Raises:
+        RefusedError: If only a newer release knows.
+    """
+    return _version(plan, ORDER, "samples are ordered")
+
+
+def _version(plan: Mapping[str, Any], field: str, what: str) -> int:
+    found, newest = plan.get(field, OLDEST[field]), NEWEST[field]
+    if found not in range(OLDEST[field], newest + 1):
         raise RefusedError(
-            f"images become pixels in a way of a newer release: {found!r}, this one knows up to {BY_CONVOLUTION}; use "
-            "that release"
+            f"{what} in a way of a newer release: {found!r}, this one knows up to {newest}; use that release"
         )
     return int(found)

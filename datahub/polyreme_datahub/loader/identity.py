@@ -20,7 +20,6 @@ from polyreme_api.mixture import MixtureRecord
 from polyreme_datahub.index.blocks import BLOCKS
 from polyreme_datahub.index.format import BY_PILLOW, PIXELS
 from polyreme_datahub.loader.augment import AUGMENT_VERSION, AugmentSettings
-from polyreme_datahub.loader.order import ORDER_VERSION
 from polyreme_datahub.loader.order_plan import OrderPlan
 from polyreme_datahub.loader.weighing import WEIGHING_VERSION
 from polyreme_planner.mixture import WINDOW_PACKS, segments_of, weights_of
@@ -67,7 +66,7 @@ def identity_of_order(
         order.seed,
         [[segment.first_step, segment.weights] for segment in first.segments],
     ]
-    facts += [order.packs_per_step, order.pack_tokens, ORDER_VERSION, WINDOW_PACKS]
+    facts += [order.packs_per_step, order.pack_tokens, order.version, WINDOW_PACKS]
     if any(segment.skip_steps for segment in first.segments):
         facts += [[segment.skip_steps for segment in first.segments]]
     if spec.data.weights_by != "Samples" or spec.data.temperature is not None:

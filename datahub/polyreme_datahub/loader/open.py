@@ -23,7 +23,7 @@ from polyreme_datahub.digests import canonical_json
 from polyreme_datahub.errors import IndexDamagedError, SourceInvalidError
 from polyreme_datahub.index.blocks import BLOCKS, Journal, Opening, Sizes
 from polyreme_datahub.index.damage import note_damage
-from polyreme_datahub.index.format import PIXELS, parse_plan, pixels_of, plan_key, special_tokens
+from polyreme_datahub.index.format import ORDER, PIXELS, order_of, parse_plan, pixels_of, plan_key, special_tokens
 from polyreme_datahub.index.succession import IDENTITIES, identity_of
 from polyreme_datahub.job_data import longest_pack, plan_data
 from polyreme_datahub.loader.amendments import Amendments
@@ -98,7 +98,8 @@ def open_packs(
     growth = None
     if spec.data.start_while_processing:
         growth = _growth(plan, Journal(store, plan_key(job, plan_data(spec))), spec, indexes, blobs)
-    order = _order(spec, tuple(index.lengths for index in indexes), segments_of(spec, mixture))
+    lengths = tuple(index.lengths for index in indexes)
+    order = _order(spec, lengths, segments_of(spec, mixture), version=order_of(plan))
     if growth is not None:
         order = dataclasses.replace(order, blocks=growth.ends)
     by_mixture = functools.partial(
@@ -185,7 +186,7 @@ def entries_of_state(
     plan = _plan(samples_store(objects_url, gate), spec, job, wait_s=0.0, sleep=sleep_really)
     for count in range(len(spec.data.schedule), -1, -1):
         mixture = MixtureRecord(base=tuple(spec.data.schedule[:count]))
-        order = _order(spec, (), segments_of(spec, mixture))
+        order = _order(spec, (), segments_of(spec, mixture), version=order_of(plan))
         identity = identity_of_order(
             order, spec, _identities(plan, spec), _augment(spec), mixture, pixel_version=pixels_of(plan)
         )
@@ -195,7 +196,11 @@ def entries_of_state(
 
 
 def _order(
-    spec: TrainingJobSpec, lengths: tuple[npt.NDArray[np.int64], ...], segments: tuple[Segment, ...]
+    spec: TrainingJobSpec,
+    lengths: tuple[npt.NDArray[np.int64], ...],
+    segments: tuple[Segment, ...],
+    *,
+    version: int,
 ) -> OrderPlan:
     limits = tuple(source.epochs_max for source in spec.data.sources)
     return OrderPlan(
@@ -207,6 +212,7 @@ def _order(
         pack_tokens=spec.data.sequence_tokens,
         epochs_max=limits if any(limits) else (),
         last_step=spec.training.steps if any(limits) else None,
+        version=version,
     )
 
 
@@ -340,6 +346,7 @@ def _as_plan(opening: Opening) -> Mapping[str, Any]:
         "manifests": {**opening.manifests, **{reference: of.manifest for reference, of in growing}},
         IDENTITIES: {reference: of.identity for reference, of in growing},
         PIXELS: opening.pixels,
+        ORDER: opening.order,
         "opening": opening.to_value(),
     }
 

@@ -8,6 +8,7 @@ import dataclasses
 import numpy as np
 import numpy.typing as npt
 
+from polyreme_datahub.index.format import EVEN
 from polyreme_planner.mixture import Segment
 
 
@@ -49,6 +50,8 @@ class OrderPlan:
     """Most epochs of each source; None: no limit. Sources in blocks have none."""
     last_step: int | None = None
     """Where there are limits: the run's last step, with which the last window ends."""
+    version: int = EVEN
+    """How windows are cut (``index.format.ORDER``). A job keeps the one that it began with."""
 
     def blocks_of(self, source: int) -> BlockEnds | None:
         """Return the blocks of a source; None if it has none."""

@@ -21,6 +21,18 @@ HALF_A_TURN = 0.5
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Visits:
+    """How often the samples of a source were visited, of those that fit."""
+
+    least: int
+    most: int
+    unseen: int
+    """Samples that were never visited."""
+    exact: bool = True
+    """False: from mean lengths, to some percent."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOutlook:
     """What one source gives to the steps of a segment."""
 
@@ -33,6 +45,8 @@ class SourceOutlook:
     """Epochs that it has had by the end of the segment, all segments counted, with what was passed over."""
     ends_step: int | None = None
     """Step at about which its last epoch ends; None: not in this segment."""
+    visits: Visits | None = None
+    """Of its samples by the end of the segment, all segments counted; None: not asked for."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,12 +32,14 @@ from polyreme_datahub.loader.decode_pool import DecodePool
 from polyreme_datahub.loader.documents import CHANNELS, Document, LaidPacks, assemble, cut
 from polyreme_datahub.loader.growth import Growth
 from polyreme_datahub.loader.identity import Identity
-from polyreme_datahub.loader.order import Order, Slot
+from polyreme_datahub.loader.order import Order
 from polyreme_datahub.loader.order_plan import OrderPlan
-from polyreme_datahub.loader.outlook import SegmentOutlook, outlook
+from polyreme_datahub.loader.outlook import SegmentOutlook
 from polyreme_datahub.loader.read_counts import ReadCounts, Tier
 from polyreme_datahub.loader.sample_reader import ImageNote
 from polyreme_datahub.loader.shards import MappedIndex, SampleDamagedError
+from polyreme_datahub.loader.slots import Slot
+from polyreme_datahub.loader.visits import outlook_with_visits
 from polyreme_planner.flops import uneven_flops
 from polyreme_planner.shapes import ModelShape
 
@@ -174,14 +176,14 @@ class PackedSource:
         )
 
     def outlook(self, steps: int) -> list[SegmentOutlook]:
-        """Return what each source gives to a run of so many steps, between changes of the mixture.
+        """Return what each source gives to a run of so many steps, between changes of the mixture, with its visits.
 
         Raises:
             RefusedError: If samples are still processed: their count is not known.
         """
         if any(self._plan.is_growing(source) for source in range(len(self._plan.names))):
             raise RefusedError("the data are still processed; shares and epochs are known when all samples are")
-        return outlook(self._plan, steps)
+        return outlook_with_visits(self._plan, steps)
 
     def find(self, sample_id: str) -> dict[str, list[int]]:
         """Return the numbers of a sample, or of its pieces, in each source that has one of that name."""

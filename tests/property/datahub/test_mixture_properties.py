@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.mixture import MixtureRecord
+from polyreme_datahub.index.format import EVEN, WINDOWED
 from polyreme_datahub.loader.identity import Identity, identity_of_order
 from polyreme_datahub.loader.open import _without_vain_changes
-from polyreme_datahub.loader.order import Order, Slot
+from polyreme_datahub.loader.order import Order
 from polyreme_datahub.loader.order_plan import OrderPlan
+from polyreme_datahub.loader.slots import Slot
 from polyreme_planner.mixture import (
     first_mixture,
     mixture_changes,
@@ -91,7 +93,7 @@ def runs(draw: st.DrawFn) -> Run:
     return Run(specs=specs, records=records, resumed=resumed)
 
 
-def plan_of(spec: TrainingJobSpec, record: MixtureRecord | None) -> OrderPlan:
+def plan_of(spec: TrainingJobSpec, record: MixtureRecord | None, *, version: int = EVEN) -> OrderPlan:
     return OrderPlan(
         seed=3,
         names=("s0", "s1", "s2"),
@@ -99,11 +101,12 @@ def plan_of(spec: TrainingJobSpec, record: MixtureRecord | None) -> OrderPlan:
         segments=segments_of(spec, record),
         packs_per_step=PACKS[0],
         pack_tokens=PACK_TOKENS,
+        version=version,
     )
 
 
-def opened(spec: TrainingJobSpec, record: MixtureRecord | None) -> tuple[Order, Identity]:
-    plan = plan_of(spec, record)
+def opened(spec: TrainingJobSpec, record: MixtureRecord | None, *, version: int = EVEN) -> tuple[Order, Identity]:
+    plan = plan_of(spec, record, version=version)
     return Order(plan), identity_of_order(plan, spec, ["a", "b", "c"], [None] * SOURCES, record, pixel_version=1)
 
 
@@ -227,7 +230,9 @@ def test_changes_that_wait_for_the_same_window_pass_over_the_steps_of_both() -> 
 def test_a_schedule_that_is_known_from_the_beginning_keeps_its_order_and_its_identity() -> None:
     """The digest is the one of releases before schedules could be appended to: their checkpoints resume."""
     spec = spec_of([(5, [1, 0, 2]), (9, [0, 1, 1])], staged=False)
-    (order, identity), (plain, before) = opened(spec, first_mixture(spec)), opened(spec, None)
+    (order, identity), (plain, before) = (
+        opened(spec, mixture, version=WINDOWED) for mixture in (first_mixture(spec), None)
+    )
     assert [order.packs(step) for step in range(1, 12)] == [plain.packs(step) for step in range(1, 12)]
     assert identity.links == before.links
     assert identity.at(1) == identity.at(99) == "09847c532b347326338ee65bdd068362208ebb1150777026cc9d87faf5b3088d"

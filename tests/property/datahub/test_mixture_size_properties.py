@@ -78,20 +78,21 @@ def test_a_source_that_ends_gives_all_its_epochs_and_its_turns_to_the_others(pla
     plan = dataclasses.replace(plan, segments=plan.segments[:1])
     free = Order(dataclasses.replace(plan, epochs_max=()), window_packs=WINDOW_PACKS)
     order = Order(plan, window_packs=WINDOW_PACKS)
-    slots, _, stretches = order._slots(order._known[0], 400)
-    same, _, _ = free._slots(free._known[0], 400)
+    start = (0, (0,) * len(plan.names))
+    slots, _, stretches = order._slots.read(0, start, 400)
+    same, _, _ = free._slots.read(0, start, 400)
     first = stretches[1].first if len(stretches) > 1 else len(slots)
     assert slots[:first] == same[:first]
     counts = Counter(slot.source for slot in slots)
     for source, weight in enumerate(plan.segments[0].weights):
-        left = order._left(0, source, stretches[-1].base)
+        left = order._slots._left(0, source, stretches[-1].base)
         if left == 0 and weight:
             limit = plan.epochs_max[source]
             assert limit is not None
-            assert counts[source] == limit * order._size(0, source)
+            assert counts[source] == limit * order._slots.size(0, source)
     for stretch, following in pairwise(stretches):
         part = Counter(slot.source for slot in slots[stretch.first : following.first])
-        live = [order._left(0, at, stretch.base) != 0 for at in range(len(plan.names))]
+        live = [order._slots._left(0, at, stretch.base) != 0 for at in range(len(plan.names))]
         weights = [w if on else 0 for w, on in zip(plan.segments[0].weights, live, strict=True)]
         for source, weight in enumerate(weights):
             assert abs(part[source] - weight / sum(weights) * part.total()) < 1

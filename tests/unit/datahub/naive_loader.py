@@ -64,7 +64,7 @@ class Walk:
         for number, phase in enumerate(self.phases):
             left = phase.skip_steps
             while left:
-                passed = min(left, self._window_steps())
+                passed = self._whole_steps(self.phases[number - 1], stand, min(left, self._window_steps()))
                 self._filled(self.phases[number - 1], stand, passed * self.packs_per_step)
                 left -= passed
             stand.taken, stand.slot = list(none), 0
@@ -72,9 +72,11 @@ class Walk:
             while step < following:
                 if step > count:
                     return
-                steps = min(self._window_steps(), following - step)
+                steps = self._window_steps() - (step - phase.first_step) % self._window_steps()
+                steps = min(steps, following - step)
                 if any(self.epochs_max):
                     steps = min(steps, self.last_step - step + 1)
+                steps = self._whole_steps(phase, stand, steps)
                 filled = self._filled(phase, stand, steps * self.packs_per_step)
                 places = [_permuted(at, len(filled), f"{self.seed}:packs:{step}") for at in range(len(filled))]
                 for at in range(steps):
@@ -85,6 +87,19 @@ class Walk:
 
     def _window_steps(self) -> int:
         return max(1, WINDOW_PACKS // self.packs_per_step)
+
+    def _whole_steps(self, phase: Phase, stand: Stand, most: int) -> int:
+        """Count the steps before a source begins another epoch than that of its next turn: 1 to ``most``."""
+        stand = Stand(list(stand.turns), list(stand.taken), stand.slot)
+        epochs = [turns // len(of) for turns, of in zip(stand.turns, self.lengths, strict=True)]
+        room, total = self.packs_per_step * self.pack_tokens, 0
+        while total <= most * room:
+            visit = self._next(phase, stand)
+            if visit[1] != epochs[visit[0]]:
+                return max(1, total // room)
+            total += self._tokens(visit)
+            self._take(stand, visit[0])
+        return most
 
     def _filled(self, phase: Phase, stand: Stand, packs_max: int) -> list[list[Visit]]:
         """Return the packs of a window, and go on behind its samples."""
@@ -114,18 +129,22 @@ class Walk:
         visits: list[Visit] = []
         total = 0
         while True:
-            weights = [
-                0 if turns == self._most(source) else phase.weights[source] for source, turns in enumerate(stand.turns)
-            ]
-            source = _earliest_deadline(weights, stand.taken, stand.slot)
-            size = len(self.lengths[source])
-            epoch, position = divmod(stand.turns[source], size)
-            visit = (source, epoch, _permuted(position, size, f"{self.seed}:{self.names[source]}:{epoch}"))
+            visit = self._next(phase, stand)
             total += self._tokens(visit)
             if total > packs * self.pack_tokens:
                 return visits
             visits.append(visit)
-            self._take(stand, source)
+            self._take(stand, visit[0])
+
+    def _next(self, phase: Phase, stand: Stand) -> Visit:
+        """Return what takes the next slot."""
+        weights = [
+            0 if turns == self._most(source) else phase.weights[source] for source, turns in enumerate(stand.turns)
+        ]
+        source = _earliest_deadline(weights, stand.taken, stand.slot)
+        size = len(self.lengths[source])
+        epoch, position = divmod(stand.turns[source], size)
+        return source, epoch, _permuted(position, size, f"{self.seed}:{self.names[source]}:{epoch}")
 
 
 def whole_weights(weights: Sequence[int], lengths: Sequence[Sequence[int]]) -> list[int]:

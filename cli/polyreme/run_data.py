@@ -1,0 +1,51 @@
+"""Training data of a run on this machine, as its ranks read them: opened by commands, and its visits for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from polyreme.paths import Home, RunDirectory
+from polyreme_api.errors import PolyremeError
+from polyreme_system.files import read_json
+
+if TYPE_CHECKING:
+    from polyreme_api.job.spec import TrainingJobSpec
+    from polyreme_api.mixture import MixtureRecord
+    from polyreme_datahub.loader.outlook import SegmentOutlook
+    from polyreme_datahub.loader.source import PackedSource
+
+
+def run_uid(run: RunDirectory) -> str:
+    """Return the UID under which a run's data were processed; empty before."""
+    return str((read_json(run.data_report) or {}).get("job", ""))
+
+
+def open_run_data(home: Home, run: RunDirectory, spec: TrainingJobSpec, mixture: MixtureRecord | None) -> PackedSource:
+    """Open the training data of a run; waits for no processing.
+
+    Raises:
+        EnvironmentFailedError: If its data is not processed.
+    """
+    from polyreme_datahub.hub import open_source
+
+    return open_source(home.objects_url, spec, job=run_uid(run), wait_s=0.0, mixture=mixture)
+
+
+def visits_of(
+    home: Home, run: RunDirectory, spec: TrainingJobSpec, mixture: MixtureRecord | None, *, steps: int
+) -> Sequence[SegmentOutlook]:
+    """Return what the sources give up to a step, with visits; empty while that is not known.
+
+    It is known once all data of the run are processed, for this very spec.
+    """
+    if not steps or not run_uid(run):
+        return ()
+    try:
+        source = open_run_data(home, run, spec, mixture)
+        try:
+            return source.outlook(steps)
+        finally:
+            source.close()
+    except (PolyremeError, OSError):
+        return ()

@@ -83,3 +83,9 @@ class RunFailedError(PolyremeError):
     """The job failed for a reason of its own."""
 
     exit_code = ExitCode.RUN_FAILED
+
+
+class StepFailedError(RunFailedError):
+    """A step can't be trained, which a fault of memory or of a device may cause: it is retried once."""
+
+    exit_code = ExitCode.STEP_FAILED

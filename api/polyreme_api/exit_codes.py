@@ -90,6 +90,12 @@ class ExitCode(enum.IntEnum):
         "The run itself failed, for example with a loss that is not finite or with too little device memory.",
         "Read the reason in the status or the report, and change the job.",
     )
+    STEP_FAILED = (
+        101,
+        "ranks",
+        "A step can't be trained: its loss or gradient is not finite, or it has nothing to learn from.",
+        "Nothing: it is retried once from the newest checkpoint. If that fails too, change what the message names.",
+    )
 
 
 def code_of_signal(number: int) -> int:

@@ -21,7 +21,7 @@ def test_a_request_to_save_makes_a_checkpoint_and_training_goes_on(start: Any, t
 
 def test_a_loss_that_is_no_number_ends_all_ranks_with_its_step(start: Any, tmp_path: Path) -> None:
     gang = begin(start, tmp_path, 1, infinite_at=3)
-    assert gang.wait() == [100] * 4
+    assert gang.wait() == [101] * 4
     assert "loss or gradient is not finite: loss nan, gradient norm nan in step 3" in gang.logs()
     assert list(history(tmp_path)) == [1, 2]
 

@@ -106,6 +106,9 @@ def judge(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float) -> Verdict
         return GiveUp(failure=failure, reason=Reason.FAILURE_POLICY, message=f"{_rule_name(rule)}: {failure.message}")
     if rule is None and failure.code in _FINAL and not environment_runtime.is_used(spec):
         return GiveUp(failure=failure, reason=_FINAL[failure.code], message=failure.message)
+    if rule is None and failure.cause is Cause.STEP_FAILED and _was_retried(snapshot):
+        words = f"{failure.message}; a retry from the newest checkpoint ended in the same way"
+        return GiveUp(failure=failure, reason=Reason.RUN_FAILED, message=words)
     excused = failure.cause in EXCUSED
     counts = not excused and (rule is None or (rule.count_towards_max and rule.action != "Ignore"))
     scope = _scope(snapshot, spec, failure, rule)
@@ -180,6 +183,23 @@ def _refusals(status: TrainingJobStatus) -> int:
         reversed(status.restart_records),
     )
     return sum(1 for _ in newest)
+
+
+def _was_retried(snapshot: JobSnapshot) -> bool:
+    """Tell whether a step that failed was retried since the newest durable checkpoint."""
+    durable = _durable_step(snapshot)
+    return any(
+        record.cause == Cause.STEP_FAILED and record.checkpoint_step >= durable
+        for record in snapshot.job.status.restart_records
+    )
+
+
+def _durable_step(snapshot: JobSnapshot) -> int:
+    record, durable = current_record(snapshot), snapshot.job.status.last_checkpoint
+    steps = [0 if durable is None else durable.step]
+    if record is not None and record.checkpoint is not None:
+        steps.append(record.checkpoint.step)
+    return max(steps)
 
 
 def _has_grown(status: TrainingJobStatus) -> bool:
@@ -257,10 +277,6 @@ def _replaced(snapshot: JobSnapshot, failure: Failure, scope: Scope) -> frozense
 
 def _record(snapshot: JobSnapshot, failure: Failure, scope: Scope, *, counts: bool, now_s: float) -> RestartRecord:
     attempt, record = snapshot.job.attempt, current_record(snapshot)
-    durable = snapshot.job.status.last_checkpoint
-    steps = [0 if durable is None else durable.step]
-    if record is not None and record.checkpoint is not None:
-        steps.append(record.checkpoint.step)
     return RestartRecord(
         attempt=0 if attempt is None else attempt.number,
         at=rfc3339(now_s),
@@ -268,7 +284,7 @@ def _record(snapshot: JobSnapshot, failure: Failure, scope: Scope, *, counts: bo
         scope=scope.value,
         index=failure.index,
         step=0 if record is None else record.step,
-        checkpoint_step=max(steps),
+        checkpoint_step=_durable_step(snapshot),
         counts=counts,
         message=failure.message,
     )

@@ -367,11 +367,18 @@ def _rank_failure(ended: RankExit, attempt: AttemptStatus, record: ProgressRecor
         )
     code = ended.code or ExitCode.OK
     return Failure(
-        cause=Cause.ENVIRONMENT_FAILED if code == ExitCode.ENVIRONMENT else Cause.RANK_EXITED,
+        cause=_CAUSES.get(code, Cause.RANK_EXITED),
         message=f"rank {ended.rank} on worker {index} exited with code {code}{why}",
         index=index,
         code=code,
     )
+
+
+_CAUSES: dict[int, Cause] = {
+    ExitCode.ENVIRONMENT: Cause.ENVIRONMENT_FAILED,
+    ExitCode.STEP_FAILED: Cause.STEP_FAILED,
+}
+"""Of ranks that end with these codes."""
 
 
 def _silence(

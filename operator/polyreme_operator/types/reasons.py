@@ -131,6 +131,8 @@ class Cause(StrEnum):
     """Lost time only: retained steps waited for their packs."""
     RANK_EXITED = "RankExited"
     RANK_KILLED = "RankKilled"
+    STEP_FAILED = "StepFailed"
+    """A step had a loss or gradient that is not finite, or nothing to learn from; it is retried once."""
     ENVIRONMENT_FAILED = "EnvironmentFailed"
     LEADER_SILENT = "LeaderSilent"
     POD_LOST = "PodLost"

@@ -78,6 +78,33 @@ def test_exit_code_100_fails_the_job_at_once_with_the_ranks_own_words() -> None:
     assert "loss is nan at step 11" in said.message
 
 
+def test_a_step_that_fails_is_retried_once_from_each_checkpoint() -> None:
+    owner = admitted(job())
+
+    def ends(owner: JobView, *, checkpoint: int) -> Any:
+        saved: Any = {"checkpoint": {"attempt": 1, "step": checkpoint}}
+        words = "loss or gradient is not finite"
+        exits = [{"rank": 1, "code": 101}]
+        return verdict(
+            running(owner, lease=lease(owner, phase="Training", step=10, exits=exits, message=words, **saved))
+        )
+
+    first = ends(owner, checkpoint=8)
+    assert isinstance(first, Restart)
+    assert (first.failure.cause, first.scope, first.due_s, first.record.counts) == (
+        "StepFailed",
+        "RestartProcess",
+        NOW_S,
+        True,
+    )
+    again = dataclasses.replace(owner, status=with_restart(owner.status, first.record))
+    second = ends(again, checkpoint=8)
+    assert isinstance(second, GiveUp)
+    assert second.reason == "RunFailed"
+    assert "is not finite; a retry from the newest checkpoint ended in the same way" in second.message
+    assert isinstance(ends(again, checkpoint=9), Restart), "it went past the step that had failed"
+
+
 def test_damaged_data_fails_the_job_at_once_whichever_rank_is_reported_first() -> None:
     owner = admitted(job())
     exits = [{"rank": 0, "code": 7}, {"rank": 1, "code": 8}]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from polyreme_api.batch import BatchSource, EvaluationSource
 from polyreme_api.clock import Clock
-from polyreme_api.errors import InvalidConfigError, RunFailedError
+from polyreme_api.errors import StepFailedError
 from polyreme_api.progress import RankPhase, StepRecord
 from polyreme_planner.curriculum import times_learned
 from polyreme_trainer.checkpoint.save import CheckpointWriter
@@ -61,7 +61,8 @@ class Loop:
         """Train to the last step or until asked to stop, and leave a committed checkpoint of the last step taken.
 
         Raises:
-            RunFailedError: On all ranks, if loss or gradient is not finite, before any parameter changes.
+            StepFailedError: On all ranks, if loss or gradient is not finite or there is nothing to learn from, before
+                any parameter changes.
             FencedError: If a newer attempt has begun.
             EnvironmentFailedError: If checkpoints keep failing.
         """
@@ -111,9 +112,9 @@ class Loop:
 
     def _check(self, total: GlobalStep, number: int) -> None:
         if not total.unmasked:
-            raise InvalidConfigError(f"step {number} has nothing to learn from: 0 unmasked tokens", field="spec.data")
+            raise StepFailedError(f"step {number} has nothing to learn from: 0 unmasked tokens", field="spec.data")
         if not total.finite:
-            raise RunFailedError(
+            raise StepFailedError(
                 f"loss or gradient is not finite: loss {total.loss}, gradient norm {total.gradient_norm} "
                 f"in step {number}",
                 field="spec.training.optimizer.learningRate, or the data of that step",

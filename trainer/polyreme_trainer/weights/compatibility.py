@@ -23,6 +23,10 @@ from polyreme_trainer.weights.catalogue import Catalogue, listed
 
 DTYPES = ("F32", "BF16", "F16")
 """Types that are read; each is converted to the model's own."""
+CLASSES = ("kimi_vl", "deepseek_v3", "kimi_k2")
+"""Values of ``model_type`` of the models that can be read."""
+_SCALES = ("_scale_inv", "_scale")
+"""Suffixes of the names of scales: of DeepSeek's blocks in FP8, and of compressed-tensors."""
 _DERIVED = ".rotary_emb.inv_freq"
 """Suffix of the names of tables that older software stored; they follow from ``rope_theta``."""
 _TEXT_STARTS = ("model.", "lm_head.")
@@ -91,7 +95,9 @@ def check_fit(catalogue: Catalogue, shape: ModelShape) -> Names:
     Raises:
         InvalidConfigError: Naming the first rule that is broken, the value seen, and the field to change.
     """
+    _check_class(catalogue)
     names = scheme_of(catalogue)
+    _check_types(catalogue)
     if catalogue.config is not None:
         check_config(catalogue.config, names, shape)
     wanted = wanted_tensors(shape, names)
@@ -118,13 +124,39 @@ def check_fit(catalogue: Catalogue, shape: ModelShape) -> Names:
                 f"{shape.name}",
                 field="spec.model.overrides",
             )
-        if stored.dtype not in DTYPES:
+    return names
+
+
+def _check_class(catalogue: Catalogue) -> None:
+    """Refuse a model of another class in one sentence: no preset and no override makes it fit."""
+    whole = catalogue.config or {}
+    text = whole.get("text_config")
+    for part in (whole, text if isinstance(text, Mapping) else {}):
+        kind = part.get("model_type")
+        if kind is not None and kind not in CLASSES:
+            classes = [str(each) for each in part.get("architectures") or ()]
+            named = f" ({', '.join(classes)})" if classes else ""
             raise InvalidConfigError(
-                f"weight has another type: {name} is {stored.dtype}, expected one of {', '.join(DTYPES)}; "
-                "convert quantised weights to one of these first",
+                f"weights are of another class of models: their config.json says model_type is {kind!r}{named}, "
+                f"expected one of {', '.join(CLASSES)}, whose layers polyreme has; no preset and no override "
+                "makes them fit",
                 field=FIELD,
             )
-    return names
+
+
+def _check_types(catalogue: Catalogue) -> None:
+    """Refuse weights that are quantised, whose scales are tensors of their own."""
+    other = sorted(name for name, stored in catalogue.tensors.items() if stored.dtype not in DTYPES)
+    if not other:
+        return
+    first = other[0]
+    scales = [name for name in catalogue.tensors if name.endswith(_SCALES)]
+    by = f" by scales such as {min(scales)}" if scales else ""
+    raise InvalidConfigError(
+        f"weight has another type: {first} is {catalogue.tensors[first].dtype}, expected one of {', '.join(DTYPES)}; "
+        f"{len(other)} of {len(catalogue.tensors)} tensors are quantised{by}: convert them to bfloat16 first",
+        field=FIELD,
+    )
 
 
 def scheme_of(catalogue: Catalogue) -> Names:

@@ -327,6 +327,25 @@ REFUSALS: dict[str, tuple[Damage, list[str]]] = {
         _change(EXPERT, lambda tensor: tensor.to(torch.float8_e4m3fn)),
         [f"weight has another type: {EXPERT} is F8_E4M3, expected one of F32, BF16, F16; ", f"change {FIELD}"],
     ),
+    "blocks in FP8, as DeepSeek-V3 is released": (
+        lambda folder: (
+            _change(EXPERT, lambda tensor: tensor.to(torch.float8_e4m3fn))(folder),
+            _add(**{f"{EXPERT}_scale_inv": torch.ones(1, 1)})(folder),
+        ),
+        [
+            f"weight has another type: {EXPERT} is F8_E4M3, expected one of F32, BF16, F16; 1 of 121 tensors are ",
+            f"quantised by scales such as {EXPERT}_scale_inv: convert them to bfloat16 first; change {FIELD}",
+        ],
+    ),
+    "another class of models": (
+        _configure(lambda config: config.update(model_type="qwen3_moe", architectures=["Qwen3MoeForCausalLM"])),
+        [
+            "weights are of another class of models: their config.json says model_type is 'qwen3_moe' ",
+            "(Qwen3MoeForCausalLM), expected one of kimi_vl, deepseek_v3, kimi_k2, ",
+            f"no preset and no override makes them fit; change {FIELD}",
+        ],
+    ),
+    "a decoder of another class": (_text(model_type="mixtral"), ["says model_type is 'mixtral'", f"change {FIELD}"]),
     "a file is missing": (
         lambda folder: (folder / FIRST).unlink(),
         [f"weights lack files: {FIRST} of 8 {INDEX_WORDS}, expected all of them in /; copy them there; change {FIELD}"],

@@ -15,6 +15,7 @@ from polyreme.run_times import run_times
 from polyreme.timeline import Moment
 from polyreme_api.exit_codes import ExitCode
 from polyreme_api.job import TrainingJob
+from polyreme_api.progress import ALL_SETS
 from polyreme_launcher.urls import checkpoint_folder
 from polyreme_system.files import read_json
 
@@ -59,6 +60,7 @@ def outcome_of(
             "steps": job.spec.training.steps,
             "lossFirst": history[0].loss if history else None,
             "loss": history[-1].loss if history else None,
+            "heldoutLoss": next((step.held_out[ALL_SETS] for step in reversed(history) if step.held_out), None),
             "heldoutExactMatchRatio": head.held_out_ratio,
             "heldoutSamples": (records.evaluation or {}).get("samples"),
             "goodputRatio": head.goodput,

@@ -58,6 +58,8 @@ def check(home: Home, run: RunDirectory, job: TrainingJob, *, resumes: bool, fre
             "the job is suspended: spec.suspend is true, and on one machine nothing would resume it; set it to false",
             field="spec.suspend",
         )
+    if not resumes:
+        check_rates(job)
     check_data(home, job)
     check_objects(home)
     check_folders(run, job)
@@ -202,8 +204,40 @@ def check_data(home: Home, job: TrainingJob) -> None:
         check_datasets(home.registry_url, job.spec)
     except NotFoundError as error:
         raise InvalidConfigError(
-            error.message, field="spec.data.sources[].dataset or spec.evaluation.sets[].dataset"
+            f"{error.message}; polyreme data register NAME SOURCE makes a file or folder a dataset",
+            field="spec.data.sources[].dataset or spec.evaluation.sets[].dataset",
         ) from error
+
+
+def unknown_here(job: TrainingJob) -> list[str]:
+    """Name the datasets of a job that a home without any does not have: all but the samples."""
+    from polyreme_datahub.sources.digits import sample_sources
+
+    samples = sample_sources()
+    named = [source.dataset for source in job.spec.data.sources]
+    named += [part.dataset for part in job.spec.evaluation.sets] if job.spec.evaluation else []
+    return [dataset for dataset in dict.fromkeys(named) if dataset.partition("@")[0] not in samples]
+
+
+def check_rates(job: TrainingJob) -> None:
+    """Refuse a learning rate that would never reach its peak.
+
+    Raises:
+        InvalidConfigError: Naming the field.
+    """
+    training = job.spec.training
+    spans = [("spec.training.optimizer.warmupSteps", training.optimizer.warmup_steps, "the run", training.steps)]
+    spans += [
+        ("spec.training.stages[].warmupSteps", stage.warmup_steps or 0, f"stage {stage.name!r}", stage.steps)
+        for stage in training.stages
+    ]
+    for field, warmup_steps, of, steps in spans:
+        if warmup_steps > steps:
+            raise InvalidConfigError(
+                f"the warm-up is longer than {of}: {warmup_steps} steps of {steps}, so the learning rate would never "
+                f"reach its peak; expected at most {steps}",
+                field=field,
+            )
 
 
 def open_checkpoints(url: str) -> ObjectStore:

@@ -102,6 +102,10 @@ class Watcher:
         """Show a sentence among the events."""
         self._said = [*self._said, words][-EVENTS_SHOWN_MAX:]
 
+    def stopped(self) -> None:
+        """Remember when the run had stopped on request: what follows is not its time."""
+        self._timeline.add(Moment(at_s=self._clock.now_s(), kind="stopped", attempt=self.attempt))
+
     def close(self) -> None:
         """Leave the last state, and what was said since, on the screen."""
         # A terminal that was closed takes nothing any more.
@@ -171,7 +175,7 @@ class Watcher:
         """Time of the steps that count over the time since the first attempt; the report has the exact figure."""
         if pace_s:
             self._effective.advance(step, pace_s)
-        passed_s = elapsed_s(self._timeline.moments, self._timeline.now())
+        passed_s = elapsed_s(self._timeline.moments, self._timeline.now(), stopped_too=False)
         return min(1.0, self._effective.seconds / passed_s) if passed_s and self._effective.seconds else None
 
     def _stillness(self, progress: ProgressRecord | None, pace_s: float | None) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from polyreme.records import RunRecords
 from polyreme.report.data import AttemptRow, TimeShare
-from polyreme.report.timeline import time_shares
+from polyreme.report.timeline import STOPPED_NAME, time_shares
 from polyreme.steady_time import Steps, without_clock_steps
 from polyreme.timeline import Moment
 from polyreme_api.job import TrainingJob
@@ -42,9 +42,10 @@ class RunTimes:
 
     @property
     def goodput(self) -> float | None:
-        """Time of the steps that are history over wall time; None before the first of them."""
+        """Time of the steps that are history over the time that the run was not stopped; None before the first."""
         kept_s = sum(share.seconds for share in self.shares if share.counts)
-        return kept_s / self.wall_s if kept_s else None
+        asked_s = sum(share.seconds for share in self.shares if share.name != STOPPED_NAME)
+        return kept_s / asked_s if kept_s else None
 
 
 def run_times(job: TrainingJob, records: RunRecords, moments: Sequence[Moment], *, now: Moment) -> RunTimes:

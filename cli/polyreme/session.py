@@ -176,6 +176,8 @@ class _Session:
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
         self._interrupts = 0
+        self._pressed = False
+        """Whether a person pressed Ctrl-C, and did not ask by another command or close the terminal."""
 
     async def run(self, *, resumed: bool) -> RunOutcome:
         """Serve until the job has finished or stopped."""
@@ -282,7 +284,8 @@ class _Session:
                 return
 
     async def _stop_cleanly(self, cluster: LocalCluster, watcher: Watcher) -> None:
-        watcher.say("stopping: the ranks save a checkpoint and exit; press Ctrl-C again to kill them at once")
+        again = "; press Ctrl-C again to kill them at once" if self._pressed else ""
+        watcher.say(f"stopping: the ranks save a checkpoint and exit{again}")
         limit_s = self._job.spec.checkpoint.preemption_grace_seconds + STOP_TIMEOUT_EXTRA_S
         stopping = asyncio.create_task(self._suspend(cluster, watcher))
         at_once = asyncio.create_task(self._stop_now.wait())
@@ -300,6 +303,7 @@ class _Session:
         with contextlib.suppress(RetryableError):
             await cluster.suspend()
             await watcher.until_suspended()
+            watcher.stopped()
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> bool:
         """Do something, unless a signal comes first; return whether it was done."""
@@ -398,6 +402,7 @@ class _Session:
         if number is signal.SIGHUP:
             let_go(terminals)
         self._interrupts += 1
+        self._pressed |= number is signal.SIGINT
         self._stop.set()
         if self._interrupts > 1:
             self._stop_now.set()

@@ -34,9 +34,13 @@ def without_clock_steps(moments: Sequence[Moment], steps: Steps) -> tuple[list[M
     }
 
 
-def elapsed_s(moments: Sequence[Moment], now: Moment) -> float:
-    """Return the time since the first moment [s]; 0 before it."""
-    return sum(seconds_between(before, after) for before, after in itertools.pairwise([*moments, now]))
+def elapsed_s(moments: Sequence[Moment], now: Moment, *, stopped_too: bool = True) -> float:
+    """Return the time since the first moment [s], with or without that in which the run was stopped; 0 before it."""
+    return sum(
+        seconds_between(before, after)
+        for before, after in itertools.pairwise([*moments, now])
+        if stopped_too or before.kind != "stopped"
+    )
 
 
 def seconds_between(before: Moment, after: Moment) -> float:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from polyreme_api.clock import Clock
 
-Kind = Literal["attempt", "released", "fault", "damage", "finished", "now"]
+Kind = Literal["attempt", "released", "fault", "damage", "finished", "stopped", "now"]
 FILE = "timeline.jsonl"
 BOOT_FILE = Path("/proc/sys/kernel/random/boot_id")
 

@@ -75,7 +75,8 @@ def run(
             ("attempts", "attempts"),
             ("steps", "step"),
             ("loss", "loss"),
-            ("held out", "heldoutExactMatchRatio"),
+            *([("held out", "heldoutLoss")] if outcome.row["heldoutLoss"] is not None else []),
+            ("held-out correct", "heldoutExactMatchRatio"),
             ("goodput", "goodputRatio"),
             *([("dead letters", "deadLetterWords")] if outcome.row["deadLetters"] else []),
             ("checkpoints", "checkpoints"),
@@ -199,6 +200,7 @@ def _check_here(home: Home, checked: TrainingJob) -> None:
     """
     from polyreme import preflight
 
+    preflight.check_rates(checked)
     preflight.check_folders(home.run(checked.metadata.namespace, checked.metadata.name), checked)
     weights = checked.spec.model.weights
     readable = weights is not None and not _in_bucket(weights.location)
@@ -208,6 +210,11 @@ def _check_here(home: Home, checked: TrainingJob) -> None:
         preflight.check_tokenizer(checked, with_weights=readable)
     if home.has_data:
         preflight.check_data(home, checked)
+    elif unknown := preflight.unknown_here(checked):
+        note(
+            f"datasets are not looked up: {', '.join(unknown)}; {home.path} has none yet, and a run needs "
+            "them: polyreme data register NAME SOURCE"
+        )
     for words in preflight.warnings(checked):
         note(words)
 

@@ -23,7 +23,7 @@ class Figures:
     held_out_ratio: float | None = None
     """Held-out answers that are exactly right, over all sets, 0 to 1."""
     goodput: float | None = None
-    """Time of steps that are history over wall time, 0 to 1."""
+    """Time of steps that are history over wall time without that in which the run was stopped, 0 to 1."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

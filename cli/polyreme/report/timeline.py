@@ -12,6 +12,7 @@ from polyreme_api.progress import StepRecord
 STARTING, TRAINING, LOST, HUNG, STOPPED, FINISHING = "starting", "training", "lost", "hung", "stopped", "finishing"
 KINDS = (STARTING, TRAINING, LOST, HUNG, STOPPED, FINISHING)
 CAUSE_HUNG = "Hung"
+STOPPED_NAME = "Stopped on request"
 STEPS_NAME = "Retained steps"
 DATA_WAIT_NAME = "Steps waiting for data"
 PAUSES_NAME = "Between steps: checkpoints, held-out loss"
@@ -121,7 +122,7 @@ def _name(span: Span, attempt: AttemptRow, *, is_first: bool) -> str:
         STARTING: "First start" if is_first else f"Restarting ({attempt.scope})",
         LOST: f"Lost steps and the end of a failed attempt{why}",
         HUNG: "Hung: no steps until the restart",
-        STOPPED: "Stopped on request",
+        STOPPED: STOPPED_NAME,
         FINISHING: "Evaluating and exporting",
     }
     return names[span.kind]

@@ -89,6 +89,14 @@ REFUSALS: dict[str, tuple[Change, list[str]]] = {
         put("data.sources", [{"name": "one", "dataset": "sample/digit-1"}]),
         ["sample/digit-1", "did you mean 'sample/digits-1'", "spec.data.sources"],
     ),
+    "a dataset that nobody registered": (
+        put("data.sources", [{"name": "one", "dataset": "nowhere"}]),
+        ["no dataset nowhere: ", "polyreme data register NAME SOURCE makes a file or folder a dataset"],
+    ),
+    "a warm-up longer than the run": (
+        put("training.optimizer", {"warmupSteps": 9_999}),
+        ["the warm-up is longer than the run: 9999 steps of ", "change spec.training.optimizer.warmupSteps"],
+    ),
     "a version that does not exist": (
         put("data.sources", [{"name": "one", "dataset": "sample/digits-1@7"}]),
         ["no dataset sample/digits-1@7"],
@@ -337,13 +345,20 @@ def test_a_job_that_can_run_passes(home: Home, tmp_path: Path, capsys: pytest.Ca
     assert json.loads(capsys.readouterr().out)["item"]["ranks"] == 4
 
 
-def test_without_a_home_validate_looks_no_dataset_up_and_makes_no_home(tmp_path: Path) -> None:
+def test_without_a_home_validate_looks_no_dataset_up_and_says_so_and_makes_no_home(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     job = manifest()
     job["spec"]["data"]["sources"][0]["dataset"] = "elsewhere"
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump(job))
     assert invoke(["--home", str(tmp_path / "none"), "validate", str(path)]) == ExitCode.OK
     assert not (tmp_path / "none").exists()
+    said = capsys.readouterr().err
+    assert "datasets are not looked up: elsewhere; " in said
+    assert "polyreme data register NAME SOURCE" in said
+    assert invoke(["--home", str(tmp_path / "none"), "validate", str(path), "--for-cluster"]) == ExitCode.OK
+    assert capsys.readouterr().err == ""
 
 
 def test_a_fresh_run_that_is_refused_leaves_the_old_one_where_it_is(home: Home, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from polyreme.records import RunRecords
 from polyreme.report_data import figures
 from polyreme.run_times import RunTimes, restart_s, run_times
+from polyreme.steady_time import elapsed_s
 from polyreme.timeline import Kind, Moment
 from polyreme_api.history import ResumePoint
 from polyreme_api.job import TrainingJob, parse_job
@@ -166,3 +167,21 @@ def _times_of(records: Sequence[StepRecord], clock: SteppedClock) -> RunTimes:
     found = RunRecords(points=[ResumePoint(attempt=1)], steps={1: records}, checkpoints=(), evaluation=None)
     moments = [clock.moment("attempt", 1, 0, "Start"), clock.moment("finished", 1, 10)]
     return run_times(job(), found, moments, now=clock.moment("now", 0, 10))
+
+
+def test_hours_for_which_a_run_was_stopped_are_no_loss_of_goodput() -> None:
+    clock = SteppedClock()
+    steps = {1: [clock.record(1, 1, 10.0), clock.record(1, 2, 11.0)], 2: [clock.record(2, 3, HOUR_S + 15.0)]}
+    moments = [
+        clock.moment("attempt", 1, 0.0, "Start"),
+        clock.moment("stopped", 1, 12.0),
+        clock.moment("attempt", 2, HOUR_S, "Resume"),
+        clock.moment("finished", 2, HOUR_S + 16.0),
+    ]
+    points = [ResumePoint(attempt=1, resume_from=None), ResumePoint(attempt=2, resume_from="a000001-s00000002")]
+    records = RunRecords(points=points, steps=steps, checkpoints=(), evaluation=None)
+    times = run_times(job(), records, moments, now=clock.moment("now", 0, HOUR_S + 20.0))
+    assert times.wall_s == pytest.approx(HOUR_S + 16.0)
+    assert times.goodput == pytest.approx(3 / 27)
+    passed_s = elapsed_s(moments[:-1], clock.moment("now", 0, HOUR_S + 16.0), stopped_too=False)
+    assert passed_s == pytest.approx(28.0)

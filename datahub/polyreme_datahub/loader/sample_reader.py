@@ -9,7 +9,6 @@ that needs them, after the fork of a rank.
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -212,7 +211,7 @@ def page_image(
 
     if "file" not in page:
         return Image.fromarray(draw_page(page))
-    return open_upright(bytes(files[page["file"]]), OpenRules(**page["open"]), least=least)
+    return open_upright(bytes(files[page["file"]]), OpenRules(**page["open"]), least=least, accepted=True)
 
 
 def page_pixels(
@@ -239,12 +238,10 @@ def decoded_bytes(data: bytes) -> int:
 
 
 def _pixels_in(encoded: memoryview) -> int:
-    from PIL import Image
-
-    from polyreme_datahub.operations.images import FORMATS, UNREADABLE
+    from polyreme_datahub.operations.images import UNREADABLE, open_header
 
     try:
-        with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
+        with open_header(encoded) as image:
             return image.width * image.height
     except UNREADABLE:
         return 0

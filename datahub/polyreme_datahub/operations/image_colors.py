@@ -15,8 +15,6 @@ from polyreme_datahub.operations.open_rules import OpenRules
 DEEP_MAX = 65_535
 DEEP_USED_MIN = 4096
 """A 16-bit image whose largest value is below it uses 12 bits or fewer: cameras and microscopes write such files."""
-ORIENTATION = 0x0112
-"""The EXIF tag."""
 MAX_SAMPLE_VALUE = 281
 """The TIFF tag."""
 SAME_MAX = 2
@@ -48,8 +46,6 @@ def in_eight_bits(image: Image.Image, rules: OpenRules) -> Image.Image:
         )
     plain = Image.fromarray(_scale_table(_range_of(image, high, rules))[deep_HW.astype(np.uint16, copy=False)])
     plain.info = image.info
-    if (orientation := image.getexif().get(ORIENTATION)) is not None:
-        plain.getexif()[ORIENTATION] = orientation
     return plain
 
 
@@ -94,8 +90,6 @@ def _transformed(image: Image.Image, transform: ImageCms.ImageCmsTransform) -> I
     changed = ImageCms.applyTransform(image, transform)
     assert changed is not None
     changed.info = image.info
-    if (orientation := image.getexif().get(ORIENTATION)) is not None:
-        changed.getexif()[ORIENTATION] = orientation
     return changed
 
 
@@ -104,8 +98,6 @@ def _with_table(image: Image.Image, table: tuple[int, ...]) -> Image.Image:
     bands[0] = bands[0].point(table)
     changed = bands[0] if len(bands) == 1 else Image.merge(image.mode, bands)
     changed.info = image.info
-    if (orientation := image.getexif().get(ORIENTATION)) is not None:
-        changed.getexif()[ORIENTATION] = orientation
     return changed
 
 

@@ -5,7 +5,8 @@ Every refusal has a rule of its own: ``empty``, ``image-format``, ``image-size``
 
 JPEG is decoded by simplejpeg, whose pixels equal Pillow's, because it reports what libjpeg only warns of: damage in
 the middle of a file otherwise ends as shifted or gray blocks. Damage of some hundred bytes is found nearly always (of
-600 files with 512 bytes or more lost, zeroed, doubled or overwritten, 592); a few flipped bits often decode.
+600 files with 512 bytes or more lost, zeroed, doubled or overwritten, 592); a few flipped bits often decode. Metadata
+never decide: what can't be read of EXIF or a profile is ignored, and so are odd bytes between a header's segments.
 """
 
 from __future__ import annotations
@@ -14,13 +15,17 @@ import io
 import re
 import struct
 import zlib
+from collections.abc import Mapping
 from typing import NoReturn
 
+import numpy as np
+import numpy.typing as npt
 import simplejpeg
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
 from polyreme_datahub.errors import BadRecordError
 from polyreme_datahub.operations.image_colors import in_eight_bits, on_white, to_srgb
+from polyreme_datahub.operations.jpeg_header import without_metadata
 from polyreme_datahub.operations.open_rules import OpenRules
 
 PIXELS_MAX = 100_000_000
@@ -34,6 +39,16 @@ REDUCED = 254
 """TIFF's tag NewSubfileType: bit 0 marks a smaller copy of another page."""
 ORIENTATION = 0x0112
 """Of EXIF."""
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What makes an image upright, by its orientation."""
 SIDEWAYS = {5, 6, 7, 8}
 """Orientations that exchange width and height."""
 SCALES = (8, 4, 2)
@@ -54,8 +69,6 @@ TRUNCATED = re.compile(r"truncated|premature end of jpeg|unexpected end|not enou
 DAMAGED = re.compile(
     r"broken|corrupt|bad huffman|decoder error|decoding error|found marker|inconsistent", re.IGNORECASE
 )
-HARMLESS = re.compile(r"extraneous bytes before marker 0x(e[0-9a-f]|fe|db|dd|c[012])")
-"""Bytes between the segments of a JPEG's header. Between those of its scans, they are left over from damaged data."""
 MEMORY = re.compile(r"out of memory|memory allocation failure|insufficient memory", re.IGNORECASE)
 ADDRESS = re.compile(r"<[\w.]+ object at 0x[0-9a-fA-F]+>")
 KNOWN = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"BM", b"II*\0", b"MM\0*", b"GIF87a", b"GIF89a")
@@ -78,7 +91,9 @@ OTHERS = (
 )
 
 
-def open_upright(data: bytes, rules: OpenRules | None = None, *, least: tuple[int, int] | None = None) -> Image.Image:
+def open_upright(
+    data: bytes, rules: OpenRules | None = None, *, least: tuple[int, int] | None = None, accepted: bool = False
+) -> Image.Image:
     """Decode an image: upright, gray or RGB, in sRGB; transparent parts lie on white.
 
     Args:
@@ -86,6 +101,8 @@ def open_upright(data: bytes, rules: OpenRules | None = None, *, least: tuple[in
         rules: How to open what is refused by default.
         least: Width and height that suffice, upright: a JPEG with more is decoded at a half, a quarter or an eighth of
             its scale. All of it is read, so the same damage is found. None: its own size.
+        accepted: Whether these very bytes were accepted before, perhaps by an earlier release: what only a decoder of
+            this one calls damage refuses no image then.
 
     Raises:
         BadRecordError: If the bytes break a rule.
@@ -95,12 +112,13 @@ def open_upright(data: bytes, rules: OpenRules | None = None, *, least: tuple[in
         raise BadRecordError("image is empty: 0 bytes", rule="empty")
     rules = rules or OpenRules()
     try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+        with open_header(data) as image:
             _check_header(image, rules)
-            loaded = _load_jpeg(image, data, least) if image.format in {"JPEG", "MPO"} else _load(image)
+            is_jpeg = image.format in {"JPEG", "MPO"}
+            loaded = _load_jpeg(image, data, least, accepted=accepted) if is_jpeg else _load(image)
             plain = to_srgb(in_eight_bits(loaded, rules))
-            ImageOps.exif_transpose(plain, in_place=True)
-            plain = on_white(plain)
+            turn = TURNS.get(_orientation(image))
+            plain = on_white(plain if turn is None else plain.transpose(turn))
             plain.info.clear()
             return plain
     except UnidentifiedImageError as error:
@@ -109,6 +127,16 @@ def open_upright(data: bytes, rules: OpenRules | None = None, *, least: tuple[in
         if _is_cut_webp(data):
             raise _unknown_format(data) from error
         _refuse(error)
+
+
+def open_header(data: bytes | memoryview) -> Image.Image:
+    """Read an image's header; that of a JPEG whose metadata Pillow can't take once more, with its EXIF alone."""
+    try:
+        return Image.open(io.BytesIO(data), formats=FORMATS)
+    except UnidentifiedImageError:
+        if bytes(data[:3]) != KNOWN[0]:
+            raise
+        return Image.open(io.BytesIO(without_metadata(bytes(data), exif=True)), formats=FORMATS)
 
 
 def _check_header(image: Image.Image, rules: OpenRules) -> None:
@@ -144,25 +172,43 @@ def _load(image: Image.Image) -> Image.Image:
     return image
 
 
-def _load_jpeg(image: Image.Image, data: bytes, least: tuple[int, int] | None) -> Image.Image:
+def _orientation(image: Image.Image) -> int:
+    """Return how an image is turned; 1, upright, where its EXIF is broken. A loaded TIFF is upright."""
+    try:
+        found = image.getexif().get(ORIENTATION)
+    except UNREADABLE:
+        return 1
+    return found if isinstance(found, int) else 1
+
+
+def _load_jpeg(image: Image.Image, data: bytes, least: tuple[int, int] | None, *, accepted: bool) -> Image.Image:
     """Decode a JPEG by simplejpeg; by Pillow, where simplejpeg can't read one that is not damaged."""
-    orientation = image.getexif().get(ORIENTATION)
-    scaled = {} if least is None else _scaled_size(image.size, least[::-1] if orientation in SIDEWAYS else least)
+    sideways = _orientation(image) in SIDEWAYS
+    scaled = {} if least is None else _scaled_size(image.size, least[::-1] if sideways else least)
     colors = {"RGB": "RGB", "L": "GRAY", "CMYK": "CMYK"}[image.mode]
     try:
-        pixels = simplejpeg.decode_jpeg(data, colors, **scaled)
+        pixels = _decoded(data, colors, scaled)
     except ValueError as error:
         text = str(error)
-        if any(rule.search(text) for rule in (DAMAGED, TRUNCATED, MEMORY)) and not HARMLESS.search(text):
+        if MEMORY.search(text) or (not accepted and (DAMAGED.search(text) or TRUNCATED.search(text))):
             raise
         return _load(image)
     if colors == "CMYK" and "adobe" in image.info:
         pixels = 255 - pixels  # Adobe's form: 0 is full ink
     loaded = Image.fromarray(pixels[:, :, 0] if colors == "GRAY" else pixels, mode=image.mode)
     loaded.info = image.info
-    if orientation:
-        loaded.getexif()[ORIENTATION] = orientation
     return loaded
+
+
+def _decoded(data: bytes, colors: str, scaled: Mapping[str, int]) -> npt.NDArray[np.uint8]:
+    """Decode a JPEG; where its header may hide whether it is damaged, once more without what says nothing of pixels."""
+    try:
+        pixels: npt.NDArray[np.uint8] = simplejpeg.decode_jpeg(data, colors, **scaled)
+    except ValueError as error:
+        if MEMORY.search(str(error)) or (plain := without_metadata(data)) == data:
+            raise
+        pixels = simplejpeg.decode_jpeg(plain, colors, **scaled)
+    return pixels
 
 
 def _scaled_size(size: tuple[int, int], least: tuple[int, int]) -> dict[str, int]:

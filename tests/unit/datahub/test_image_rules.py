@@ -188,6 +188,10 @@ def test_bytes_between_the_segments_of_a_header_do_no_harm() -> None:
     data = jpeg()
     odd = data[:2] + b"\xff\xfe\0\x04ab" + b"junk" + data[2:]
     assert np.array_equal(pixels(odd), pixels(data))
+    table = data.find(b"\xff\xdb")
+    for at in range(8):
+        bad = damaged_jpeg("overwritten", at)
+        assert rule_of(bad[:table] + b"\0\0\0\x11" + bad[table:]) == "damaged"
     assert np.array_equal(pixels(data + b"trailing bytes"), pixels(data))
 
 

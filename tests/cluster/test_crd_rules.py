@@ -18,7 +18,6 @@ from tests.unit.api.jobs import job_with
 GROUP, VERSION = "polyreme.dev", "v1alpha1"
 PLURALS = {definition.kind: definition.plural for definition in DEFINITIONS}
 FROZEN: list[tuple[dict[str, Any], tuple[str, ...]]] = [
-    ({"queueName": "other"}, ("spec.queueName may not change from default to other while the job exists; delete",)),
     ({"training": {"steps": 11}}, ("spec.training.steps may not change from 10 to 11 while the job exists",)),
     ({"workers": {"devices": 2}}, ("spec.workers.devices may not change from 1 to 2",)),
     ({"workers": {"minReplicas": 1}}, ("spec.workers.minReplicas may not change from nothing to 1",)),

@@ -20,7 +20,8 @@ SCOPES = {
 PREFACES = {
     "TrainingJob": """\
 Numbers with a fraction are written as text (`"2e-3"`): Kubernetes APIs carry no floats. While a job exists only
-`spec.workers.replicas`, `spec.data.onDamage` and `spec.suspend` may change, and `spec.data.schedule` may get more
+`spec.workers.replicas`, `spec.data.onDamage` and `spec.suspend` may change, `spec.queueName`,
+`spec.priorityClassName` and `spec.priority` while the job is not admitted, and `spec.data.schedule` may get more
 entries. If `spec.topology`, `spec.checkpoint`, `spec.failurePolicy` or `spec.health` is left out, it is not written
 into the object, but the defaults on this page still apply.
 """,

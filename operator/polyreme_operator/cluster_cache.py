@@ -53,11 +53,11 @@ from polyreme_operator.types.parse import (
 from polyreme_operator.types.parse_node import parse_health_node
 from polyreme_operator.types.parse_settings import (
     parse_fault_policy,
-    parse_priority_class,
     parse_queue,
     parse_topology,
 )
 from polyreme_operator.types.plans import JobPlans, PlanRequest
+from polyreme_operator.types.priority import parse_priority_class
 from polyreme_operator.types.queues import QueueView
 from polyreme_operator.types.reasons import Reason, Scope
 from polyreme_operator.types.snapshot import JobSnapshot
@@ -240,6 +240,7 @@ class ClusterCache:
             refusals=self.refusals.of(job),
             lease_read=lease_read,
             leaders_running=frozenset(pod.uid for pod in pods.values() if pod.index == 0 and runs(pod.uid)),
+            levels=() if self.topology is None else self.topology.levels,
             start_limit_s=0.0 if job.spec is None else self._tree.set_aside_s(job.spec.queue_name),
         )
 
@@ -275,7 +276,8 @@ class ClusterCache:
 
     def queue_status_writes(self, *, now_s: float) -> list[WriteQueueStatus]:
         """Return the status writes of queues and topology that have changed."""
-        found = queue_statuses(self.queues, self._tree, self.jobs, self.ledger.used, self.pending_reasons, now_s=now_s)
+        views, used, offered = self.queues, self.ledger.used, self.nodes.offered
+        found = queue_statuses(views, self._tree, self.jobs, used, self.pending_reasons, now_s=now_s, offered=offered)
         if self.topology is not None:
             spares = self.nodes.spares(self.topology.spares)
             found += topology_status(self.topology, self.nodes.arrangement(), spares=spares, now_s=now_s)
@@ -311,8 +313,13 @@ class ClusterCache:
         return self._absent_nodes.absent([name for name in names if name not in self.nodes.views], now_s)
 
     def _noted(self, changes: Changes) -> Changes:
-        if changes.capacity:
+        # A foreign pod's end may also change which nodes are spares.
+        if changes.capacity or (changes.left and self.topology is not None and self.topology.spares):
+            changes.capacity = True
             self.pending_reasons.forget_unschedulable()
+        elif changes.left:
+            moves = bool(self._asking or self.jobs.resizing)
+            changes.capacity = self.pending_reasons.forget_helped(changes.left, self.nodes) or moves
         changes.taken |= self.nodes.bookings != self._bookings
         self._bookings = self.nodes.bookings
         return changes

@@ -176,6 +176,7 @@ class Writer:
         """
         failed: list[PortError] = []
         for write in writes:
+            self._emit_all(write.events)
             try:
                 await self._write_queue_status(write)
             except PortError as error:

@@ -202,6 +202,11 @@ RULED: list[Case] = [
         {"spec.data.schedule": [{"fromStep": 5, "weights": WEIGHTS, "skipSteps": 10_001}]},
         ("spec.data.schedule[0].skipSteps:", "10000"),
     ),
+    (
+        "TrainingQueue",
+        {"spec.namespaceSelector": {"matchExpressions": [{"key": "team", "operator": "In"}]}},
+        ("operator In of team with 0 values: In and NotIn need values", "change operator or values"),
+    ),
     ("TrainingQueue", {"metadata.name": "a" * 64}, ("metadata.name " + "a" * 64, "at most 63 characters")),
     ("TrainingQueue", {"spec.parent": "one"}, ("spec.parent one is the queue itself; name another queue",)),
     (

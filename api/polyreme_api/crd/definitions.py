@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from polyreme_api import labels
-from polyreme_api.crd.rules import OBJECT_RULES, UNFILLED
+from polyreme_api.crd.rules import OBJECT_RULES, UNFILLED, UNTIL_ADMITTED
 from polyreme_api.crd.translate import Schema, default_of, freeze, plain_text, schema_of
 from polyreme_api.fault_policy import NodeFaultPolicy
 from polyreme_api.incident import NodeIncident
@@ -17,7 +17,7 @@ from polyreme_api.job.spec import TrainingJob
 from polyreme_api.queue import TrainingQueue
 from polyreme_api.topology import ClusterTopology
 
-MUTABLE = frozenset({"suspend", "workers.replicas", "data.onDamage"})
+MUTABLE = frozenset({"suspend", "workers.replicas", "data.onDamage", *UNTIL_ADMITTED})
 """Fields of a job's spec that may change while it exists."""
 APPEND_ONLY = {"data.schedule": "fromStep"}
 """Lists of a job's spec that may get more entries while it exists, by the field by which their entries rise."""

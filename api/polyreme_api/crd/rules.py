@@ -430,8 +430,24 @@ def _name_rule(characters_max: int, why: str) -> Rule:
 
 _CLUSTER_NAME = _name_rule(CLUSTER_NAME_CHARACTERS_MAX, "labels hold it")
 
+UNTIL_ADMITTED = ("queueName", "priorityClassName", "priority")
+"""Fields of a job's spec that may change until it is admitted, and again once it has given up its place."""
+_ADMITTED = (
+    "has(oldSelf.status) && has(oldSelf.status.conditions) && "
+    "oldSelf.status.conditions.exists(c, c.type == 'Admitted' && c.status == 'True')"
+)
+_WAITS_DIFFERENTLY = Rule(
+    # Equality comes first: the server runs this at every write of a status, too.
+    rule=" && ".join(f"self.spec.{name} == oldSelf.spec.{name}" for name in UNTIL_ADMITTED) + f" || !({_ADMITTED})",
+    words="spec.queueName {oldSelf.spec.queueName}, spec.priorityClassName {oldSelf.spec.priorityClassName} and "
+    "spec.priority {oldSelf.spec.priority} may not change while the job is admitted; set spec.suspend, change them "
+    "when it is suspended, and resume it",
+    plain="spec.queueName, spec.priorityClassName and spec.priority may not change while the job is admitted; set "
+    "spec.suspend, change them when it is suspended, and resume it",
+)
+
 OBJECT_RULES: Mapping[str, tuple[Rule, ...]] = {
-    "TrainingJob": (_name_rule(JOB_NAME_CHARACTERS_MAX, "pods are named after it"),),
+    "TrainingJob": (_name_rule(JOB_NAME_CHARACTERS_MAX, "pods are named after it"), _WAITS_DIFFERENTLY),
     "TrainingQueue": (
         _CLUSTER_NAME,
         Rule(

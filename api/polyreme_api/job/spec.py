@@ -34,7 +34,8 @@ NO_TRAINING = Training.model_construct(steps=0, packs_per_step=0)
 class TrainingJobSpec(Scheduling):
     """The desired state.
 
-    In an existing job only ``workers.replicas``, ``suspend`` and ``data.onDamage`` may change, and ``data.schedule``
+    In an existing job only ``workers.replicas``, ``suspend`` and ``data.onDamage`` may change, while it is not admitted
+    also ``queueName``, ``priorityClassName`` and ``priority``, and ``data.schedule``
     may get more entries.
     """
 

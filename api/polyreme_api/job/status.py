@@ -290,7 +290,8 @@ class TrainingJobStatus(StatusPart):
     recompute: Annotated[str, Field(max_length=16)] = ""
     """What layers recompute in the backward pass, such as ``Selective``; empty: nothing."""
     priority: int | None = None
-    """Priority by which the job waits and is preempted: its PriorityClass's, else ``spec.priority``."""
+    """Priority by which the job waits and is preempted: of its PriorityClass, else ``spec.priority``, else of the
+    PriorityClass with ``globalDefault``."""
     preemption: Preemption | None = None
     """What the job was asked to make way for; none once it is admitted anew."""
     preemptions: Annotated[list[PreemptionRecord], Field(max_length=PREEMPTION_RECORDS_MAX)] = Field(

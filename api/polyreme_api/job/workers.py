@@ -214,9 +214,9 @@ class Scheduling(Part):
     queue_name: Name = "default"
     """TrainingQueue that the job waits in."""
     priority_class_name: Annotated[str, Field(max_length=253)] = ""
-    """PriorityClass of the job; empty: ``priority`` applies."""
+    """PriorityClass of the job and of its pods, unless their template names another; empty: ``priority`` applies."""
     priority: Annotated[int, Field(ge=-1_000_000_000, le=1_000_000_000)] = 0
-    """Jobs with a larger value go first."""
+    """Jobs with a larger value go first. 0: the value of the PriorityClass with ``globalDefault``, if there is one."""
     preemption_policy: Literal["PreemptLowerPriority", "Never"] = "PreemptLowerPriority"
     """Whether the job may preempt jobs of lower priority."""
     min_runtime_seconds: Seconds = 0

@@ -34,7 +34,7 @@ def watched_kinds(*, health: bool) -> tuple[str, ...]:
 
 def pod_changes(change: PodChange) -> Changes:
     """Return the effects of a change of pods."""
-    return Changes(jobs=set(change.jobs), capacity=change.freed)
+    return Changes(jobs=set(change.jobs), capacity=change.freed, left=change.left)
 
 
 def is_others(ref: ObjectRef, manifest: Manifest, leases: LeaseIndex) -> bool:

@@ -46,6 +46,11 @@ class NodeTable:
         self._stale: set[str] = set()
 
     @property
+    def offered(self) -> frozenset[str]:
+        """Resources of any node, as of the last snapshot."""
+        return self._stated
+
+    @property
     def slots(self) -> int:
         """Largest number of slots ever used at a time."""
         return len(self._slots) + len(self._free_slots)
@@ -94,6 +99,15 @@ class NodeTable:
             self._free_columns(requests)
             if node not in self.views:
                 self._free_slot(node)
+
+    def free(self, node: str) -> dict[str, int]:
+        """Return what is left of each resource that a node has."""
+        view = self.views.get(node)
+        used_R = self._used_SR[self._slot(node)] if view is not None else ()
+        return {
+            resource: amount - int(used_R[self._column(resource)])
+            for resource, amount in (() if view is None else view.allocatable)
+        }
 
     def arrangement(self) -> Arrangement:
         """Return the nodes in the order of their domains."""

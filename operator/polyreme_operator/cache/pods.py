@@ -22,11 +22,13 @@ class PodChange:
     jobs: frozenset[str] = frozenset()
     """UIDs of the jobs to which it belongs or belonged."""
     freed: bool = False
-    """Whether usage has decreased, or a job's last pod is gone."""
+    """Whether usage of jobs has decreased, or a job's last pod is gone."""
+    left: tuple[ForeignPod, ...] = ()
+    """What foreign pods no longer use."""
 
     def __or__(self, other: PodChange) -> PodChange:
         """Return the union of both."""
-        return PodChange(jobs=self.jobs | other.jobs, freed=self.freed or other.freed)
+        return PodChange(jobs=self.jobs | other.jobs, freed=self.freed or other.freed, left=self.left + other.left)
 
 
 class PodIndex:
@@ -128,7 +130,7 @@ class PodIndex:
             self._nodes.add(before.node, before.requests, -1, busy=False)
         if pod is not None:
             self._nodes.add(pod.node, pod.requests, 1, busy=False)
-        return PodChange(freed=before is not None)
+        return PodChange(left=() if before is None else (before,))
 
     def _drop_claim(self, ref: ObjectRef) -> None:
         uid = self._claimed.pop(ref, None)

@@ -6,17 +6,17 @@ import dataclasses
 
 from polyreme_operator.cache.jobs import JobIndex
 from polyreme_operator.types.changes import Changes
-from polyreme_operator.types.parse import lacks_class, priority_of
+from polyreme_operator.types.priority import PriorityClassView, priority_of
 
 
 class PriorityIndex:
-    """Values of PriorityClasses by name."""
+    """PriorityClasses by name."""
 
     def __init__(self, jobs: JobIndex) -> None:
         self._jobs = jobs
-        self.values: dict[str, int] = {}
+        self.values: dict[str, PriorityClassView] = {}
 
-    def put(self, name: str, value: int | None) -> Changes:
+    def put(self, name: str, value: PriorityClassView | None) -> Changes:
         """Add, replace or, with None, remove a class."""
         if value is None:
             self.values.pop(name, None)
@@ -24,8 +24,9 @@ class PriorityIndex:
             self.values[name] = value
         changes = Changes()
         for job in list(self._jobs.views.values()):
-            priority, missing = priority_of(job.spec, self.values), lacks_class(job.spec, self.values)
-            if (priority, missing) != (job.priority, job.class_missing):
-                change = self._jobs.put(dataclasses.replace(job, priority=priority, class_missing=missing))
+            found = priority_of(job.spec, self.values)
+            if (found.value, found.class_missing) != (job.priority, job.class_missing):
+                after = dataclasses.replace(job, priority=found.value, class_missing=found.class_missing)
+                change = self._jobs.put(after)
                 changes |= Changes(jobs={job.uid}, capacity=change.freed, asks=change.asks)
         return changes

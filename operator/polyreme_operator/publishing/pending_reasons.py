@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from polyreme_operator.cache.jobs import JobIndex
+from polyreme_operator.cache.nodes import NodeTable
 from polyreme_operator.queueing.order import first_of
 from polyreme_operator.queueing.tree import QueueTree
 from polyreme_operator.scheduler import Batch
@@ -19,7 +20,7 @@ from polyreme_operator.scheduler.pending import DETAILED_REASONS_MAX, without_de
 from polyreme_operator.types.queues import Waiting
 from polyreme_operator.types.reasons import Reason
 from polyreme_operator.types.snapshot import Pending, RefusedSize
-from polyreme_operator.types.views import JobView
+from polyreme_operator.types.views import ForeignPod, JobView
 
 MESSAGE_UPDATE_EVERY_S = 5.0
 """Shortest time between two messages with the same reason."""
@@ -27,6 +28,11 @@ MESSAGE_UPDATES_PER_S = 20.0
 """Message updates of all jobs together: the more jobs wait, the less often each message changes."""
 MENTION_FREE_CAPACITY = frozenset({Reason.BEHIND_OTHERS, Reason.WAITING_FOR_TOPOLOGY})
 """Reasons that mention free capacity, outdated once it is taken. All others hold until capacity is freed."""
+
+
+CLOSED = frozenset({Reason.QUEUE_MISSING, Reason.QUEUE_STOPPED})
+"""Reasons that more room on nodes does not change. Nor does it change that a job exceeds its quota; but of an elastic
+one, smaller sizes may lack nothing but room."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -132,6 +138,36 @@ class PendingReasons:
         for kind in gone:
             del self.unschedulable_classes[kind]
         return bool(gone)
+
+    def forget_helped(self, left: Iterable[ForeignPod], nodes: NodeTable) -> bool:
+        """Let the next cycle try the classes for which foreign pods made room; tell whether there are any.
+
+        A class is helped if a node could hold more of its workers than before. No quota became free, and a class that
+        does not fit empty nodes still does not.
+        """
+        helped = set[int]()
+        for pod in left:
+            free = nodes.free(pod.node)
+            for kind, why in self.unschedulable_classes.items():
+                if not why.permanent and why.reason not in CLOSED and kind not in helped:
+                    helped |= {kind for uid in sorted(self._jobs.of_kind(kind))[:1] if self._gains(uid, why, free, pod)}
+        if helped:
+            behind = {kind for kind, why in self.unschedulable_classes.items() if why.reason == Reason.BEHIND_OTHERS}
+            for kind in helped | behind:
+                del self.unschedulable_classes[kind]
+        return bool(helped)
+
+    def _gains(self, uid: str, why: Pending, free: Mapping[str, int], pod: ForeignPod) -> bool:
+        job, gone = self._jobs.views[uid], dict(pod.requests)
+        if why.reason == Reason.EXCEEDS_QUOTA and job.spec is not None and job.spec.workers.min_replicas is None:
+            return False
+        fits = [
+            (free.get(resource, 0) // amount, (free.get(resource, 0) - gone.get(resource, 0)) // amount)
+            for resource, amount in job.requests
+            if amount > 0
+        ]
+        after, before = (max(0, min(counts, default=0)) for counts in zip(*fits, strict=True)) if fits else (0, 0)
+        return after > before
 
     def forget_unschedulable(self) -> None:
         """Let the next cycle try every class, since capacity was freed or a setting changed."""

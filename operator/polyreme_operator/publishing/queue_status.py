@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, Literal, Protocol
 
 from polyreme_api.fields import Condition
@@ -20,11 +21,12 @@ from polyreme_api.topology import SPARES_SHOWN_MAX, UNLABELLED_MAX, ClusterTopol
 from polyreme_operator.cache.jobs import JobIndex
 from polyreme_operator.placement.topology import Arrangement
 from polyreme_operator.port import ObjectRef
+from polyreme_operator.publishing.queue_resources import RESOURCES_NAMED, named_resources
 from polyreme_operator.queueing.fair_share import decayed
 from polyreme_operator.queueing.order import first_of
 from polyreme_operator.queueing.quota import QuotaLedger
 from polyreme_operator.queueing.tree import QueueTree
-from polyreme_operator.types.actions import WriteQueueStatus
+from polyreme_operator.types.actions import EmitEvent, WriteQueueStatus
 from polyreme_operator.types.inventory import CPU, MEMORY, PODS
 from polyreme_operator.types.queues import QueueView, Waiting
 from polyreme_operator.types.views import TopologyView
@@ -52,8 +54,9 @@ def queue_statuses(
     reasons: Reasons,
     *,
     now_s: float,
+    offered: AbstractSet[str] = frozenset(),
 ) -> list[WriteQueueStatus]:
-    """Return the status writes of changed queues."""
+    """Return the status writes of changed queues; ``offered`` are the resources that nodes have."""
     below: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for (queue, resource), count in used.items():
         for at in tree.path(queue) or (queue,):
@@ -72,7 +75,7 @@ def queue_statuses(
         ]
         status = TrainingQueueStatus(
             observed_generation=view.generation,
-            conditions=[_queue_ready(view, tree, now_s)],
+            conditions=[_queue_ready(view, tree, now_s), *_resources_named(view, tree, offered, now_s)],
             pending=jobs.waiting.count(name),
             admitted=admitted[name],
             reserving=reserving[name],
@@ -92,7 +95,10 @@ def queue_statuses(
         aged = now_s - view.used_at_s >= DECAY_WRITTEN_EVERY_S
         if patch.keys() - set(_AGED) or (patch and aged):
             ref = ObjectRef(kind="TrainingQueue", name=name)
-            writes.append(WriteQueueStatus(ref=ref, resource_version=view.resource_version, status=patch))
+            events = _warnings(view, ref, patch.get("conditions") or ())
+            writes.append(
+                WriteQueueStatus(ref=ref, resource_version=view.resource_version, status=patch, events=events)
+            )
     return writes
 
 
@@ -139,15 +145,57 @@ def _queue_ready(view: QueueView, tree: QueueTree, now_s: float) -> Condition:
     )
 
 
+def _resources_named(
+    view: QueueView, tree: QueueTree, offered: AbstractSet[str], now_s: float
+) -> tuple[Condition, ...]:
+    if view.name in tree.problems:
+        return ()
+    found = named_resources(view, tree, offered)
+    condition = _condition(
+        view.status,
+        kind=RESOURCES_NAMED,
+        holds=found.holds,
+        reason=found.reason,
+        message=found.message,
+        generation=view.generation,
+        now_s=now_s,
+    )
+    return (condition,)
+
+
+def _warnings(view: QueueView, ref: ObjectRef, conditions: Iterable[Mapping[str, Any]]) -> tuple[EmitEvent, ...]:
+    """Return the warning that devices are unlimited or unknown, whenever the reason or the resources change."""
+    known = {entry.get("message") for entry in view.status.get("conditions") or ()}
+    return tuple(
+        EmitEvent(
+            ref=ref,
+            uid=view.uid,
+            reason=entry["reason"],
+            message=entry["message"],
+            warning=True,
+            key=f"{view.generation}-{entry['reason']}".lower(),
+        )
+        for entry in conditions
+        if (entry["type"], entry["status"]) == (RESOURCES_NAMED, "False") and entry["message"] not in known
+    )
+
+
 def _condition(
-    before: Mapping[str, Any], *, holds: bool, reason: str, message: str, generation: int, now_s: float
+    before: Mapping[str, Any],
+    *,
+    kind: str = READY,
+    holds: bool,
+    reason: str,
+    message: str,
+    generation: int,
+    now_s: float,
 ) -> Condition:
     truth: Literal["True", "False"] = "True" if holds else "False"
     entries = before.get("conditions") or ()
-    known: Mapping[str, Any] = next((entry for entry in entries if entry.get("type") == READY), {})
+    known: Mapping[str, Any] = next((entry for entry in entries if entry.get("type") == kind), {})
     moved = known.get("status") != truth or not known.get("lastTransitionTime")
     return Condition(
-        type=READY,
+        type=kind,
         status=truth,
         reason=str(reason),
         message=message,

@@ -78,7 +78,9 @@ class QuotaLedger:
         return self.used(queue, resource) - self._tree.bound(queue, resource).nominal
 
     def borrowed(self, queue: str, resource: str) -> int:
-        """Return how much quota of other queues the queue's subtree uses."""
+        """Return how much quota of other queues the queue's subtree uses. A root over its own quota borrows none."""
+        if len(self._tree.path(queue)) < 2:
+            return 0
         return max(0, self.over(queue, resource)) if resource in self._tree.limited(queue) else 0
 
     def _add(self, queue: str, resource: str, count: int) -> None:

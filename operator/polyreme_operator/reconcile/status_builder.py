@@ -101,10 +101,8 @@ class StatusBuilder:
         if not job.class_missing or spec is None:
             return self.drop(ConditionType.PRIORITY_CLASS_MISSING)
         name = spec.priority_class_name
-        message = (
-            f"there is no PriorityClass {name}; spec.priority {spec.priority} applies until it exists; "
-            "create it or change spec.priorityClassName"
-        )
+        advice = "create it" if job.admitted else "create it or change spec.priorityClassName"
+        message = f"there is no PriorityClass {name}; spec.priority {spec.priority} applies until it exists; {advice}"
         return self.set(ConditionType.PRIORITY_CLASS_MISSING, True, Reason.NOT_FOUND, message)
 
     def report_schedule(self) -> Self:

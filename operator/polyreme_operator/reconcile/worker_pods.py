@@ -253,6 +253,8 @@ class WorkerPods:
             volumes.append(ca_bundle.volume(defaults.ca_bundle.object_name(name)))
         if defaults.pull_secrets and containers[0].get("image") == defaults.image:
             body.setdefault("imagePullSecrets", [{"name": secret} for secret in defaults.pull_secrets])
+        if spec.priority_class_name and not self._job.class_missing:
+            body.setdefault("priorityClassName", spec.priority_class_name)
         has_own = defaults.launcher_rbac and has_own_account(self._job, spec)
         account = {"serviceAccountName": name} if has_own else {}
         return {

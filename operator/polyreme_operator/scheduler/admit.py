@@ -19,7 +19,7 @@ from polyreme_operator.scheduler.avoidance import retry_times
 from polyreme_operator.scheduler.cycle import SchedulingCycle
 from polyreme_operator.scheduler.gangs import gang_of
 from polyreme_operator.scheduler.head_of_line import HeadReservations
-from polyreme_operator.scheduler.pending import closed, over_quota
+from polyreme_operator.scheduler.pending import beyond_quota, closed, over_quota
 from polyreme_operator.scheduler.preemption.victims import make_room
 from polyreme_operator.scheduler.reservations import unused
 from polyreme_operator.types.inventory import BoolArray, RowArray, Unschedulable
@@ -183,11 +183,13 @@ class _Admissions:
         return None if found is None else Pending(found.reason, found.message, permanent=True)
 
     def _never_within_quota(self, waiting: Waiting, job: JobView) -> Pending | None:
-        """Return the reason for which a job of fixed size exceeds its quota even without reservations; None if it fits.
+        """Return why a job exceeds its quota whatever else runs, or one of fixed size without reservations; or None.
 
-        This is a shortcut for the most frequent reason.
+        The second is a shortcut for the most frequent reason.
         """
         requested, *smaller = elastic.sizes(job)
+        if (beyond := beyond_quota(self._cycle, job, min((requested, *smaller)))) is not None:
+            return Pending(Reason.EXCEEDS_QUOTA, beyond, permanent=True)
         if smaller:
             return None
         with self._heads.none(waiting):

@@ -68,6 +68,7 @@ class SchedulingCycle:
         self.limits = limits
         self.inventory = cluster.inventory
         self.quotas = QuotaLedger(cluster.tree, cluster.used)
+        self._unused_quotas: QuotaLedger | None = None
         self.pending: dict[str, Pending] = {}
         self.kinds: dict[int, Pending] = {}
         self._refused: dict[str, RefusedSize] = {}
@@ -102,6 +103,13 @@ class SchedulingCycle:
             again=self.again,
             wake_at_s=self._wake_at_s,
         )
+
+    @property
+    def unused_quotas(self) -> QuotaLedger:
+        """The quotas as if no job ran."""
+        if self._unused_quotas is None:
+            self._unused_quotas = QuotaLedger(self.cluster.tree, {})
+        return self._unused_quotas
 
     @property
     def full(self) -> bool:

@@ -24,6 +24,23 @@ def over_quota(cycle: SchedulingCycle, job: JobView, workers: int) -> str | None
     return None
 
 
+def beyond_quota(cycle: SchedulingCycle, job: JobView, workers: int) -> str | None:
+    """Return which quota this many workers could not have even if no other job ran; None if they could."""
+    assert job.spec is not None, "only jobs that can be read are placed"
+    queue = job.spec.queue_name
+    for resource, amount in job.requests:
+        most = cycle.unused_quotas.room(queue, resource)
+        if most is not None and amount * workers > most:
+            limit = f"queue {queue} can never have more than {most}"
+            return f"needs {amount * workers} of {resource}; {limit}: {_advice(job)}"
+    return None
+
+
+def _advice(job: JobView) -> str:
+    fewer = "" if job.spec is None or job.spec.workers.replicas == 1 else "workers.replicas, "
+    return f"change {fewer}spec.queueName or the quota"
+
+
 def _left(cycle: SchedulingCycle, queue: str, resource: str, room: int) -> str:
     own = cycle.cluster.tree.view(queue).quota(resource)
     used = cycle.quotas.used(queue, resource)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 
@@ -20,11 +21,12 @@ from polyreme_operator.reconcile.pre_checks import is_fresh
 from polyreme_operator.reconcile.quarantine import blaming
 from polyreme_operator.reconcile.status_builder import StatusBuilder
 from polyreme_operator.reconcile.stopping import has_stopped, requested_stop
+from polyreme_operator.reconcile.torn import is_torn as is_gang_torn
 from polyreme_operator.scheduler.avoidance import marked
 from polyreme_operator.scheduler.cycle import SchedulingCycle
 from polyreme_operator.scheduler.domains import domain_rows, is_torn, rows_of
 from polyreme_operator.scheduler.gangs import gang_of
-from polyreme_operator.types.inventory import BoolArray, Inventory, RowArray, Unschedulable
+from polyreme_operator.types.inventory import HOST_LEVEL, BoolArray, Inventory, LevelView, RowArray, Unschedulable
 from polyreme_operator.types.reasons import Cause, ConditionType, Reason
 from polyreme_operator.types.snapshot import JobSnapshot
 from polyreme_operator.types.views import JobView
@@ -57,12 +59,13 @@ def _repair_job(cycle: SchedulingCycle, job: JobView) -> None:
     record = current_record(snapshot)
     if record is not None and record.outcome is Outcome.SUCCEEDED:
         return
-    verdict = judge(snapshot, spec, cycle.now_s)
-    if not isinstance(verdict, Restart) or not verdict.move or verdict.due_s > cycle.now_s:
-        return
-    if cycle.must_read(job):
+    verdict = _due(cycle, snapshot, spec)
+    if verdict is None or cycle.must_read(job):
         return
     cause, nodes = verdict.failure.cause, attempt.placement.node_by_index()
+    if not verdict.move:
+        _restart_torn(cycle, snapshot, verdict, nodes)
+        return
     failures = failed_nodes.with_failures(job.status, attempt, verdict.avoid, cause, cycle.now_s)
     found: dict[int, str] | str = "the whole gang fits elsewhere"
     widely = failed_nodes.has_failed_widely(failures, verdict.avoid)
@@ -77,6 +80,31 @@ def _repair_job(cycle: SchedulingCycle, job: JobView) -> None:
     for index, node in found.items():
         nodes[index] = node
     cycle.write(job, transition.restart(snapshot, verdict, nodes, cycle.now_s))
+
+
+def _due(cycle: SchedulingCycle, snapshot: JobSnapshot, spec: TrainingJobSpec) -> Restart | None:
+    """Return the restart of a gang that is due and needs other places; None if there is none."""
+    verdict = judge(snapshot, spec, cycle.now_s)
+    if not isinstance(verdict, Restart) or verdict.due_s > cycle.now_s:
+        return None
+    torn = verdict.failure.cause is not Cause.CREATE_REFUSED and _is_torn(cycle.inventory, snapshot)
+    return verdict if verdict.move or torn else None
+
+
+def _is_torn(inventory: Inventory, snapshot: JobSnapshot) -> bool:
+    """Tell whether a gang has come apart, as the reconciler sees it."""
+    named = zip(inventory.levels, inventory.level_labels, strict=True)
+    levels = tuple(LevelView(name=name, node_label=label) for name, label in named if name != HOST_LEVEL)
+    return is_gang_torn(dataclasses.replace(snapshot, levels=levels))
+
+
+def _restart_torn(cycle: SchedulingCycle, snapshot: JobSnapshot, verdict: Restart, nodes: Sequence[str]) -> None:
+    """Restart a gang that has come apart, and none of whose workers must move: together again where there is room."""
+    job = snapshot.job
+    if _fits_elsewhere(cycle, job, nodes, failed_nodes.remembered(job.status, cycle.now_s)):
+        cycle.write(job, transition.evict(snapshot, verdict, cycle.now_s))
+    else:
+        cycle.write(job, transition.restart(snapshot, verdict, nodes, cycle.now_s))
 
 
 def _fits_elsewhere(

@@ -104,6 +104,19 @@ class WriteStatus:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EmitEvent:
+    """Tell people. Best effort: an event may be lost, the status is the record."""
+
+    ref: ObjectRef
+    uid: str
+    reason: str
+    message: str
+    warning: bool = False
+    key: str = ""
+    """Part of the event's name, so that a repeated event is not created twice."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WriteQueueStatus:
     """Replace fields of the status of a queue or topology, if it has not changed."""
 
@@ -111,6 +124,8 @@ class WriteQueueStatus:
     resource_version: str
     status: Mapping[str, Any]
     """Changed fields, whole; None removes a field."""
+    events: tuple[EmitEvent, ...] = ()
+    """What the write reports anew."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,19 +141,6 @@ class ReadLease:
     """Read the Lease now: the next decision hangs on whether it says more than its watch has."""
 
     ref: ObjectRef
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class EmitEvent:
-    """Tell people. Best effort: an event may be lost, the status is the record."""
-
-    ref: ObjectRef
-    uid: str
-    reason: str
-    message: str
-    warning: bool = False
-    key: str = ""
-    """Part of the event's name, so that a repeated event is not created twice."""
 
 
 Action: TypeAlias = (

@@ -6,6 +6,7 @@ import dataclasses
 
 from polyreme_operator.port import ObjectRef
 from polyreme_operator.types.lease_record import RefusedRecord
+from polyreme_operator.types.views import ForeignPod
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +26,8 @@ class Changes:
     """UIDs of jobs to reconcile."""
     capacity: bool = False
     """Whether jobs that did not fit before may fit now."""
+    left: tuple[ForeignPod, ...] = ()
+    """What foreign pods no longer use: room for some of those jobs, but no quota."""
     asks: bool = False
     """Whether the scheduler has something to decide."""
     taken: bool = False
@@ -41,6 +44,7 @@ class Changes:
         return Changes(
             jobs=self.jobs | other.jobs,
             capacity=self.capacity or other.capacity,
+            left=self.left + other.left,
             asks=self.asks or other.asks,
             taken=self.taken or other.taken,
             health=self.health or other.health,

@@ -29,6 +29,7 @@ from polyreme_operator.types.plans import PlanRequest, counts_in_force
 from polyreme_operator.types.pod_end import end_of
 from polyreme_operator.types.pod_start import start_of
 from polyreme_operator.types.pod_waiting import waiting_of
+from polyreme_operator.types.priority import PriorityClassView, priority_of
 from polyreme_operator.types.reasons import ConditionType, Reason
 from polyreme_operator.types.resources import constraints_of, larger, pod_requests
 from polyreme_operator.types.timestamps import parse_time_or
@@ -36,14 +37,12 @@ from polyreme_operator.types.views import ForeignPod, JobView, PodPhase, PodView
 
 __all__ = [
     "OWNED_TAINT",
-    "lacks_class",
     "parse_foreign_pod",
     "parse_intents_object",
     "parse_job_view",
     "parse_node",
     "parse_pod",
     "parse_unreadable_job",
-    "priority_of",
     "tolerations_of",
 ]
 _SPECS_KEPT = 1024
@@ -58,7 +57,7 @@ def parse_job_view(
     manifest: Manifest,
     known: JobView | None = None,
     *,
-    priorities: Mapping[str, int] | None = None,
+    priorities: Mapping[str, PriorityClassView] | None = None,
     seen_s: float = 0.0,
     data_gate: bool = False,
     additions: Callable[[TrainingJobSpec], Additions] = lambda _: NONE,
@@ -69,7 +68,7 @@ def parse_job_view(
     Args:
         manifest: The object.
         known: An earlier view, whose arrival is kept, and whose plans are kept while the generation is the same.
-        priorities: Values of the PriorityClasses, by name.
+        priorities: PriorityClasses by name.
         seen_s: When it was observed; 0 if unknown.
         data_gate: Whether its admission waits for its data.
         additions: Returns what the API server adds to its pods.
@@ -84,6 +83,7 @@ def parse_job_view(
     if read.spec is None and status.is_true("Admitted"):
         # It was read once, by another version of the operator: it is left as it is.
         unreadable = unreadable or read.invalid
+    priority = priority_of(read.spec, priorities or {})
     data_report, data_unreadable = read_report(metadata.get("annotations"))
     return JobView(
         namespace=intern(metadata.get("namespace", "")),
@@ -98,8 +98,8 @@ def parse_job_view(
         **_requests(read.spec, additions, known),
         plans=() if planned is None else planned.plans,
         size_refused="" if planned is None else planned.size_refused,
-        priority=priority_of(read.spec, priorities or {}),
-        class_missing=lacks_class(read.spec, priorities or {}),
+        priority=priority.value,
+        class_missing=priority.class_missing,
         unreadable=unreadable,
         **_fault(known, generation),
         attempt_seen_s=_attempt_seen_s(status, known, seen_s),
@@ -264,18 +264,6 @@ def _without(given: Mapping[str, Any], bad: Collection[object], before: Training
     fields = TrainingJobStatus.model_fields
     kept = {name: getattr(before, name) for name, field in fields.items() if (field.alias or name) in bad}
     return status.model_copy(update=kept)
-
-
-def priority_of(spec: TrainingJobSpec | None, priorities: Mapping[str, int]) -> int:
-    """Return a job's priority: that of its PriorityClass if it exists, else ``spec.priority``."""
-    if spec is None:
-        return 0
-    return priorities.get(spec.priority_class_name, spec.priority)
-
-
-def lacks_class(spec: TrainingJobSpec | None, priorities: Mapping[str, int]) -> bool:
-    """Tell whether a job's PriorityClass does not exist."""
-    return spec is not None and spec.priority_class_name != "" and spec.priority_class_name not in priorities
 
 
 def parse_pod(manifest: Manifest, *, seen_s: float | None = None, known: PodView | None = None) -> PodView | None:

@@ -1,4 +1,4 @@
-"""Parses queues, topologies and PriorityClasses to views."""
+"""Parses queues, topologies and policies to views."""
 
 from __future__ import annotations
 
@@ -164,11 +164,6 @@ def parse_fault_policy(manifest: Manifest) -> PolicyView:
         settle_s=float(spec.repairs.settle_seconds),
         status=status,
     )
-
-
-def parse_priority_class(manifest: Manifest) -> int:
-    """Parse the value of a PriorityClass."""
-    return int(manifest.get("value", 0))
 
 
 def _check(manifest: Manifest, kind: type[BaseModel]) -> None:

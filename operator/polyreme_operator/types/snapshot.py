@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from polyreme_operator.types.inventory import LevelView
 from polyreme_operator.types.reasons import Reason
 from polyreme_operator.types.views import JobView, LeaseView, NodeView, PodView
 
@@ -67,6 +68,8 @@ class JobSnapshot:
     lease: LeaseView | None = None
     start_limit_s: float = 0.0
     """How long its queue lets pods take to start before the job is set aside; 0: no limit."""
+    levels: tuple[LevelView, ...] = ()
+    """Levels of the topology, top first."""
     pending: Pending | None = None
     """The published pending reason; None until a cycle has looked at the job."""
     refused: str = ""

@@ -243,7 +243,7 @@ class JobView:
     planning: PlanRequest | None = None
     """Request for its plans; None once they exist, or if its spec is invalid."""
     priority: int = 0
-    """That of its PriorityClass, or its own."""
+    """By which it waits and is preempted (``types/priority.py``)."""
     class_missing: bool = False
     """Whether its PriorityClass does not exist."""
     queue_refusal: str = ""

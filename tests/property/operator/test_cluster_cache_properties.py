@@ -227,7 +227,7 @@ def test_a_pod_that_its_placement_has_charged_calls_for_no_round() -> None:
 def test_devices_of_a_pod_without_its_job_come_free_with_the_pod() -> None:
     model = ClusterCache()
     model.put(pod_manifest("a", 0, 0, "n0", 1, "Running"), now_s=NOW_S)
-    assert model.put(pod_manifest("a", 0, 0, "n0", 2, "Failed"), now_s=NOW_S).capacity
+    assert model.put(pod_manifest("a", 0, 0, "n0", 2, "Failed"), now_s=NOW_S).left
     assert not any(model.ledger.used.values())
 
 

@@ -1,13 +1,17 @@
 """The status says by which priority a job waits and may be displaced, and whether its class is missing."""
 
 import dataclasses
+from typing import Any
+
+import pytest
 
 from polyreme_operator.cluster_cache import ClusterCache
 from polyreme_operator.port import ObjectRef
 from polyreme_operator.reconcile import transition
 from polyreme_operator.reconcile.job import reconcile
-from polyreme_operator.reconcile.worker_pods import PodDefaults
+from polyreme_operator.reconcile.worker_pods import PodDefaults, WorkerPods
 from polyreme_operator.types.actions import WriteStatus
+from polyreme_operator.types.priority import Priority, PriorityClassView, priority_of
 from polyreme_operator.types.reasons import Reason
 from polyreme_operator.types.snapshot import JobSnapshot, Pending
 from tests.unit.operator.operator_scenes import (
@@ -21,6 +25,8 @@ from tests.unit.operator.operator_scenes import (
     pod,
     snapshot,
 )
+
+CLASSES = {"urgent": 1000, "base": 500, "low": 50}
 
 
 def told(seen: JobSnapshot) -> int | None:
@@ -82,3 +88,36 @@ def test_the_model_notes_that_a_class_comes_even_where_its_value_is_the_jobs_own
     assert found is not None
     assert (found.class_missing, found.priority) == (False, 7)
     assert uid in model.remove(ObjectRef(kind="PriorityClass", name="urgent"), version=10).jobs
+
+
+@pytest.mark.parametrize(
+    ("spec", "value", "missing"),
+    [
+        ({}, 50, False),
+        ({"priority": 7}, 7, False),
+        ({"priorityClassName": "urgent"}, 1000, False),
+        ({"priorityClassName": "gone", "priority": 7}, 7, True),
+        ({"priorityClassName": "gone"}, 0, True),
+    ],
+)
+def test_the_clusters_default_class_counts_for_jobs_that_name_none(
+    spec: dict[str, Any], value: int, missing: bool
+) -> None:
+    """As Kubernetes gives it to their pods: of two defaults the lower one."""
+    classes = {name: PriorityClassView(each, name != "urgent") for name, each in CLASSES.items()}
+    asked = job("j", **spec).spec
+    assert priority_of(asked, classes) == Priority(value, class_missing=missing)
+    assert priority_of(asked, {}).value == spec.get("priority", 0)
+
+
+def test_pods_get_the_class_of_their_job_unless_it_is_missing_or_their_template_names_another() -> None:
+    named = dataclasses.replace(job("j", priorityClassName="urgent"), class_missing=False)
+    own = {"replicas": 2, "template": {"spec": {"priorityClassName": "other"}}}
+    template = dataclasses.replace(job("j", priorityClassName="urgent", workers=own), class_missing=False)
+    cases = ((named, "urgent"), (dataclasses.replace(named, class_missing=True), None), (template, "other"))
+    for waits, expected in (*cases, (job("j"), None)):
+        runs = admitted(waits)
+        assert runs.spec is not None
+        assert runs.attempt is not None
+        pods = WorkerPods(runs, runs.spec, runs.attempt, defaults=PodDefaults(), mode="NodeAffinity")
+        assert pods.manifest(index=0, node="n0")["spec"].get("priorityClassName") == expected

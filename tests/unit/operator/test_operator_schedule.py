@@ -64,7 +64,7 @@ def test_larger_priority_goes_first_then_age() -> None:
             {"replicas": 3},
             (Quota(resource=DEVICE, nominal=2),),
             "ExceedsQuota",
-            "needs 3 of polyreme.dev/device; queue default has 2 left: it holds 0, its quota is 2",
+            "needs 3 of polyreme.dev/device; queue default can never have more than 2",
         ),
         ({"replicas": 1, "devices": 4}, (), "Misconfigured", "a worker needs 4 polyreme.dev/device; the largest node"),
     ],

@@ -105,7 +105,7 @@ def test_a_request_that_no_node_could_satisfy_says_so_though_quota_and_cluster_a
 
 def test_a_request_that_empty_nodes_could_satisfy_waits_for_quota() -> None:
     found = said(full(asking(replicas=4, workers=template(affinity=affinity("2")))))
-    assert (found.reason, found.permanent) == ("ExceedsQuota", False)
+    assert (found.reason, found.permanent) == ("ExceedsQuota", True)
 
 
 def test_taints_that_nobody_tolerates_are_named_and_those_of_an_outage_are_not() -> None:

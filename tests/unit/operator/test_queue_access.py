@@ -170,3 +170,27 @@ def test_jobs_that_name_no_queue_wait_where_the_default_queue_is_missing_and_ref
         assert stage.condition("mine", "Admitted")["status"] == "True"
 
     stage.run(story)
+
+
+def test_a_waiting_job_whose_queue_is_changed_is_admitted_from_the_other_queue() -> None:
+    stage = Stage()
+
+    async def story() -> None:
+        stage.add_nodes(2)
+        stage.store.create(queue_manifest("full", stopPolicy="Hold"))
+        stage.store.create(queue_manifest("open"))
+        stage.add_job("mine", queueName="full", workers={"replicas": 2})
+        await asyncio.sleep(5)
+        assert stage.condition("mine", "Queued")["reason"] == "QueueStopped"
+        ref = ObjectRef(kind=labels.KIND_JOB, namespace="default", name="mine")
+        stage.store.change(ref, {"spec": {"queueName": "open", "priority": 5}})
+        await asyncio.sleep(10)
+        assert stage.condition("mine", "Admitted")["status"] == "True"
+        assert stage.status("mine")["priority"] == 5
+        pods = [record.manifest for record in stage.store.records("Pod")]
+        assert {each["metadata"]["labels"][labels.LABEL_QUEUE] for each in pods} == {"open"}
+        await asyncio.sleep(5)
+        usage = stage.store.get(ObjectRef(kind=labels.KIND_QUEUE, name="open"))["status"]["usage"]
+        assert [each["used"] for each in usage] == [2]
+
+    stage.run(story)

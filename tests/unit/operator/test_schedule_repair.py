@@ -9,8 +9,8 @@ from polyreme_operator.reconcile.transition import stop_for_resize
 from polyreme_operator.scheduler import cluster_of, schedule
 from polyreme_operator.types.inventory import LevelView
 from polyreme_operator.types.queues import QueueView, Quota
-from polyreme_operator.types.views import JobView, NodeView
-from tests.unit.operator.operator_scenes import DEVICE, NOW_S, job, pod
+from polyreme_operator.types.views import JobView, NodeView, PodPhase
+from tests.unit.operator.operator_scenes import DEVICE, NOW_S, decide, job, lease, pod, snapshot
 from tests.unit.operator.test_scheduling_cycles import RACKS, in_rack, only, running
 
 SLICES = {"sliceSize": 2, "sliceLevel": "rack"}
@@ -68,6 +68,30 @@ def test_a_gang_that_lies_together_no_longer_is_taken_off_when_it_loses_a_node(l
     assert moved(owner, *nodes, levels=levels) is None
 
 
+@pytest.mark.parametrize(
+    ("spare", "stays"), [((("b1", "b", 2), ("c0", "c", 1)), False), ((("c0", "c", 1),), True)], ids=["room", "no room"]
+)
+@pytest.mark.parametrize("topology", [{"required": "rack"}, {"sliceSize": 2, "sliceLevel": "rack"}])
+def test_a_gang_whose_nodes_were_relabelled_is_placed_as_a_whole_at_its_next_restart_if_there_is_room(
+    topology: dict[str, Any], spare: tuple[tuple[str, str, int], ...], stays: bool
+) -> None:
+    owner = running("owner", ("a0", "a1"), topology=topology)
+    pods = tuple(pod(owner, index, where=f"a{index}", phase=PodPhase.FAILED, exit_code=1) for index in range(2))
+    nodes = (in_rack("a0", "a", 1), in_rack("a1", "b", 1), *(in_rack(*each) for each in spare))
+    seen = snapshot(owner, pods=pods, nodes={each.name: each for each in nodes}, lease=lease(owner))
+    decision = decide(dataclasses.replace(seen, levels=RACKS, lease_read=True))
+    assert decision.reschedule
+    assert not decide(dataclasses.replace(seen, lease_read=True)).reschedule, "its nodes are in one domain"
+    cluster = cluster_of(
+        jobs=(owner,), nodes=nodes, pods=pods, leases=(lease(owner),), levels=RACKS, leases_read=frozenset({owner.uid})
+    )
+    after = only(schedule(cluster, NOW_S)).after
+    assert after.is_true("Admitted") == stays
+    if stays:
+        assert after.attempt is not None
+        assert after.attempt.placement.node_by_index() == ["a0", "a1"]
+
+
 def test_a_slice_that_lies_together_no_longer_is_not_mended_in_part() -> None:
     owner = running("owner", ("a0", "a1", "b0", "b1"), topology={"sliceSize": 4, "sliceLevel": "rack"})
     nodes = (in_rack("a0", "a", 1), in_rack("a1", "a", 1), in_rack("b0", "b", 1), lost("b1", "a"), in_rack("a2", "a"))
@@ -97,7 +121,8 @@ def test_a_gang_that_lies_together_no_longer_does_not_grow() -> None:
     wished = dataclasses.replace(owner, spec=wish.spec, plans=wish.plans, generation=owner.generation + 1)
     for rack, size in (("a", 3), ("b", 2)):
         nodes = (in_rack("a0", "a", 1), in_rack("b0", rack, 1), in_rack("a1", "a"), in_rack("b1", "b"))
-        batch = schedule(cluster_of(jobs=(wished,), nodes=nodes, levels=RACKS), NOW_S)
+        cluster = cluster_of(jobs=(wished,), nodes=nodes, levels=RACKS)
+        batch = schedule(dataclasses.replace(cluster, asking=()), NOW_S)
         assert ("uid-owner" in batch.refused) == (size == 2)
         if size == 2:
             assert batch.refused["uid-owner"].why.startswith("its workers are no longer known to be in one rack")

@@ -6,12 +6,15 @@ from typing import Any
 import pytest
 
 from polyreme_api.times import rfc3339
+from polyreme_operator.queueing.quota import QuotaLedger
+from polyreme_operator.queueing.tree import QueueTree
 from polyreme_operator.reconcile.transition import stop_for_preemption, stop_for_resize
 from polyreme_operator.scheduler import Batch, ClusterSnapshot, Limits, cluster_of, schedule
 from polyreme_operator.types.inventory import LevelView
 from polyreme_operator.types.queues import QueueView, Quota, StopPolicy
 from polyreme_operator.types.views import ForeignPod, JobView, NodeView
 from tests.unit.operator.operator_scenes import DEVICE, NOW_S, admitted, job, node, pod, why
+from tests.unit.operator.queue_scenes import GPU, queue
 
 LONG_AGO_S = NOW_S - 10_000
 RACKS = (LevelView(name="rack", node_label="rack"),)
@@ -162,6 +165,31 @@ def test_a_queue_says_whether_its_jobs_may_start(queues: tuple[QueueView, ...], 
         assert admitted_uids(batch) == {"uid-j"}
     else:
         assert (batch.writes, reason(cluster, batch, "uid-j")) == ((), expected)
+
+
+def test_exceeding_a_quota_for_good_is_told_from_exceeding_it_now_and_holds_up_no_one() -> None:
+    queues = (queue("top", 1), queue("team", 3, "top"), queue("small", 1, "top", borrow=1))
+    scarce = tuple(
+        dataclasses.replace(each, quotas=(dataclasses.replace(each.quotas[0], resource=DEVICE),)) for each in queues
+    )
+    head = job("head", replicas=4, queueName="small", created="2023-11-14T21:00:00Z")
+    cluster = cluster_of(
+        jobs=(head, job("behind", replicas=2, queueName="small")), nodes=(node(devices=9),), queues=scarce
+    )
+    batch = schedule(cluster, NOW_S)
+    assert admitted_uids(batch) == {"uid-behind"}
+    found = batch.kinds[cluster.waiting["uid-head"].kind]
+    assert (found.reason, found.permanent) == ("ExceedsQuota", True)
+    assert found.message == (
+        f"needs 4 of {DEVICE}; queue small can never have more than 2: "
+        "change workers.replicas, spec.queueName or the quota"
+    )
+
+
+def test_a_root_that_is_over_its_lowered_quota_borrows_nothing() -> None:
+    tree = QueueTree.of([queue("top", 1), queue("team", 1, "top")])
+    ledger = QuotaLedger(tree, {("top", GPU): 1, ("team", GPU): 2})
+    assert (ledger.over("top", GPU), ledger.borrowed("top", GPU), ledger.borrowed("team", GPU)) == (1, 0, 1)
 
 
 def test_a_draining_queue_asks_what_runs_to_checkpoint_and_stop() -> None:

@@ -11,12 +11,15 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 DURATION = re.compile(r"(?:(?P<minutes>\d+)m )?(?P<value>[\d.]+)(?P<unit>ms|s)")
 UNIT_S = {"ms": 1e-3, "s": 1.0}
+PROGRESS_EVERY_S = 10.0
+"""Time between two lines about a long download."""
 TIMES_NAME = ".setup-times.json"
 
 
@@ -79,16 +82,39 @@ def install(venv: Path, lock: Path) -> str:
     uv_install: list[str | Path] = [venv / "bin/uv", "pip", "install", "--no-deps"]
     command = [*uv_install, "--require-hashes", "-r", lock]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
-        said = []
+        said, ended = [], threading.Event()
+        showing = threading.Thread(target=show_progress, args=(Path(f"/proc/{process.pid}/io"), ended), daemon=True)
+        showing.start()
         for line in process.stderr or ():
             said.append(line)
             if not line.startswith(" + "):
                 print(line, end="", file=sys.stderr)
+        ended.set()
+        showing.join()
     if process.returncode != 0:
         raise subprocess.CalledProcessError(process.returncode, command)
     editable = [*uv_install, "--quiet", "--no-build-isolation", "--editable", "."]
     subprocess.run(editable, check=True, env=environment)
     return "".join(said)
+
+
+def show_progress(written: Path, ended: threading.Event) -> None:
+    """Say from time to time how far a long installation has come; uv's own bars need the terminal for themselves."""
+    before = 0
+    while not ended.wait(PROGRESS_EVERY_S):
+        now = written_mib(written)
+        if now > before:
+            print(f"{now:,} MiB downloaded and unpacked so far", file=sys.stderr, flush=True)
+            before = now
+
+
+def written_mib(path: Path) -> int:
+    """MiB that a process has written, from its ``/proc/PID/io``; 0 where the system does not tell."""
+    try:
+        found = re.search(r"^wchar: (\d+)$", path.read_text(), re.MULTILINE)
+    except OSError:
+        return 0
+    return int(found[1]) >> 20 if found else 0
 
 
 def phase_s(report: str, verb: str) -> float:

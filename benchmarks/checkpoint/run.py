@@ -5,6 +5,7 @@ Usage: run.py [--runs 3] [--folder FOLDER]
 
 import argparse
 import json
+import math
 import multiprocessing
 import os
 import shutil
@@ -233,11 +234,13 @@ def with_dcp_async(root: Path, rank: int, world: World) -> Ran:
     def save(number: int) -> None:
         wait()
         writer = dcp.FileSystemWriter(_fresh(root, number, rank), sync_files=True)
-        plain = {
-            name: tensor.own if hasattr(tensor, "own") else tensor for name, tensor in content.state_dict().items()
-        }
         # Its stager copies plain tensors and DTensors: each rank's slices go by names of their own.
-        named = {f"{name}.{rank}": tensor for name, tensor in plain.items()}
+        slices = {
+            f"{part.prefix}.{slot.name}.{rank}": part.buffer[slot.start :][: math.prod(slot.shape)].view(slot.shape)
+            for part in content.flat
+            for slot in part.slots
+        }
+        named = slices | {f"{name}.{rank}": tensor for name, tensor in content.plain.items()}
         under_way.append(dcp.async_save(named, storage_writer=writer, process_group=world.checkpoint_group))
 
     return train(save, wait, content, world)

@@ -172,7 +172,7 @@ def _time_shares(shares: Sequence[TimeShare]) -> str:
         )
         for part in shares
     ]
-    return "<h3>Where the time went</h3>" + _table(("", "#time", "#share", ""), cells)
+    return "<h3>Where the time went</h3>" + _table(("spent on", "#time", "#share", ""), cells)
 
 
 def _evaluation(data: ReportData) -> str:
@@ -304,7 +304,7 @@ def _plan(data: ReportData) -> str:
     plan = data.plan
     environment = [(safe(name), safe(value)) for name, value in data.environment.items()]
     if plan is None:
-        return "<h2>Environment</h2>" + _table(("", ""), environment) if environment else ""
+        return "<h2>Environment</h2>" + _table(("part", "version"), environment) if environment else ""
     recomputed = f" Recomputed in the backward pass: {plan.recompute_label.lower()}." if plan.recompute_label else ""
     words = (
         f"<p>{_code(plan.shape.name)} on {plan.layout.world} ranks: {plan.replicas} workers with {plan.devices} "
@@ -317,27 +317,36 @@ def _plan(data: ReportData) -> str:
     ]
     table = _table(("group", "#ranks", "#sent by a rank in a step", "#collectives"), volumes) if volumes else ""
     return f"<h2>Plan</h2>{words}{table}" + (
-        "<h3>Environment</h3>" + _table(("", ""), environment) if environment else ""
+        "<h3>Environment</h3>" + _table(("part", "version"), environment) if environment else ""
     )
 
 
 def _job(data: ReportData) -> str:
     if not data.job_yaml:
         return ""
-    return f"<h2>Job</h2><details><summary>TrainingJob</summary><pre>{safe(data.job_yaml)}</pre></details>"
+    return f"<h2>Job</h2><details><summary>TrainingJob</summary><pre tabindex='0'>{safe(data.job_yaml)}</pre></details>"
 
 
 def _table(heads: Sequence[str], rows: Sequence[Iterable[str]]) -> str:
-    """Write a table of cells that are HTML already; heads that begin with ``#`` are of columns of numbers."""
+    """Write a table of cells that are HTML already; heads that begin with ``#`` are of columns of numbers.
+
+    A column without a head holds pictures of the numbers beside it. What may scroll can be reached by the keyboard.
+    """
     classes = [' class="n"' if len(head) > 1 and head.startswith("#") else "" for head in heads]
     names = [head[1:] if style else head for head, style in zip(heads, classes, strict=True)]
-    top = "".join(f"<th{style}>{safe(name)}</th>" for name, style in zip(names, classes, strict=True))
+    top = "".join(
+        f"<th{style}>{safe(name)}</th>" if name else "<td></td>" for name, style in zip(names, classes, strict=True)
+    )
     body = "".join(
         f"<tr>{''.join(f'<td{style}>{cell}</td>' for cell, style in zip(row, classes, strict=True))}</tr>"
         for row in rows[:ROWS_MAX]
     )
     more = f'<p class="soft">and {len(rows) - ROWS_MAX:,} more</p>' if len(rows) > ROWS_MAX else ""
-    return f'<div class="card table"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>{more}</div>'
+    said = safe(", ".join(filter(None, names)))
+    return (
+        f'<div class="card table" tabindex="0" role="region" aria-label="table of {said}"><table>'
+        f"<thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>{more}</div>"
+    )
 
 
 def _meter(ratio: float, kind: str) -> str:

@@ -84,7 +84,8 @@ circle.bad { fill: var(--bad); }
 .table { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th { text-align: left; font-weight: 500; color: var(--soft); font-size: 13px; }
-th, td { padding: 6px 14px 6px 0; border-bottom: 1px solid var(--line); vertical-align: top; overflow-wrap: anywhere; }
+th, td { padding: 6px 14px 6px 0; border-bottom: 1px solid var(--line); vertical-align: top;
+  overflow-wrap: break-word; }
 tr:last-child td { border-bottom: 0; }
 .n { text-align: right; white-space: nowrap; }
 .meter { height: 8px; min-width: 120px; background: var(--line); margin-top: 8px; border-radius: 4px;
@@ -106,6 +107,7 @@ pre { overflow-x: auto; background: var(--card); border: 1px solid var(--line); 
   font: 13px/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace; }
 code { font: 0.92em ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace;
   overflow-wrap: anywhere; }
+td code { overflow-wrap: break-word; }
 footer { margin-top: 56px; color: var(--soft); font-size: 13px; }
 @media print { .card, .figures div, .pages figure { break-inside: avoid; } }
 """

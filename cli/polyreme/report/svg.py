@@ -184,8 +184,9 @@ def frame(
 
 def picture(parts: Iterable[str], *, height: int, says: str) -> str:
     """Put parts into one picture, with words for those who do not see it."""
+    name = f'aria-label="{safe(says)}"'
     return (
-        f'<div class="chart"><svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{safe(says)}">'
+        f'<div class="chart" tabindex="0" role="group" {name}><svg viewBox="0 0 {WIDTH} {height}" role="img" {name}>'
         f"{''.join(parts)}</svg></div>"
     )
 

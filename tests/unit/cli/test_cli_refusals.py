@@ -15,7 +15,7 @@ import torch
 import yaml
 
 from polyreme import preflight
-from polyreme.job_files import read_job
+from polyreme.job_files import read_documents, read_job
 from polyreme.main import invoke
 from polyreme.paths import Home
 from polyreme_api.batch import TokenIds, TokenizerFile
@@ -155,6 +155,30 @@ FILES: dict[str, tuple[str | bytes, list[str]]] = {
     "nesting without end": ("[" * 5000, ["nested more than 64 levels deep"]),
     "a list": ("- 1\n- 2\n", ["not a TrainingJob", "list"]),
     "bytes that are no text": (b"\xff\xfe\x00", ["not UTF-8"]),
+    "UTF-16": (yaml.safe_dump(manifest()).encode("utf-16"), ["job.yaml is UTF-16, not UTF-8 text; save it as UTF-8"]),
+    "UTF-16 without its mark": (yaml.safe_dump(manifest()).encode("utf-16-le"), ["UTF-16 without its mark, not UTF-8"]),
+    "Latin-1": (b"a: \xe9", ["is not UTF-8 text, from byte 3 on"]),
+    "line ends of old": (
+        yaml.safe_dump(manifest()).replace("\n", "\r").encode(),
+        ["end with a carriage return alone, expected line feeds"],
+    ),
+    "underscores in a number": (
+        yaml.safe_dump(manifest()).replace("steps: 2", "steps: 1_20"),
+        ["not YAML", "1_20 would be read as 120; write 120, or put it in quotes"],
+    ),
+    "a number with a colon": ("a: 1:20\n", ["not YAML", "1:20 would be read as 80"]),
+    "a space that is none": (
+        "a:\n  b:\u00a01\n",
+        ["line 2 of ", "has NO-BREAK SPACE (U+00A0) in column 5, which only looks like ' '; type that instead"],
+    ),
+    "fullwidth digits": (
+        "a: \uff11\uff12\n",
+        ["line 1 of ", "has FULLWIDTH DIGIT ONE (U+FF11) in column 4, which only looks like '1'"],
+    ),
+    "a merge conflict": (
+        "a: 1\n<<<<<<< HEAD\nb: 2\n=======\nb: 3\n>>>>>>> other\n",
+        ["line 2 of ", "is '<<<<<<< HEAD', left by a merge conflict; choose one side and drop the marks"],
+    ),
 }
 
 
@@ -501,3 +525,13 @@ def test_a_store_or_a_journal_that_is_no_such_thing_ends_with_what_to_mend(
         assert str(broken) in said
         assert "fix this, then run the same command again to continue" in said
         assert psutil.Process().children() == []
+
+
+def test_what_only_looks_odd_is_read(tmp_path: Path) -> None:
+    """Windows' line ends, a byte-order mark of UTF-8, and any character in quotes and comments."""
+    text = (
+        "\ufeff# \u5f00\u59cb\uff1a\uff11\r\na: \"x\u00a0y\"  # \uff11_2\r\nb: '1_20'\r\nc: '=======' \r\nd: 0o10\r\n"
+    )
+    path = tmp_path / "job.yaml"
+    path.write_bytes(text.encode())
+    assert read_documents(path) == [{"a": "x\u00a0y", "b": "1_20", "c": "=======", "d": "0o10"}]

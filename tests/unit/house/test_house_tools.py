@@ -5,6 +5,7 @@ import json
 import os
 import re
 import subprocess
+import threading
 import tomllib
 from pathlib import Path
 
@@ -168,3 +169,23 @@ def test_commit_hooks_are_local() -> None:
     assert re.findall(r"repo: (\S+)", config) == ["local"]
     for tool in re.findall(r"entry: \.venv/bin/(\S+)", config):
         assert tool in {"python", "ruff", "lint-imports", "mypy"}
+
+
+def test_a_long_download_says_how_far_it_has_come(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, ended = tmp_path / "io", threading.Event()
+    sizes = iter([0, 700 << 20, 700 << 20, 1500 << 20])
+
+    def wait(_: float) -> bool:
+        size = next(sizes, None)
+        if size is not None:
+            file.write_text(f"rchar: 5\nwchar: {size}\n")
+        return size is None
+
+    monkeypatch.setattr(ended, "wait", wait)
+    setup_venv.show_progress(file, ended)
+    said = [f"{size} MiB downloaded and unpacked so far" for size in ("700", "1,500")]
+    assert capsys.readouterr().err.splitlines() == said
+    assert setup_venv.written_mib(Path("/proc/self/io")) >= 0
+    assert setup_venv.written_mib(tmp_path / "none") == 0

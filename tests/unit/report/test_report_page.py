@@ -15,6 +15,7 @@ from polyreme.report import ReportData, build_report, write_report
 from polyreme.report.charts import CELLS_MAX
 from polyreme.report.data import AnsweredPage, AttemptRow, ExpertLoads, Figures, LayerLoad, TrainedStage
 from polyreme.report.page import PAGES_MAX, shown_pages
+from polyreme.report.style import STYLE
 from polyreme_api.errors import EnvironmentFailedError
 from polyreme_api.progress import ALL_SETS, StepRecord
 from tests.unit.report.samples import START_S, png, record, two_kills
@@ -263,3 +264,48 @@ def test_the_load_of_each_expert_is_a_cell_with_its_figures() -> None:
     many = ExpertLoads(first_step=1, last_step=2, layers=[dataclasses.replace(layers[0], load=(1,) * (CELLS_MAX + 1))])
     assert 'class="cell' not in build_report(empty(experts=many)), "told in words alone"
     assert "Experts" not in read(build_report(empty())).text
+
+
+class Scrolled(HTMLParser):
+    """Collects what may scroll, and table heads with their text."""
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.scrolled: list[dict[str, str | None]] = []
+        self.heads: list[str] = []
+        self._head = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        classes = (given.get("class") or "").split()
+        if tag == "pre" or (tag == "div" and {"chart", "table"} & set(classes)):
+            self.scrolled.append(given)
+        if tag == "th":
+            self.heads.append("")
+        self._head = tag == "th"
+
+    def handle_data(self, data: str) -> None:
+        if self._head:
+            self.heads[-1] += data
+
+    def handle_endtag(self, tag: str) -> None:
+        self._head = self._head and tag != "th"
+
+
+def test_what_scrolls_is_reached_by_the_keyboard_and_every_head_has_words() -> None:
+    """As axe's rules scrollable-region-focusable and empty-table-header ask."""
+    data = dataclasses.replace(two_kills(), environment={"torch": "2.13.0"})
+    reader = Scrolled()
+    reader.feed(build_report(data))
+    assert len(reader.scrolled) > 8
+    assert [each for each in reader.scrolled if each.get("tabindex") != "0"] == []
+    assert [each for each in reader.scrolled if "class" in each and not each.get("aria-label")] == []
+    assert len(reader.heads) > 20
+    assert "" not in [head.strip() for head in reader.heads]
+
+
+def test_words_in_tables_are_not_broken_letter_by_letter() -> None:
+    """``overflow-wrap: anywhere`` lets a narrow screen shrink a column to one letter; tables scroll instead."""
+    rules = dict(re.findall(r"^([^{}@\n]+) \{([^{}]*)\}", STYLE, re.MULTILINE))
+    assert "overflow-wrap: break-word" in rules["th, td"]
+    assert "overflow-wrap: break-word" in rules["td code"]

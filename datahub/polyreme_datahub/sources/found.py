@@ -28,6 +28,13 @@ class Found:
     """Files of image formats that are not read, by format."""
     problems: int = 0
     """Files that can't be read."""
+    mac_files: int = 0
+    """What macOS leaves beside files (AppleDouble), which is never read."""
+    metadata: str = ""
+    """The file that names the images of a folder."""
+    images_below: int = 0
+    texts_below: int = 0
+    """Images and texts of that folder, named or not."""
 
     def note(self, entry: Entry, *, unread: str) -> None:
         """Count an entry of the listing."""
@@ -61,12 +68,19 @@ def sentence(counts: dict[str, Any]) -> str:
         _letters(counts["images_alone"], "image", " without text"),
         *(_letters(unread[kind], f"{kind} file", "") for kind in sorted(unread)),
         _letters(counts["problems"], "file", " that can't be read"),
+        _left(max(0, counts["images_below"] - counts["images"]), "image", f" that {counts['metadata']} does not name"),
+        _left(counts["texts_below"], "text", f" beside images that {counts['metadata']} names"),
+        _left(counts["mac_files"], "file", " of macOS (._*)"),
     ]
     return ", ".join(part for part in parts if part)
 
 
 def _count(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}" if count else ""
+
+
+def _left(count: int, noun: str, what: str) -> str:
+    return f"{_count(count, noun)}{what}, not read" if count else ""
 
 
 def _letters(count: int, noun: str, how: str) -> str:

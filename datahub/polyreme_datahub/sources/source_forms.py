@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 
@@ -16,6 +16,7 @@ from polyreme_datahub.sources.external_sort import Row, sorted_rows
 from polyreme_datahub.sources.files import FOLDER, SUFFIXES
 from polyreme_datahub.sources.names import shown
 from polyreme_datahub.sources.records import PDF
+from polyreme_datahub.sources.text_files import KINDS as TEXT_FILES
 from polyreme_datahub.sources.trees import Tree
 
 SHARDS = "webdataset"
@@ -33,6 +34,12 @@ PART_SUFFIXES = tuple(suffix for suffix, kind in KINDS.items() if kind != FOLDER
 COMPRESSED = re.compile(r"\.(tar\.(gz|bz2|xz|zst)|tgz)$", re.IGNORECASE)
 CACHED = re.compile(r"(.*/)?cache-[^/]*\.arrow")
 """What ``datasets`` leaves beside a dataset's own files."""
+METADATA = frozenset({"metadata.jsonl", "metadata.csv", "metadata.parquet"})
+"""Files of an ``ImageFolder`` of ``datasets``, which name its images."""
+METADATA_MAX = 8
+ENERGON_SPLITS = ".nv-meta/split.yaml"
+ENERGON_SPLIT = re.compile(r"^ +([^\s:#-][^:\n]*): *\n *- ", re.MULTILINE)
+"""A split of that file which has shards."""
 STATE = "state.json"
 STATE_BYTES_MAX = 16 * 2**20
 SPLIT = re.compile(r"(.+?)-\d+-of-\d+")
@@ -48,28 +55,73 @@ class Form:
     kind: str
     rows: Iterator[Row]
     """Of its files, sorted: with texts if they are images."""
+    images: int = 0
+    texts: int = 0
+    mac_files: int = 0
+    """What macOS leaves beside files, which is never read."""
+    metadata: tuple[str, ...] = ()
+    """Files that may name the images (``ImageFolder`` of ``datasets``)."""
 
 
-def form_of(rows: Iterable[Row], where: str, *, pattern: str = "*") -> Form:
+def form_of(rows: Iterable[Row], where: str, *, pattern: str = "*", is_file: bool = False) -> Form:
     """Find out which form the files of a folder have.
 
     Args:
         rows: Of all its files (``Tree.walk``).
         where: What the user named, for messages.
         pattern: What files at the root are named like; of other folders none then, unless it is ``*``.
+        is_file: Whether the pattern is the name of one file.
 
     Raises:
         SourceInvalidError: If they have several forms, or several splits.
     """
     seen = _Seen(where)
-    every = pattern == "*"
+    every = pattern == "*" or is_file
     ordered = sorted_rows(
         seen.kept(row for row in rows if every or _matches(row[0], pattern)), key=lambda row: stem(row[0])
     )
     first = list(itertools.islice(ordered, 1))  # all rows have been seen before the first comes out
     kind = seen.kind()
-    wanted: Callable[[Row], bool] = (lambda _row: True) if kind == FOLDER else (lambda row: _suffix(row[0]) != TEXT)
-    return Form(kind=kind, rows=filter(wanted, itertools.chain(first, ordered)))
+    unwanted = ".parquet" if kind == FOLDER else TEXT
+    return Form(
+        kind=kind,
+        rows=(row for row in itertools.chain(first, ordered) if _suffix(row[0]) != unwanted),
+        images=seen.images,
+        texts=seen.texts,
+        mac_files=seen.mac_files,
+        metadata=tuple(sorted(seen.metadata)[:METADATA_MAX]) if kind == FOLDER else (),
+    )
+
+
+def names_images(tree: Tree, name: str) -> bool:
+    """Tell whether a metadata file names images, and not something else."""
+    try:
+        file, _ = tree.open_found(name)
+    except (BadRecordError, SourceInvalidError):
+        return False
+    with file:
+        return name.endswith(".parquet") or b"file_name" in file.read(STATE_BYTES_MAX)
+
+
+def check_splits(tree: Tree, where: str) -> None:
+    """Refuse a folder of shards that Energon has split: those of one split would be trained with those of another.
+
+    Raises:
+        SourceInvalidError: Naming the splits.
+    """
+    try:
+        file, _ = tree.open_found(ENERGON_SPLITS)
+    except (BadRecordError, SourceInvalidError):
+        return
+    with file:
+        text = file.read(STATE_BYTES_MAX).decode("utf-8", "replace")
+    splits = ENERGON_SPLIT.findall(text.partition("split_parts:")[2])
+    if len(splits) > 1:
+        raise SourceInvalidError(
+            f"dataset folder {where} holds Energon's splits {', '.join(splits)} ({ENERGON_SPLITS}); name the "
+            f"shards of one by a pattern, as in '{where}/shard_00[0-8]*.tar'",
+            field="source",
+        )
 
 
 def saved_files(tree: Tree, found: Iterable[str], where: str) -> list[str]:
@@ -115,6 +167,9 @@ class _Seen:
         self._firsts: dict[str, str] = {}
         self._splits: dict[str, str] = {}
         self._compressed = ""
+        self._lines = ""
+        self.images = self.texts = self.mac_files = 0
+        self.metadata: list[str] = []
 
     def kept(self, rows: Iterable[Row]) -> Iterator[Row]:
         for row in rows:
@@ -122,7 +177,19 @@ class _Seen:
             suffix = _suffix(name)
             if COMPRESSED.search(name):
                 self._compressed = self._compressed or name
+            if is_of_mac(name):
+                self.mac_files += 1
+                continue
             if CACHED.fullmatch(name):
+                continue
+            self.images += suffix in SUFFIXES
+            self.texts += suffix == TEXT
+            if suffix in TEXT_FILES and not name.startswith("."):
+                self._lines = min(self._lines or name, name)
+            if name.rpartition("/")[2] in METADATA and len(self.metadata) < METADATA_MAX:
+                self.metadata.append(name)
+                if suffix == ".parquet":
+                    yield row
                 continue
             if kind := KINDS.get(suffix):
                 self._firsts.setdefault(kind, name)
@@ -137,7 +204,14 @@ class _Seen:
         Raises:
             SourceInvalidError: If there are several.
         """
+        if not self.images and (tables := [name for name in self.metadata if name.endswith(".parquet")]):
+            self._firsts.setdefault(PARQUET, tables[0])
         kinds = sorted(self._firsts)
+        if not kinds and self._lines:
+            raise self._refused(
+                "holds no image, shard or table; name the file with its records, as in "
+                f"'{self._where}/{shown(self._lines)}'"
+            )
         if len(kinds) > 1:
             names = " and ".join(shown(self._firsts[kind]) for kind in kinds)
             raise self._refused(f"holds files of {len(kinds)} forms, such as {names}; name a folder with those of one")
@@ -161,6 +235,11 @@ class _Seen:
 
     def _refused(self, reason: str) -> SourceInvalidError:
         return SourceInvalidError(f"dataset folder {self._where} {reason}", field="source")
+
+
+def is_of_mac(name: str) -> bool:
+    """Tell whether a file holds what macOS keeps about another (AppleDouble)."""
+    return name.rpartition("/")[2].startswith("._") or name.startswith("__MACOSX/")
 
 
 def split_of(name: str) -> str:

@@ -9,7 +9,7 @@ import shutil
 import tarfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow
 import pyarrow.parquet
@@ -21,7 +21,7 @@ from polyreme_datahub.objects import open_store
 from polyreme_datahub.registry.datasets import DatasetVersion, find_version
 from polyreme_datahub.registry.engine import open_database
 from polyreme_datahub.sources import found, tables, tar_members
-from polyreme_datahub.sources.open import _tree, open_source
+from polyreme_datahub.sources.open import _tree, describe_files, open_source
 from polyreme_datahub.sources.trees import LocalTree
 from polyreme_datahub.sources.types import Source
 from tests.unit.datahub.jobs import Home, make_spec, picture
@@ -63,11 +63,16 @@ def answers(source: Source, records: Sequence[int]) -> list[tuple[str, str, byte
 
 
 def letters(library: Library, path: Path | str) -> tuple[list[str], list[tuple[str, str, str]]]:
-    """Register; return the answers of good records, and id, rule and sentence of bad ones."""
-    version = library.add(path)
-    source = open_source(version.source, Lakehouse(open_store(library.objects)))
+    """List; return the answers of good records, and id, rule and sentence of bad ones."""
+    lakehouse = Lakehouse(open_store(library.objects))
+
+    def store(file: BinaryIO) -> tuple[str, int]:
+        return lakehouse.put_file(file, before=lambda _digest, _size: None)
+
+    description, records = describe_files(str(path), store=store, count_pages=len, progress=lambda _found: None)
+    source = open_source(description, lakehouse)
     good, bad = [], []
-    for at in range(version.records):
+    for at in range(records):
         try:
             good.append(source.read(at).content["conversations"][-1]["content"])
         except BadRecordError as error:
@@ -156,12 +161,12 @@ IMAGE = picture(8, 8, seed=1)
 BAD_SAMPLES: dict[str, tuple[list[tuple[str, bytes]], str, str]] = {
     "path traversal": ([("../../a.png", IMAGE), ("../../a.txt", b"x")], "path", "'..' part"),
     "absolute": ([("/etc/a.png", IMAGE), ("/etc/a.txt", b"x")], "path", "absolute"),
-    "no text": ([("a.png", IMAGE)], "text", "no text, expected a member .txt, or .json with one of conversations"),
+    "no text": ([("a.png", IMAGE)], "text", "no text, expected conversations, messages"),
     "null text": ([("a.png", IMAGE), ("a.json", b'{"caption": null}')], "text", "no text"),
     "text of another type": ([("a.png", IMAGE), ("a.json", b'{"caption": 7}')], "text", "'caption': 7, expected text"),
     "latin-1": ([("a.png", IMAGE), ("a.txt", b"caf\xe9")], "text", "a.txt: text is not UTF-8 at byte 3"),
-    "not JSON": ([("a.png", IMAGE), ("a.json", b"{")], "json", "a.json: not JSON"),
-    "JSON of another type": ([("a.png", IMAGE), ("a.json", b"[]")], "fields", "list, expected an object"),
+    "not JSON": ([("a.png", IMAGE), ("a.json", b"{")], "json", "a.json is not JSON"),
+    "JSON of another type": ([("a.png", IMAGE), ("a.json", b"7")], "fields", "int, expected an object"),
     "a turn of no form": (
         [("a.json", b'{"messages": [{"role": "user"}]}')],
         "conversations",
@@ -328,18 +333,20 @@ def test_a_bad_row_is_one_dead_letter_that_names_file_row_column_and_rule(librar
     images = pyarrow.array([image, image, None, image, None, {"bytes": None, "path": "/etc/passwd"}], kind)
     write_parquet(tmp_path / "r.parquet", {"caption": texts, "image": images})
     good, bad = letters(library, tmp_path / "r.parquet")
-    assert good == ["fine", "last"]
-    assert bad == [
+    assert good == ["fine"]
+    assert [(*one[:2], one[2].partition(", expected conversations")[0]) for one in bad] == [
         ("r.parquet#row=2", "text", "r.parquet, row 2, 'caption': text is not UTF-8 at byte 3"),
-        ("r.parquet#row=3", "text", "r.parquet, row 3, 'caption': nothing, expected text"),
+        ("r.parquet#row=3", "text", "r.parquet, row 3: no text"),
         ("r.parquet#row=4", "text", "r.parquet, row 4, 'caption': ' ', expected text"),
         (
-            "r.parquet#row=6",
+            "r.parquet#row=5",
             "image",
-            (
-                "r.parquet, row 6, 'image': no bytes, only the path '/etc/passwd', expected the image's bytes; embed "
-                "the images in the table"
-            ),
+            "r.parquet, row 5, 'caption': its image is null; leave the field out of texts without image",
+        ),
+        (
+            "r.parquet#row=6",
+            "path",
+            "file can't be read: '/etc/passwd', the path is absolute; write it relative to the dataset's folder",
         ),
     ]
 
@@ -361,11 +368,10 @@ def test_a_huge_image_of_a_row_is_a_dead_letter(
     [
         ({"prompt": ["a"], "image": [b"x"]}, "has the columns prompt, image, expected one of conversations, messages"),
         ({"text": [3]}, "column 'text' is int64, expected string"),
-        ({"messages": ["a"]}, "column 'messages' is string, expected a list of turns"),
-        ({"text": ["a"], "image": ["a.png"]}, "column 'image' is string, expected binary, struct<bytes"),
-        ({"text": ["a"], "image": [{"path": "a.png"}]}, "column 'image' is struct<path: string>, expected binary"),
+        ({"messages": [7]}, "column 'messages' is int64, expected a list of turns, or JSON text of one"),
+        ({"text": ["a"], "image": [7]}, "column 'image' is int64, expected binary, struct<bytes"),
         ({"text": ["a"], "image": [b"x"], "images": [[b"x"]]}, "two columns 'images' and 'image'"),
-        ({"text": ["a"], "id": [0.5]}, "column 'id' is double, expected string or integer"),
+        ({"text": ["a"], "id": [True]}, "column 'id' is bool, expected string or integer"),
     ],
 )
 def test_columns_that_are_missing_or_of_another_type_are_refused_at_the_door(

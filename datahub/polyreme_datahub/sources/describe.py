@@ -114,6 +114,8 @@ class Listed:
     """Inside the record."""
     files: Sequence[str] = ()
     """Names of files that the record names, which have entries of their own."""
+    left: Sequence[str] = ()
+    """Names of members that are not read."""
 
 
 def describe_parts(
@@ -147,6 +149,7 @@ def _entries_of(parts: Iterable[Listed], found: Found) -> Iterator[Entry]:
     for record, part in enumerate(parts):
         found.lines += 1
         found.images += part.images
+        found.leave(part.left)
         for entry in part.entries:
             yield dataclasses.replace(entry, record=record)
 

@@ -33,8 +33,10 @@ def list_samples(tree: Tree, path: str) -> Iterator[Listed]:
         return
     with file:
         try:
-            for entries in samples_of(file, path, etag, images=SUFFIXES | frozenset(UNREAD)):
-                yield Listed(entries=entries)
+            left: list[str] = []
+            for entries in samples_of(file, path, etag, images=SUFFIXES | frozenset(UNREAD), left=left):
+                yield Listed(entries=entries, left=tuple(left))
+                left.clear()
         except OSError as error:
             raise SourceAwayError(f"file can't be read: {shown(path)}, {error.strerror}") from error
 

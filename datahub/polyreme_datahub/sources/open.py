@@ -76,12 +76,10 @@ def describe_files(
     """
     found = Found()
     place = _place(source)
-    form = None if place.is_lines else _form(place)
-    if form is not None:
-        found.mac_files = form.mac_files
-        if (metadata := _metadata(place, form)) is not None:
-            found.metadata, found.images_below, found.texts_below = metadata.name, form.images, form.texts
-            place, form = metadata, None if metadata.is_lines else _form(metadata)
+    form = None if place.is_lines else _form(place, found)
+    if form is not None and (metadata := _metadata(place, form)) is not None:
+        found.metadata, found.images_below, found.texts_below = metadata.name, form.images, form.texts
+        place, form = metadata, None if metadata.is_lines else _form(metadata, found)
     sink = describe.Sink(store=store, progress=progress, found=found)
     if form is None:
         description, records = describe.describe_text(place.tree, place.name, place.path, sink=sink)
@@ -98,10 +96,10 @@ def describe_files(
     return {**description, RULES_FIELD: RULES}, records
 
 
-def _form(place: _Place) -> Form:
+def _form(place: _Place, found: Found) -> Form:
     one = place.name and not is_pattern(place.name)
     rows: Iterable[Row] = [[place.name, -1, ""]] if one else place.tree.walk()
-    return form_of(rows, place.path, pattern=place.name or "*", is_file=bool(one))
+    return form_of(rows, place.path, pattern=place.name or "*", is_file=bool(one), found=found)
 
 
 def _metadata(place: _Place, form: Form) -> _Place | None:

@@ -257,7 +257,7 @@ def _turns_of_texts(
     given: Mapping[str, Any], used: Sequence[str], names: Sequence[str], where: str
 ) -> list[dict[str, str]]:
     texts = [given[name] for name in used]
-    if len(used) > 1 and all(isinstance(text, list) for text in texts):  # both are turns, as TRL has them
+    if len(used) > 1 and all(map(_are_turns, texts)):  # as TRL has them
         return [turn for name in used for turn in _turns(given[name], f"{where}, {name!r}")]
     for name, text in zip(used, texts, strict=True):
         if not isinstance(text, str) or not text.strip():
@@ -269,6 +269,11 @@ def _turns_of_texts(
     if names:
         return [_turn("user", FOLDER_QUESTION), _turn("assistant", texts[0].strip())]
     return [_turn("assistant", texts[0])]
+
+
+def _are_turns(value: Any) -> bool:
+    value = _from_text(value)
+    return isinstance(value, list) and bool(value) and all(isinstance(turn, Mapping) for turn in value)
 
 
 def _with_system(turns: list[dict[str, str]], given: Mapping[str, Any], where: str, rules: int) -> list[dict[str, str]]:

@@ -14,6 +14,7 @@ from polyreme_datahub.errors import BadRecordError, SourceInvalidError
 from polyreme_datahub.sources.describe import TEXT, UNREAD, stem
 from polyreme_datahub.sources.external_sort import Row, sorted_rows
 from polyreme_datahub.sources.files import FOLDER, SUFFIXES
+from polyreme_datahub.sources.found import Found, is_of_mac
 from polyreme_datahub.sources.names import shown
 from polyreme_datahub.sources.records import PDF
 from polyreme_datahub.sources.text_files import KINDS as TEXT_FILES
@@ -40,6 +41,7 @@ METADATA_MAX = 8
 ENERGON_SPLITS = ".nv-meta/split.yaml"
 ENERGON_SPLIT = re.compile(r"^ +([^\s:#-][^:\n]*): *\n *- ", re.MULTILINE)
 """A split of that file which has shards."""
+ENERGON_EXCLUDED = re.compile(r"^exclude: *\n *- ", re.MULTILINE)
 STATE = "state.json"
 STATE_BYTES_MAX = 16 * 2**20
 SPLIT = re.compile(r"(.+?)-\d+-of-\d+")
@@ -57,13 +59,11 @@ class Form:
     """Of its files, sorted: with texts if they are images."""
     images: int = 0
     texts: int = 0
-    mac_files: int = 0
-    """What macOS leaves beside files, which is never read."""
     metadata: tuple[str, ...] = ()
     """Files that may name the images (``ImageFolder`` of ``datasets``)."""
 
 
-def form_of(rows: Iterable[Row], where: str, *, pattern: str = "*", is_file: bool = False) -> Form:
+def form_of(rows: Iterable[Row], where: str, *, pattern: str = "*", is_file: bool = False, found: Found) -> Form:
     """Find out which form the files of a folder have.
 
     Args:
@@ -71,24 +71,26 @@ def form_of(rows: Iterable[Row], where: str, *, pattern: str = "*", is_file: boo
         where: What the user named, for messages.
         pattern: What files at the root are named like; of other folders none then, unless it is ``*``.
         is_file: Whether the pattern is the name of one file.
+        found: Counts the files that are not read.
 
     Raises:
         SourceInvalidError: If they have several forms, or several splits.
     """
-    seen = _Seen(where)
+    seen = _Seen(where, found)
     every = pattern == "*" or is_file
     ordered = sorted_rows(
         seen.kept(row for row in rows if every or _matches(row[0], pattern)), key=lambda row: stem(row[0])
     )
     first = list(itertools.islice(ordered, 1))  # all rows have been seen before the first comes out
     kind = seen.kind()
+    if kind != FOLDER and seen.texts:
+        found.left[TEXT] += seen.texts
     unwanted = ".parquet" if kind == FOLDER else TEXT
     return Form(
         kind=kind,
         rows=(row for row in itertools.chain(first, ordered) if _suffix(row[0]) != unwanted),
         images=seen.images,
         texts=seen.texts,
-        mac_files=seen.mac_files,
         metadata=tuple(sorted(seen.metadata)[:METADATA_MAX]) if kind == FOLDER else (),
     )
 
@@ -120,6 +122,12 @@ def check_splits(tree: Tree, where: str) -> None:
         raise SourceInvalidError(
             f"dataset folder {where} holds Energon's splits {', '.join(splits)} ({ENERGON_SPLITS}); name the "
             f"shards of one by a pattern, as in '{where}/shard_00[0-8]*.tar'",
+            field="source",
+        )
+    if ENERGON_EXCLUDED.search(text):
+        raise SourceInvalidError(
+            f"dataset folder {where} excludes shards or samples ({ENERGON_SPLITS}), which would be learned; name the "
+            f"shards to take by a pattern, as in '{where}/*.tar'",
             field="source",
         )
 
@@ -162,13 +170,13 @@ def _matches(name: str, pattern: str) -> bool:
 class _Seen:
     """What a folder holds: the first file of each form, and of each split."""
 
-    def __init__(self, where: str) -> None:
-        self._where = where
+    def __init__(self, where: str, found: Found) -> None:
+        self._where, self._found = where, found
         self._firsts: dict[str, str] = {}
         self._splits: dict[str, str] = {}
         self._compressed = ""
         self._lines = ""
-        self.images = self.texts = self.mac_files = 0
+        self.images = self.texts = 0
         self.metadata: list[str] = []
 
     def kept(self, rows: Iterable[Row]) -> Iterator[Row]:
@@ -177,10 +185,8 @@ class _Seen:
             suffix = _suffix(name)
             if COMPRESSED.search(name):
                 self._compressed = self._compressed or name
-            if is_of_mac(name):
-                self.mac_files += 1
-                continue
-            if CACHED.fullmatch(name):
+            if is_of_mac(name) or CACHED.fullmatch(name):
+                self._found.leave([name])
                 continue
             self.images += suffix in SUFFIXES
             self.texts += suffix == TEXT
@@ -197,6 +203,8 @@ class _Seen:
                     self._splits.setdefault(split_of(name), name)
             if kind or suffix == TEXT:
                 yield row
+            elif not f"/{name}".rpartition("/.")[1]:
+                self._found.leave([name])
 
     def kind(self) -> str:
         """Return the form.
@@ -235,11 +243,6 @@ class _Seen:
 
     def _refused(self, reason: str) -> SourceInvalidError:
         return SourceInvalidError(f"dataset folder {self._where} {reason}", field="source")
-
-
-def is_of_mac(name: str) -> bool:
-    """Tell whether a file holds what macOS keeps about another (AppleDouble)."""
-    return name.rpartition("/")[2].startswith("._") or name.startswith("__MACOSX/")
 
 
 def split_of(name: str) -> str:

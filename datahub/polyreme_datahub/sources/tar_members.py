@@ -53,7 +53,9 @@ def is_record(name: str) -> bool:
     return _suffix(name) == RECORD
 
 
-def samples_of(file: BinaryIO, path: str, etag: str, *, images: frozenset[str] = SUFFIXES) -> Iterator[list[Entry]]:
+def samples_of(
+    file: BinaryIO, path: str, etag: str, *, images: frozenset[str] = SUFFIXES, left: list[str]
+) -> Iterator[list[Entry]]:
     """Yield the entries of each sample: its images, text and record, or one with a problem.
 
     Args:
@@ -61,15 +63,16 @@ def samples_of(file: BinaryIO, path: str, etag: str, *, images: frozenset[str] =
         path: Its path in the dataset.
         etag: Of the object in a bucket.
         images: Suffixes of images.
+        left: Gets the names of members that are not read.
     """
     joined = _Joined()
-    groups = joined.groups(_Shard(file, path, etag, images).members())
+    groups = joined.groups(_Shard(file, path, etag, images, left).members())
     for group in sorted_rows(groups, key=lambda rows: rows[0][1]):  # all members have been seen before the first comes
         found = [Entry(**dict(zip(_FIELDS, values, strict=True))) for *_, values in group]
         if joined.damage and _parts(group) < joined.parts_max:
             yield [dataclasses.replace(joined.damage, member=found[0].member)]
         else:
-            yield _sample(found, group[0][0], images)
+            yield _sample(found, group[0][0], images, left)
 
 
 class _Joined:
@@ -104,7 +107,7 @@ def _parts(group: Row) -> int:
     return len({part for _, _, part, _ in group})
 
 
-def _sample(found: Sequence[Entry], key: str, images: frozenset[str]) -> list[Entry]:
+def _sample(found: Sequence[Entry], key: str, images: frozenset[str], left: list[str]) -> list[Entry]:
     if bad := [entry for entry in found if entry.problem]:
         return [next((entry for entry in bad if entry.rule == DAMAGED), bad[0])]
     of_sample = f"{found[0].path}: sample {key!r}"
@@ -121,6 +124,7 @@ def _sample(found: Sequence[Entry], key: str, images: frozenset[str]) -> list[En
     elif sum(map(is_text, names)) > 1 or sum(map(is_record, names)) > 1:
         reason = f"it has two texts or two records: {', '.join(map(shown, names))}"
     else:
+        left += [entry.member for entry in found if entry not in used]
         return used
     return [
         Entry(record=0, path=found[0].path, member=found[0].member, problem=f"{of_sample}: {reason}", rule="member")
@@ -132,8 +136,9 @@ class _DamagedError(Exception):
 
 
 class _Shard:
-    def __init__(self, file: BinaryIO, path: str, etag: str, images: frozenset[str]) -> None:
+    def __init__(self, file: BinaryIO, path: str, etag: str, images: frozenset[str], left: list[str]) -> None:
         self._file, self._path, self._etag, self._images = file, path, etag, images
+        self._left = left
 
     def members(self) -> Iterator[Entry]:
         """Yield the members that belong to a sample.
@@ -167,7 +172,10 @@ class _Shard:
     def _entry(self, info: tarfile.TarInfo) -> Entry | None:
         """Return a member's entry; None if it belongs to no sample."""
         name = info.name.removeprefix("./")
-        if info.isdir() or not key_of(name):
+        if info.isdir():
+            return None
+        if not key_of(name):
+            self._left.append(name)
             return None
         entry = Entry(record=0, path=self._path, member=name, etag=self._etag)
         suffix = _suffix(name)

@@ -9,7 +9,7 @@ import shutil
 import tarfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import pyarrow
 import pyarrow.parquet
@@ -21,10 +21,11 @@ from polyreme_datahub.objects import open_store
 from polyreme_datahub.registry.datasets import DatasetVersion, find_version
 from polyreme_datahub.registry.engine import open_database
 from polyreme_datahub.sources import found, tables, tar_members
-from polyreme_datahub.sources.open import _tree, describe_files, open_source
+from polyreme_datahub.sources.open import _tree, open_source
 from polyreme_datahub.sources.trees import LocalTree
 from polyreme_datahub.sources.types import Source
 from tests.unit.datahub.jobs import Home, make_spec, picture
+from tests.unit.datahub.listed_sources import Shelf
 from tests.unit.datahub.shards_and_tables import rows_of, tar_of, write_arrow, write_parquet, write_saved, write_shards
 
 
@@ -64,15 +65,10 @@ def answers(source: Source, records: Sequence[int]) -> list[tuple[str, str, byte
 
 def letters(library: Library, path: Path | str) -> tuple[list[str], list[tuple[str, str, str]]]:
     """List; return the answers of good records, and id, rule and sentence of bad ones."""
-    lakehouse = Lakehouse(open_store(library.objects))
-
-    def store(file: BinaryIO) -> tuple[str, int]:
-        return lakehouse.put_file(file, before=lambda _digest, _size: None)
-
-    description, records = describe_files(str(path), store=store, count_pages=len, progress=lambda _found: None)
-    source = open_source(description, lakehouse)
+    shelf = Shelf(library.folder / "shelf")
+    source = shelf.opened(path)
     good, bad = [], []
-    for at in range(records):
+    for at in range(shelf.records):
         try:
             good.append(source.read(at).content["conversations"][-1]["content"])
         except BadRecordError as error:
@@ -84,7 +80,8 @@ def letters(library: Library, path: Path | str) -> tuple[list[str], list[tuple[s
 def test_every_form_gives_its_records_in_order_with_ids_that_stay(library: Library, tmp_path: Path, form: str) -> None:
     version = library.add(FORMS[form](tmp_path / "set"))
     source = library.open(tmp_path / "set")
-    assert found.sentence(version.source["found"]) == "6 records, 6 images"
+    more = {"saved": ", 3 other files (.arrow, .json), not read"}.get(form, "")
+    assert found.sentence(version.source["found"]) == "6 records, 6 images" + more
     seen = answers(source, range(6))
     assert [one[1:] for one in seen] == [(f"Picture {at}.", picture(8, 8, seed=at)) for at in range(6)]
     assert [one[0] for one in seen] == [source.record_id(at) for at in range(6)]
@@ -256,18 +253,18 @@ class Reads(io.BytesIO):
 
 def test_a_shard_is_read_by_blocks_and_a_huge_member_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     large = Reads(tar_of([("a.png", bytes(5 * 2**20)), ("a.txt", b"x"), *GOOD]))
-    assert [len(sample) for sample in tar_members.samples_of(large, "s.tar", "")] == [2, 2]
+    assert [len(sample) for sample in tar_members.samples_of(large, "s.tar", "", left=[])] == [2, 2]
     assert large.largest == tar_members.BLOCK_BYTES
     monkeypatch.setattr(tar_members, "IMAGE_BYTES_MAX", 2**20)
     large.seek(0)
     large.largest = 0
-    samples = list(tar_members.samples_of(large, "s.tar", ""))
+    samples = list(tar_members.samples_of(large, "s.tar", "", left=[]))
     assert [sample[0].rule for sample in samples] == ["file", ""]
     assert "'a.png' can't be read, it has 5242880 bytes, expected at most 1048576" in samples[0][0].problem
     assert large.largest < 2**17
     header = member("././@LongLink", tarfile.GNUTYPE_LONGNAME, size=2**33)
     bomb = Reads(header + tar_of(GOOD))
-    assert [sample[0].rule for sample in tar_members.samples_of(bomb, "s.tar", "")] == ["tar"]
+    assert [sample[0].rule for sample in tar_members.samples_of(bomb, "s.tar", "", left=[])] == ["tar"]
     assert bomb.largest < 2**17
 
 

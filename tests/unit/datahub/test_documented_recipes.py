@@ -54,8 +54,14 @@ def test_a_recipe_of_the_docs_brings_images_and_its_pages_through(
     if has_pages:
         (tmp_path / "set/b.pdf").write_bytes(document())
     home = Home(tmp_path / "home")
-    urls = {"registry_url": home.registry, "objects_url": home.objects}
-    report = hub.ingest(tmp_path / "set", name="mine", recipe=RECIPES[at], workers=1, **urls)
+    report = hub.ingest(
+        tmp_path / "set",
+        name="mine",
+        recipe=RECIPES[at],
+        registry_url=home.registry,
+        objects_url=home.objects,
+        workers=1,
+    )
     assert (report.samples, report.dead_letters) == (3 if has_pages else 1, ())
     assert lifecycle.statistics(home.registry, home.objects, "mine")["samples"] == report.samples
 

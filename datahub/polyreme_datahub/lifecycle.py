@@ -64,13 +64,17 @@ def diff(registry_url: str, before: str, after: str, *, shown_max: int = 20) -> 
 
     Raises:
         DatasetNotFoundError: If there is no such version.
+        RefusedError: If records of one were not read yet.
     """
     from polyreme_datahub.registry.datasets import find_version
     from polyreme_datahub.registry.diff import diff as compare
+    from polyreme_datahub.version_facts import check_is_read
 
     with opened_database(registry_url) as database:
-        ids = [find_version(database, reference).id for reference in (before, after)]
-        return compare(database, *ids, shown_max=shown_max)
+        versions = [find_version(database, reference) for reference in (before, after)]
+        for version in versions:
+            check_is_read(database, version)
+        return compare(database, *(version.id for version in versions), shown_max=shown_max)
 
 
 def subset(
@@ -97,6 +101,7 @@ def subset(
     Raises:
         PredicateInvalidError: If the expression breaks a rule.
         SourceInvalidError: If no sample is chosen.
+        RefusedError: If records of the version were not read yet.
     """
     from polyreme_datahub.lakehouse import Lakehouse
     from polyreme_datahub.objects import open_store
@@ -236,10 +241,11 @@ def _derive(
     from polyreme_datahub.registry.derived import derive, rows_with_columns
     from polyreme_datahub.registry.rebuild import seal_samples, store_document
     from polyreme_datahub.sources.samples import KIND
-    from polyreme_datahub.version_facts import sealed_rows
+    from polyreme_datahub.version_facts import check_is_read, sealed_rows
 
     with opened_database(registry_url) as database:
         version = find_version(database, reference)
+        check_is_read(database, version)
         wanted = derivations(version)
         for one in wanted:
             check_name(one.name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from polyreme_api.errors import NotFoundError, RefusedError
@@ -14,11 +14,12 @@ from polyreme_datahub.lakehouse import Lakehouse
 from polyreme_datahub.operations.dataset_statistics import DatasetStatistics
 from polyreme_datahub.operations.declare import RECORD, find_operation
 from polyreme_datahub.recipes.recipe import Step
-from polyreme_datahub.registry import lineage, results
+from polyreme_datahub.registry import lineage, progress, results
 from polyreme_datahub.registry.datasets import DatasetVersion
 from polyreme_datahub.registry.engine import Database
 from polyreme_datahub.registry.lineage import StepKeys
 from polyreme_datahub.registry.rows import SampleRow
+from polyreme_datahub.runner.flow import INGEST
 from polyreme_datahub.runner.sealed_version import find_source, recipe_of
 from polyreme_datahub.sources.samples import KIND
 
@@ -87,7 +88,7 @@ def statistics_of(database: Database, lakehouse: Lakehouse, version: DatasetVers
         source = find_source(database, version)
     steps = recipe.steps if recipe is not None else ()
     decode = next((step for step in steps if step.operation.name == "decode"), None) or _plain_decode()
-    keys = [StepKeys(name=decode.name, prefix=decode.prefix, inputs=decode.inputs)]
+    keys = _keys_to(decode, steps)
     kept = None
     if recipe is not None:
         table, _ = read_manifest(lakehouse.get_blob(str(version.source["manifest"])))
@@ -104,6 +105,31 @@ def statistics_of(database: Database, lakehouse: Lakehouse, version: DatasetVers
     if not found.samples:
         raise RefusedError(f"no sample of {version.reference} is decoded yet: ingest it, or run a job on it, first")
     return found.summary()
+
+
+def check_is_read(database: Database, version: DatasetVersion) -> None:
+    """Refuse a version of which some records were neither read nor refused yet: its samples are not known.
+
+    Raises:
+        RefusedError: With both counts.
+    """
+    dead, _ = results.ended_counts(database, version.id).get(INGEST, (0, 0))
+    known = progress.count_samples(database, version.id) + dead
+    if known < version.records:
+        raise RefusedError(
+            f"{known:,} of {version.records:,} records of {version.reference} are read yet: ingest it, or run a job on "
+            "it, first"
+        )
+
+
+def _keys_to(step: Step, steps: Sequence[Step]) -> list[StepKeys]:
+    """Return a step after those whose outputs it reads, directly or not."""
+    needed = {step.name}
+    for one in reversed(steps):
+        if one.name in needed:
+            needed |= set(one.inputs)
+    before = [one for one in steps if one.name in needed and one.name != step.name]
+    return [StepKeys(name=one.name, prefix=one.prefix, inputs=one.inputs) for one in (*before, step)]
 
 
 def lineage_of_sample(

@@ -54,7 +54,10 @@ def register(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="Name of the dataset, as jobs write it.")],
     source: Annotated[
-        str, typer.Argument(help="A .jsonl file, or a folder of images, shards or tables; also s3://bucket/...")
+        str,
+        typer.Argument(
+            help="A .jsonl, .json or .csv file, or a folder of images, shards or tables; also s3://bucket/..."
+        ),
     ],
     output: OutputOption = Format.TABLE,
 ) -> None:
@@ -72,7 +75,7 @@ def register(
     """
     from polyreme_datahub.hub import register as register_dataset
     from polyreme_datahub.ingestion import is_path
-    from polyreme_datahub.sources.found import sentence
+    from polyreme_datahub.sources import found, look_over
 
     if not is_path(source):
         raise NotFoundError(f"no such file or folder: {source}", field="SOURCE")
@@ -83,10 +86,11 @@ def register(
             home.objects_url,
             name,
             source,
-            progress=lambda found: show(f"reading {source}: {found.files:,} files, {size(found.bytes)}"),
+            progress=lambda seen: show(f"reading {source}: {seen.files:,} files, {size(seen.bytes)}"),
         )
-    if found := version.source.get("found"):
-        note(f"found {sentence(found)}")
+    if "found" in version.source:
+        note(f"found {found.sentence(version.source['found'])}")
+        note(look_over.sentence(version.source[look_over.FIELD]))
     row = {**_plain(version), "reference": version.reference, "from": _origin(version.source)}
     emit("DatasetVersion", row, output=output, columns=[("dataset", "reference"), *VERSION_LINES])
 

@@ -74,6 +74,10 @@ class Operation:
     """``module:function``, by which another process finds it."""
     barrier: bool = False
     """Whether it looks at every sample of a version at once, and names those that are dropped."""
+    replaces: str = ""
+    """The input whose form its value has: steps after it that read that input by default read this step."""
+    images_only: bool = False
+    """Whether it takes records of images only, so that records of pages must be replaced before it."""
 
     def __call__(self, *args: Any) -> Any:
         """Call the function."""
@@ -122,6 +126,8 @@ def operation(
     batch: int = 1,
     parameters: type[Any] = NoParameters,
     barrier: bool = False,
+    replaces: str = "",
+    images_only: bool = False,
 ) -> Callable[[Callable[..., Any]], Operation]:
     """Declare an operation.
 
@@ -136,6 +142,8 @@ def operation(
         barrier: Whether the function takes all samples of a version: one iterable of rows (``ordinal``, ``sample_id``,
             ``inputs``: the data of each input), then its parameters. It returns the ordinals that are dropped, each
             with its reason; the smallest ordinal of equal samples must stay.
+        replaces: The input whose form its value has: later steps that read it by default read this step.
+        images_only: Whether it takes records of images only.
 
     Raises:
         InvalidConfigError: If the declaration contradicts itself or the function.
@@ -163,6 +171,8 @@ def operation(
             function=function,
             path=path,
             barrier=barrier,
+            replaces=replaces,
+            images_only=images_only,
         )
         _check_declaration(declared, read)
         return declared
@@ -206,6 +216,7 @@ def _check_declaration(declared: Operation, read: tuple[str, ...]) -> None:
     check(version >= 1, f"version is {version}, expected at least 1")
     check(bool(inputs) and len(set(inputs)) == len(inputs), f"inputs are {inputs!r}, expected different names")
     check(set(read) <= set(inputs), f"blobs are {read!r}, expected some of the inputs {inputs!r}")
+    check(declared.replaces in {"", *inputs}, f"replaces is {declared.replaces!r}, expected one of {inputs!r}")
     check(declared.device in {"cpu", "gpu"}, f"device is {declared.device!r}, expected cpu or gpu")
     check(1 <= declared.batch <= BATCH_MAX, f"batch is {declared.batch}, expected 1 to {BATCH_MAX}")
     frozen = dataclasses.is_dataclass(parameters) and getattr(parameters, "__dataclass_params__").frozen  # noqa: B009

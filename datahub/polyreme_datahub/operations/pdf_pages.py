@@ -45,7 +45,7 @@ class PdfPagesParameters:
             raise InvalidConfigError(f"dpi is {self.dpi}, expected {DPI_MIN} to {DPI_MAX}", field="dpi")
 
 
-@operation("pdf-pages", 1, inputs=(RECORD,), parameters=PdfPagesParameters)
+@operation("pdf-pages", 1, inputs=(RECORD,), parameters=PdfPagesParameters, replaces=RECORD)
 def pdf_pages(record: Value, parameters: PdfPagesParameters) -> Value:
     """Render the page that a record names; a record of images is passed through.
 

@@ -113,8 +113,12 @@ def build_recipe(steps: Sequence[Step], *, constants: Mapping[str, str] | None =
     return Recipe(steps=tuple(steps), constants=dict(constants or {}))
 
 
-def parse_recipe(content: Any) -> Recipe:
+def parse_recipe(content: Any, *, is_stored: bool = False) -> Recipe:
     """Read a recipe from the content of its YAML file.
+
+    Args:
+        content: The content.
+        is_stored: Whether a version was made by it, whatever it made of records that it does not take.
 
     Raises:
         InvalidConfigError: Naming the first field that breaks a rule.
@@ -127,7 +131,16 @@ def parse_recipe(content: Any) -> Recipe:
     entries = content.get("operations")
     if not isinstance(entries, list) or not 1 <= len(entries) <= STEPS_MAX:
         raise InvalidConfigError(f"recipe needs a list of 1 to {STEPS_MAX} operations", field="operations")
-    return build_recipe([_parse_step(entry, f"operations[{at}]") for at, entry in enumerate(entries)])
+    steps: list[Step] = []
+    replaced: dict[str, str] = {}
+    for at, entry in enumerate(entries):
+        step = _parse_step(entry, f"operations[{at}]", replaced)
+        steps.append(step)
+        if step.operation.replaces:
+            replaced[step.operation.replaces] = step.name
+    if not is_stored:
+        _refuse_unreplaced(steps, replaced)
+    return build_recipe(steps)
 
 
 def recipe_content(recipe: Recipe) -> dict[str, Any]:
@@ -146,7 +159,19 @@ def recipe_content(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def _parse_step(entry: Any, field: str) -> Step:
+def _refuse_unreplaced(steps: Sequence[Step], replaced: Mapping[str, str]) -> None:
+    """Refuse a step that takes records of images, and would get those of pages that another step renders."""
+    for at, step in enumerate(steps):
+        name = next((name for name in step.inputs if name in replaced), "")
+        if step.operation.images_only and name:
+            raise InvalidConfigError(
+                f"recipe: step {step.name!r} reads {name!r}, whose pages it does not take; put {replaced[name]!r} "
+                "before it, and leave its inputs out",
+                field=f"operations[{at}].inputs",
+            )
+
+
+def _parse_step(entry: Any, field: str, replaced: Mapping[str, str]) -> Step:
     if isinstance(entry, str):
         entry = {"operation": entry}
     if not isinstance(entry, Mapping) or not isinstance(entry.get("operation"), str):
@@ -158,7 +183,7 @@ def _parse_step(entry: Any, field: str) -> Step:
         raise InvalidConfigError(
             f"step name is {name!r}, expected 1 to 63 lower-case letters, digits and '-'", field=f"{field}.step"
         )
-    inputs = entry.get("inputs", list(operation.inputs))
+    inputs = entry.get("inputs", [replaced.get(name, name) for name in operation.inputs])
     if not isinstance(inputs, list) or len(inputs) != len(operation.inputs):
         raise InvalidConfigError(
             f"operation {operation.name} reads {len(operation.inputs)} inputs ({', '.join(operation.inputs)}), "

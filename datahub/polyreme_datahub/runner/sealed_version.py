@@ -28,7 +28,7 @@ def recipe_of(version: DatasetVersion) -> Recipe | None:
         InvalidConfigError: If one of its operations can't be imported here.
     """
     content = version.source.get("recipe")
-    return parse_recipe(content) if version.source["kind"] == KIND and content is not None else None
+    return parse_recipe(content, is_stored=True) if version.source["kind"] == KIND and content is not None else None
 
 
 def find_source(database: Database, version: DatasetVersion) -> DatasetVersion:

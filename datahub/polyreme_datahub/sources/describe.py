@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import itertools
-import json
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,18 +18,13 @@ from typing import Any, BinaryIO
 from polyreme_datahub.errors import BadRecordError, SourceInvalidError
 from polyreme_datahub.sources.chunks import FIELD, cut, encode_counts
 from polyreme_datahub.sources.external_sort import Row
-from polyreme_datahub.sources.files import FOLDER, JSONL, SUFFIXES
+from polyreme_datahub.sources.files import FOLDER, SUFFIXES
 from polyreme_datahub.sources.found import Found
 from polyreme_datahub.sources.in_order import in_order
 from polyreme_datahub.sources.listing import Entry, ListingWriter
-from polyreme_datahub.sources.records import (
-    IMAGE_BYTES_MAX,
-    LINE_BYTES_MAX,
-    PDF,
-    TEXT_BYTES_MAX,
-    is_document,
-    named_files,
-)
+from polyreme_datahub.sources.record_forms import named_files
+from polyreme_datahub.sources.records import IMAGE_BYTES_MAX, PDF, TEXT_BYTES_MAX, is_document
+from polyreme_datahub.sources.text_files import TextRecord, kind_of, parse, records_of
 from polyreme_datahub.sources.trees import Tree, problem_of
 
 FORM = 2
@@ -60,8 +53,20 @@ Store = Callable[[BinaryIO], tuple[str, int]]
 CountPages = Callable[[bytes], int]
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Sink:
+    """Where a description goes, and what was found on the way."""
+
+    store: Store
+    """Stores the listing."""
+    progress: Progress
+    """Called now and then."""
+    found: Found
+    """What was found, growing."""
+
+
 def describe_folder(
-    tree: Tree, path: str, rows: Iterable[Row], *, store: Store, count_pages: CountPages, progress: Progress
+    tree: Tree, path: str, rows: Iterable[Row], *, count_pages: CountPages, sink: Sink
 ) -> tuple[dict[str, Any], int]:
     """Describe a folder of images, each with the text of the same name beside it, and of PDFs; count the records.
 
@@ -69,18 +74,16 @@ def describe_folder(
         tree: The files.
         path: What the user named, in full.
         rows: Of the images, texts and PDFs, as ``walk`` yields them, by stem.
-        store: Stores the listing.
         count_pages: Counts the pages of a PDF (``sandbox.count_pages``).
-        progress: Called now and then.
+        sink: Where it goes.
 
     Raises:
         SourceInvalidError: If there is no record, or a folder can't be listed.
         SourceAwayError: If a file can't be read now.
     """
-    found = Found()
-    describer = _Describer(tree, found, count_pages)
+    describer = _Describer(tree, sink.found, count_pages)
     entries = describer.entries(describer.folder_jobs(rows))
-    description, records = _describe(FOLDER, path, entries, found, store=store, progress=progress)
+    description, records = _describe(FOLDER, path, entries, sink)
     if not records:
         raise SourceInvalidError(
             f"dataset folder holds no image: {path}, expected files ending in {', '.join(sorted({*SUFFIXES, PDF}))}",
@@ -89,14 +92,14 @@ def describe_folder(
     return description, records
 
 
-def describe_jsonl(tree: Tree, name: str, path: str, *, store: Store, progress: Progress) -> tuple[dict[str, Any], int]:
-    """Describe a JSON Lines file and the files that its lines name; arguments and errors as ``describe_folder``."""
-    found = Found()
-    describer = _Describer(tree, found, _no_pages)
+def describe_text(tree: Tree, name: str, path: str, *, sink: Sink) -> tuple[dict[str, Any], int]:
+    """Describe a file of text and the files that its records name; arguments and errors as ``describe_folder``."""
+    describer = _Describer(tree, sink.found, _no_pages)
     file, etag = tree.open(name)
     with file:
-        entries = describer.entries(describer.line_jobs(name, file, etag))
-        description, records = _describe(JSONL, path, entries, found, store=store, progress=progress)
+        kind = kind_of(file, name)
+        entries = describer.entries(describer.line_jobs(name, file, etag, kind))
+        description, records = _describe(kind, path, entries, sink)
     if not records:
         raise SourceInvalidError(f"dataset file is empty: {path}, expected at least one record", field="source")
     return {**description, "name": name}, records
@@ -108,6 +111,11 @@ class Listed:
 
     entries: Sequence[Entry]
     images: int = 0
+    """Inside the record."""
+    files: Sequence[str] = ()
+    """Names of files that the record names, which have entries of their own."""
+    left: Sequence[str] = ()
+    """Names of members that are not read."""
 
 
 def describe_parts(
@@ -117,8 +125,7 @@ def describe_parts(
     read: Callable[[str], Iterator[Listed]],
     *,
     threads: int,
-    store: Store,
-    progress: Progress,
+    sink: Sink,
 ) -> tuple[dict[str, Any], int]:
     """Describe files that hold many records each; errors as ``describe_folder``.
 
@@ -128,13 +135,11 @@ def describe_parts(
         files: Their paths, in order.
         read: Yields the records of one; threads call it.
         threads: Files that are read at once.
-        store: Stores the listing.
-        progress: Called now and then.
+        sink: Where it goes.
     """
-    found = Found()
     with contextlib.closing(in_order(files, read, threads=threads)) as parts:
-        entries = _entries_of(parts, found)
-        description, records = _describe(kind, path, entries, found, store=store, progress=progress)
+        entries = _entries_of(parts, sink.found)
+        description, records = _describe(kind, path, entries, sink)
     if not records:
         raise SourceInvalidError(f"dataset files hold no record: {path}, expected at least one", field="source")
     return description, records
@@ -144,18 +149,17 @@ def _entries_of(parts: Iterable[Listed], found: Found) -> Iterator[Entry]:
     for record, part in enumerate(parts):
         found.lines += 1
         found.images += part.images
+        found.leave(part.left)
         for entry in part.entries:
             yield dataclasses.replace(entry, record=record)
 
 
-def _describe(
-    kind: str, path: str, entries: Iterable[Entry], found: Found, *, store: Store, progress: Progress
-) -> tuple[dict[str, Any], int]:
+def _describe(kind: str, path: str, entries: Iterable[Entry], sink: Sink) -> tuple[dict[str, Any], int]:
     with ListingWriter() as listing:
         sizes = _Sizes()
-        counts = encode_counts(cut(sizes.of(_noted(_numbered(entries), listing, found, progress))))
-        progress(found)
-        digest, size = store(listing.finish()) if sizes.records else ("", 0)
+        counts = encode_counts(cut(sizes.of(_noted(_numbered(entries), listing, sink))))
+        sink.progress(sink.found)
+        digest, size = sink.store(listing.finish()) if sizes.records else ("", 0)
     description = {
         "kind": kind,
         "form": FORM,
@@ -164,17 +168,17 @@ def _describe(
         "listing": digest,
         "listing_bytes": size,
         FIELD: counts,
-        "found": found.counts(),
+        "found": sink.found.counts(),
     }
     return description, sizes.records
 
 
-def _noted(entries: Iterable[Entry], listing: ListingWriter, found: Found, progress: Progress) -> Iterator[Entry]:
+def _noted(entries: Iterable[Entry], listing: ListingWriter, sink: Sink) -> Iterator[Entry]:
     for entry in entries:
         listing.add(entry)
-        found.note(entry, unread=UNREAD.get(_suffix(entry.member or entry.path), ""))
-        if found.files % PROGRESS_FILES == 0:
-            progress(found)
+        sink.found.note(entry, unread=UNREAD.get(_suffix(entry.member or entry.path), ""))
+        if sink.found.files % PROGRESS_FILES == 0:
+            sink.progress(sink.found)
         yield entry
 
 
@@ -200,13 +204,28 @@ class _Describer:
                 entry = Entry(record=record, path=name)
                 yield _Job(entry, bytes_max, row, is_document=is_document(name))
 
-    def line_jobs(self, name: str, file: BinaryIO, etag: str) -> Iterator[_Job]:
-        """Yield each line, and the files that it names."""
-        for record, (start, size, digest, line) in enumerate(_lines(file)):
-            entry = Entry(record=record, path=name, start=start, size=size, sha256=digest, etag=etag)
+    def line_jobs(self, name: str, file: BinaryIO, etag: str, kind: str) -> Iterator[_Job]:
+        """Yield each record of a file of text, after its header, and the files that it names."""
+        header: list[TextRecord] = []
+        for record, one in enumerate(_with_header(records_of(file, kind, name=name), header)):
             self._found.lines += 1
-            yield _Job(entry)
-            for named in named_files(_parsed(line)):
+            if one.problem:
+                yield _Job(Entry(record=record, path=name, problem=one.problem, rule="json"))
+                continue
+            for line in (*header, one):
+                number = one.number if line is one and one.number != record + 1 else -1
+                yield _Job(
+                    Entry(
+                        record=record,
+                        path=name,
+                        start=line.start,
+                        size=line.size,
+                        sha256=line.sha256,
+                        etag=etag,
+                        row=number,
+                    )
+                )
+            for named in named_files(_parsed(one, kind, name, header)):
                 yield _Job(Entry(record=record, path=named), IMAGE_BYTES_MAX)
 
     def entries(self, jobs: Iterable[_Job]) -> Iterator[Entry]:
@@ -297,31 +316,26 @@ def _by_stem(rows: Iterable[Row], found: Found) -> Iterator[list[tuple[str, Row 
                 yield [(name, row, IMAGE_BYTES_MAX)]
                 continue
             text = str(PurePosixPath(name).with_suffix(TEXT))
+            text = text if text in texts else min(texts, default=text)
             seen = texts.get(text, _MISSING)
             found.images_alone += seen is _MISSING
             yield [(name, row, IMAGE_BYTES_MAX), (text, seen, TEXT_BYTES_MAX)]
 
 
-def _lines(file: BinaryIO) -> Iterator[tuple[int, int, str, bytes]]:
-    """Yield start, size, digest and bytes of each line, without its end; of a line that is too long no bytes."""
-    position = 0
-    while line := file.readline(LINE_BYTES_MAX + 2):
-        start, content = position, line.rstrip(b"\r\n")
-        position += len(line)
-        if line.endswith(b"\n") or len(content) <= LINE_BYTES_MAX:
-            yield start, len(content), hashlib.sha256(content).hexdigest(), content
-            continue
-        digest = hashlib.sha256(line)
-        while not line.endswith(b"\n") and (line := file.readline(LINE_BYTES_MAX)):
-            digest.update(line)
-            position += len(line)
-        yield start, position - start, digest.hexdigest(), b""
+def _with_header(records: Iterator[TextRecord], header: list[TextRecord]) -> Iterator[TextRecord]:
+    """Yield the records; a header is put aside."""
+    for record in records:
+        if record.number:
+            yield record
+        else:
+            header.append(record)
 
 
-def _parsed(line: bytes) -> Any:
+def _parsed(record: TextRecord, kind: str, name: str, header: Sequence[TextRecord]) -> Any:
     try:
-        return json.loads(line.decode("utf-8-sig"))
-    except (ValueError, RecursionError):
+        data = b"".join(one.data for one in header)
+        return parse(record.data, kind, name=name, number=record.number, header=data, strict=False)
+    except BadRecordError:
         return None
 
 
@@ -335,4 +349,4 @@ def stem(name: str) -> Sequence[str]:
 
 
 def _no_pages(_: bytes) -> int:
-    raise BadRecordError("a JSON Lines file names images, not documents", rule="file")
+    raise BadRecordError("a record names images, not documents", rule="file")

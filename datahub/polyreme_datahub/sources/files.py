@@ -103,7 +103,10 @@ class JsonlSource:
             content = json.loads(line.decode("utf-8-sig" if ordinal == 0 else "utf-8"))
         except (ValueError, RecursionError) as error:
             raise BadRecordError(f"line {ordinal + 1} is not JSON: {error}", rule="json") from error
-        return build_record(content, files=FolderFiles(self._path.parent), default_id=self.record_id(ordinal))
+        if not isinstance(content, dict):
+            raise BadRecordError(f"record is a {type(content).__name__}, expected an object", rule="fields")
+        files = FolderFiles(self._path.parent)
+        return build_record(content, files=files, default_id=self.record_id(ordinal), rules=1)
 
     def _line(self, ordinal: int) -> bytes:
         try:

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import json
+import codecs
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from polyreme_datahub.errors import BadRecordError, SourceAwayError
-from polyreme_datahub.index import shapes
-from polyreme_datahub.index.sample_bytes import MIRROR_SAFE
-from polyreme_datahub.sources.conversation_forms import CONVERSATIONS, FIELDS, record_of, text_field
 from polyreme_datahub.sources.describe import UNREAD, Listed
 from polyreme_datahub.sources.files import SUFFIXES
 from polyreme_datahub.sources.listed import ListedFiles
 from polyreme_datahub.sources.listing import Entry, Listing
 from polyreme_datahub.sources.names import shown
-from polyreme_datahub.sources.records import build_record
+from polyreme_datahub.sources.record_forms import CONVERSATIONS, Part, text_fields
 from polyreme_datahub.sources.tar_members import is_record, is_text, key_of, samples_of
+from polyreme_datahub.sources.text_files import parse_json
 from polyreme_datahub.sources.trees import Tree
-from polyreme_datahub.sources.types import RawRecord
-
-OWN_FIELDS = frozenset({MIRROR_SAFE, *shapes.FIELDS})
-"""Of a record with ``conversations``, taken as they are."""
+from polyreme_datahub.sources.types import Looked, RawRecord
 
 
 def list_samples(tree: Tree, path: str) -> Iterator[Listed]:
@@ -38,8 +33,10 @@ def list_samples(tree: Tree, path: str) -> Iterator[Listed]:
         return
     with file:
         try:
-            for entries in samples_of(file, path, etag, images=SUFFIXES | frozenset(UNREAD)):
-                yield Listed(entries=entries)
+            left: list[str] = []
+            for entries in samples_of(file, path, etag, images=SUFFIXES | frozenset(UNREAD), left=left):
+                yield Listed(entries=entries, left=tuple(left))
+                left.clear()
         except OSError as error:
             raise SourceAwayError(f"file can't be read: {shown(path)}, {error.strerror}") from error
 
@@ -47,8 +44,8 @@ def list_samples(tree: Tree, path: str) -> Iterator[Listed]:
 class ListedShards:
     """Samples of tar shards, in the order of shards and of members."""
 
-    def __init__(self, tree: Tree, listing: Listing) -> None:
-        self._tree, self._listing = tree, listing
+    def __init__(self, tree: Tree, listing: Listing, rules: int) -> None:
+        self._tree, self._listing, self._rules = tree, listing, rules
 
     def record_id(self, ordinal: int) -> str:
         """Name a sample by its shard and key."""
@@ -57,6 +54,13 @@ class ListedShards:
 
     def read(self, ordinal: int) -> RawRecord:
         """Read a sample's images, text and record."""
+        return self._part(ordinal).read()
+
+    def look(self, ordinal: int) -> Looked:
+        """Understand a sample."""
+        return self._part(ordinal).look()
+
+    def _part(self, ordinal: int) -> Part:
         entries, sample_id = self._listing.of(ordinal), self.record_id(ordinal)
         for entry in entries:
             if entry.problem:
@@ -65,39 +69,35 @@ class ListedShards:
             (entry.member for entry in entries if not is_text(entry.member) and not is_record(entry.member)),
             key=_in_numbers,
         )
-        content = self._content(entries, images, sample_id)
-        return build_record(
-            content, files=ListedFiles(self._tree, {entry.member: entry for entry in entries}), default_id=sample_id
+        return Part(
+            fields=self._fields(entries),
+            files=ListedFiles(self._tree, {entry.member: entry for entry in entries}),
+            default_id=sample_id,
+            where=sample_id,
+            images=images,
+            rules=self._rules,
         )
 
-    def _content(self, entries: Sequence[Entry], images: Sequence[str], sample_id: str) -> dict[str, Any]:
-        """Return the record: from its conversation, else from the text, else from the record's caption."""
+    def _fields(self, entries: Sequence[Entry]) -> dict[str, Any]:
+        """Return the record: its conversation or question, else the text, else the record's caption."""
         fields: dict[str, Any] = {}
         for entry in entries:
             if is_record(entry.member):
-                fields = self._fields(entry)
-        field = text_field([name for name, value in fields.items() if value is not None])
-        value = fields.get(field)
+                fields = self._record(entry)
+        found = text_fields([name for name, value in fields.items() if value is not None], rules=self._rules)
+        if found and (found[0] in CONVERSATIONS or len(found) > 1):
+            return fields
         for entry in entries:
-            if is_text(entry.member) and field not in CONVERSATIONS:
-                field, value = "text", self._text(entry)
-        if not field:
-            raise BadRecordError(
-                f"{sample_id}: no text, expected a member .txt, or .json with one of {', '.join(FIELDS)}", rule="text"
-            )
-        record = record_of(field, value, images=images, where=sample_id)
-        if field == "conversations":
-            record |= {name: fields[name] for name in sorted(OWN_FIELDS & set(fields))}
-        if fields.get("id") is not None:
-            record["id"] = str(fields["id"]) if type(fields["id"]) is int else fields["id"]
-        return record
+            if is_text(entry.member):
+                return {**fields, "text": self._text(entry)}
+        return fields
 
-    def _fields(self, entry: Entry) -> dict[str, Any]:
+    def _record(self, entry: Entry) -> dict[str, Any]:
         where = f"{shown(entry.path)}/{shown(entry.member)}"
-        try:
-            fields = json.loads(self._tree.read(entry).decode("utf-8-sig"))
-        except (ValueError, RecursionError) as error:
-            raise BadRecordError(f"{where}: not JSON: {error}", rule="json") from error
+        data = self._tree.read(entry).removeprefix(codecs.BOM_UTF8)
+        fields = parse_json(data, where=where, strict=self._rules > 1)
+        if isinstance(fields, list) and self._rules > 1:  # as Energon takes them
+            return {CONVERSATIONS[0]: fields}
         if not isinstance(fields, dict):
             raise BadRecordError(f"{where}: {type(fields).__name__}, expected an object", rule="fields")
         return fields

@@ -9,14 +9,15 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, BinaryIO
 
 from polyreme_datahub.errors import BadRecordError, SourceAwayError
-from polyreme_datahub.sources.conversation_forms import record_of
 from polyreme_datahub.sources.describe import Listed
+from polyreme_datahub.sources.listed import ListedFiles
 from polyreme_datahub.sources.listing import Entry, Listing
 from polyreme_datahub.sources.names import shown
-from polyreme_datahub.sources.records import IMAGE_BYTES_MAX, RECORD_BYTES_MAX, build_record
+from polyreme_datahub.sources.record_forms import Part
+from polyreme_datahub.sources.records import IMAGE_BYTES_MAX, RECORD_BYTES_MAX, Files
 from polyreme_datahub.sources.tables import Columns, Row, Table, TableDamagedError, columns_of, open_table, row_of
 from polyreme_datahub.sources.trees import Tree, changed
-from polyreme_datahub.sources.types import RawRecord
+from polyreme_datahub.sources.types import Looked, RawRecord
 
 if TYPE_CHECKING:
     import pyarrow
@@ -37,7 +38,9 @@ def list_rows(tree: Tree, path: str) -> Iterator[Listed]:
     with file:
         try:
             table = open_table(file, path)
-            yield from _rows(table, columns_of(table.schema, file=shown(path)), path, etag)
+            columns = columns_of(table.schema, file=shown(path))
+            for listed in _rows(table, columns, path, etag):
+                yield dataclasses.replace(listed, entries=[*listed.entries, *_files_of(tree, path, listed)])
         except TableDamagedError as error:
             yield _damaged(Entry(record=0, path=path), error)
         except OSError as error:
@@ -67,7 +70,7 @@ def _listed(batch: pyarrow.RecordBatch, at: int, columns: Columns, entry: Entry)
     try:
         row = row_of(batch, at, columns, where=where)
         for image in row.images:
-            if len(image) > IMAGE_BYTES_MAX:
+            if isinstance(image, bytes) and len(image) > IMAGE_BYTES_MAX:
                 raise BadRecordError(
                     f"{where}, {columns.image!r}: {len(image)} bytes, expected at most {IMAGE_BYTES_MAX}", rule="file"
                 )
@@ -76,16 +79,27 @@ def _listed(batch: pyarrow.RecordBatch, at: int, columns: Columns, entry: Entry)
     if row.size > RECORD_BYTES_MAX:
         problem = f"{where}: {row.size} bytes, expected at most {RECORD_BYTES_MAX}"
         return Listed(entries=[dataclasses.replace(entry, problem=problem, rule="file")])
-    return Listed(
-        entries=[dataclasses.replace(entry, size=row.size, sha256=row.digest(columns))], images=len(row.images)
-    )
+    names = [image for image in row.images if isinstance(image, str)]
+    listed = dataclasses.replace(entry, size=row.size, sha256=row.digest)
+    return Listed(entries=[listed], images=len(row.images) - len(names), files=names)
+
+
+def _files_of(tree: Tree, path: str, listed: Listed) -> Iterator[Entry]:
+    """Yield the entries of the files that a row names, beside its table."""
+    for name in dict.fromkeys(listed.files):
+        look = tree.look(_beside(path, name), bytes_max=IMAGE_BYTES_MAX)
+        yield Entry(record=0, path=_beside(path, name), **dataclasses.asdict(look))
+
+
+def _beside(path: str, name: str) -> str:
+    return f"{path.rpartition('/')[0]}/{name}".removeprefix("/") if name and not name.startswith("/") else name
 
 
 class ListedTables:
     """Rows of tables, in the order of files and of rows."""
 
-    def __init__(self, tree: Tree, listing: Listing) -> None:
-        self._tree, self._listing = tree, listing
+    def __init__(self, tree: Tree, listing: Listing, rules: int) -> None:
+        self._tree, self._listing, self._rules = tree, listing, rules
         self._of_thread = threading.local()
         """Where each thread reads: work items are consecutive rows."""
 
@@ -96,18 +110,38 @@ class ListedTables:
 
     def read(self, ordinal: int) -> RawRecord:
         """Read a row."""
-        entry, sample_id = self._listing.of(ordinal)[0], self.record_id(ordinal)
+        return self._part(ordinal).read()
+
+    def look(self, ordinal: int) -> Looked:
+        """Understand a row."""
+        part, cursor = self._part(ordinal), self._of_thread.cursor
+        looked = part.look()
+        return dataclasses.replace(looked, unread=[*looked.unread, *cursor.columns.unread])
+
+    def _part(self, ordinal: int) -> Part:
+        (entry, *listed), sample_id = self._listing.of(ordinal), self.record_id(ordinal)
         if entry.problem:
             raise BadRecordError(entry.problem, rule=entry.rule, sample_id=sample_id)
+        cursor = self._cursor(entry)
         try:
-            columns, row = self._cursor(entry).read(entry)
+            row = cursor.read(entry)
         except OSError as error:
             raise _away(entry.path, error) from error
-        files = _Images({f"image {number}": image for number, image in enumerate(row.images)})
-        record = record_of(columns.text, row.text, images=list(files.names), where=_where(entry))
-        if row.id is not None:
-            record["id"] = str(row.id)
-        return build_record(record, files=files, default_id=sample_id)
+        names = [
+            _beside(entry.path, image) if isinstance(image, str) else f"image {number}"
+            for number, image in enumerate(row.images)
+        ]
+        held = {name: image for name, image in zip(names, row.images, strict=True) if isinstance(image, bytes)}
+        files = ListedFiles(self._tree, {one.path: one for one in listed})
+        null = {cursor.columns.image: None} if cursor.columns.image and not names else {}
+        return Part(
+            fields={**row.fields, **null},
+            files=_Images(held, files),
+            default_id=sample_id,
+            where=_where(entry),
+            images=names,
+            rules=self._rules,
+        )
 
     def _cursor(self, entry: Entry) -> _Cursor:
         cursor: _Cursor | None = getattr(self._of_thread, "cursor", None)
@@ -115,7 +149,7 @@ class ListedTables:
             self._of_thread.cursor = None
             if cursor is not None:
                 cursor.close()
-            cursor = self._of_thread.cursor = _Cursor(self._tree, entry)
+            cursor = self._of_thread.cursor = _Cursor(self._tree, entry, self._rules)
         return cursor
 
 
@@ -125,9 +159,10 @@ class _Cursor:
     Args:
         tree: Where the file lies.
         entry: Of the first row to read.
+        rules: Of records, under which it was registered.
     """
 
-    def __init__(self, tree: Tree, entry: Entry) -> None:
+    def __init__(self, tree: Tree, entry: Entry, rules: int) -> None:
         self._path, self._etag = entry.path, entry.etag
         self._file = self._opened(tree, entry)
         self.close = weakref.finalize(self, self._file.close)
@@ -136,7 +171,7 @@ class _Cursor:
             self._table = open_table(self._file, entry.path)
         except TableDamagedError as error:
             raise changed(shown(entry.path), str(error)) from error
-        self._columns = columns_of(self._table.schema, file=shown(entry.path))
+        self.columns = columns_of(self._table.schema, file=shown(entry.path), rules=rules)
         self._group, self._begins = -1, 0
         self._batch: pyarrow.RecordBatch | None = None
         self._batches: Iterator[pyarrow.RecordBatch] = iter(())
@@ -145,7 +180,7 @@ class _Cursor:
         """Tell whether it has this row's file open."""
         return (entry.path, entry.etag) == (self._path, self._etag)
 
-    def read(self, entry: Entry) -> tuple[Columns, Row]:
+    def read(self, entry: Entry) -> Row:
         """Return a row.
 
         Raises:
@@ -153,17 +188,17 @@ class _Cursor:
         """
         try:
             self._seek(entry)
-            row = row_of(self._batch, entry.row - self._begins, self._columns, where=_where(entry))
+            row = row_of(self._batch, entry.row - self._begins, self.columns, where=_where(entry))
         except (TableDamagedError, BadRecordError) as error:
             raise changed(_where(entry), str(error)) from error
-        if row.digest(self._columns) != entry.sha256:
+        if row.digest != entry.sha256:
             raise changed(_where(entry), "its values are others")
-        return self._columns, row
+        return row
 
     def _seek(self, entry: Entry) -> None:
         if entry.group != self._group or entry.row < self._begins:
             self._group, self._begins, self._batch = entry.group, 0, None
-            self._batches = self._table.batches(entry.group, self._columns)
+            self._batches = self._table.batches(entry.group, self.columns)
         while self._batch is None or entry.row >= self._begins + self._batch.num_rows:
             self._begins += self._batch.num_rows if self._batch is not None else 0
             self._batch = next(self._batches, None)
@@ -184,18 +219,18 @@ class _Cursor:
 
 
 class _Images:
-    """The images of a row, as files that its record names."""
+    """The images of a row, as files that its record names: bytes of the row, or files beside the table."""
 
-    def __init__(self, names: Mapping[str, bytes]) -> None:
-        self.names = names
+    def __init__(self, held: Mapping[str, bytes], files: Files) -> None:
+        self._held, self._files = held, files
 
     def size(self, name: str) -> int:
         """Return an image's size."""
-        return len(self.names[name])
+        return len(self._held[name]) if name in self._held else self._files.size(name)
 
-    def read(self, name: str, *, bytes_max: int = IMAGE_BYTES_MAX) -> bytes:  # noqa: ARG002 - checked when listed
+    def read(self, name: str, *, bytes_max: int = IMAGE_BYTES_MAX) -> bytes:
         """Return an image."""
-        return self.names[name]
+        return self._held[name] if name in self._held else self._files.read(name, bytes_max=bytes_max)
 
 
 def _where(entry: Entry) -> str:

@@ -7,32 +7,41 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from polyreme_datahub.digests import digest_value
 from polyreme_datahub.errors import SourceInvalidError
 from polyreme_datahub.lakehouse import Lakehouse
-from polyreme_datahub.sources import describe, digits, files, samples
+from polyreme_datahub.sources import describe, digits, files, look_over, samples
 from polyreme_datahub.sources.bucket import SCHEME, BucketTree
 from polyreme_datahub.sources.describe import CountPages, Listed, Progress, Store
 from polyreme_datahub.sources.external_sort import Row
+from polyreme_datahub.sources.found import Found
 from polyreme_datahub.sources.listed import ListedFolder, ListedLines
 from polyreme_datahub.sources.listed_shards import ListedShards, list_samples
 from polyreme_datahub.sources.listed_tables import ListedTables, list_rows
 from polyreme_datahub.sources.listing import Listing
+from polyreme_datahub.sources.records import RULES
 from polyreme_datahub.sources.source_forms import (
     ARROW,
     PARQUET,
     PART_SUFFIXES,
     SHARDS,
+    Form,
+    check_splits,
     form_of,
     is_pattern,
+    names_images,
     saved_files,
 )
+from polyreme_datahub.sources.text_files import ARRAY, CSV, KINDS
 from polyreme_datahub.sources.trees import LocalTree, Tree
-from polyreme_datahub.sources.types import Source
+from polyreme_datahub.sources.types import Looked, Source
 
-LINES_SUFFIXES = (".jsonl", ".ndjson")
+LINES_SUFFIXES = tuple(KINDS)
+LINES = frozenset(KINDS.values())
+RULES_FIELD = "rules"
+"""Of a description: the rules of its records; without it they are those of before."""
 
 
 def describe_generated(source: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
@@ -55,8 +64,8 @@ def describe_files(
     """List a source of files, describe it by its content, and count its records.
 
     Args:
-        source: Path of a JSON Lines file, of a folder of images, or of shards or tables (a folder, a file, or a pattern
-            in its last part), or ``s3://bucket/...`` of one.
+        source: Path of a file of records as text (``text_files.KINDS``), of a folder of images, or of shards or tables
+            (a folder, a file, or a pattern in its last part), or ``s3://bucket/...`` of one.
         store: Stores the listing.
         count_pages: Counts the pages of a PDF.
         progress: Called now and then.
@@ -65,33 +74,65 @@ def describe_files(
         SourceInvalidError: If it is none of these, is empty or can't be listed.
         SourceAwayError: If a file can't be read now.
     """
+    found = Found()
     place = _place(source)
-    if place.is_lines:
-        return describe.describe_jsonl(place.tree, place.name, place.path, store=store, progress=progress)
-    if place.name and not is_pattern(place.name):
-        rows: Iterable[Row] = [[place.name, -1, ""]]
-    else:
-        rows = place.tree.walk()
-    form = form_of(rows, place.path, pattern=place.name or "*")
-    if form.kind == files.FOLDER:
-        if place.name:
-            raise SourceInvalidError(
-                f"no shards or tables: {source}, expected names that end in {', '.join(PART_SUFFIXES)}", field="source"
-            )
-        return describe.describe_folder(
-            place.tree, place.path, form.rows, store=store, count_pages=count_pages, progress=progress
+    form = None if place.is_lines else _form(place, found)
+    if form is not None and (metadata := _metadata(place, form)) is not None:
+        found.metadata, found.images_below, found.texts_below = metadata.name, form.images, form.texts
+        place, form = metadata, None if metadata.is_lines else _form(metadata, found)
+    sink = describe.Sink(store=store, progress=progress, found=found)
+    if form is None:
+        description, records = describe.describe_text(place.tree, place.name, place.path, sink=sink)
+    elif form.kind != files.FOLDER:
+        description, records = _describe_parts(place, form, sink)
+    elif place.name:
+        raise SourceInvalidError(
+            f"no shards or tables: {source}, expected names that end in {', '.join(PART_SUFFIXES)}", field="source"
         )
+    else:
+        description, records = describe.describe_folder(
+            place.tree, place.path, form.rows, count_pages=count_pages, sink=sink
+        )
+    return {**description, RULES_FIELD: RULES}, records
+
+
+def _form(place: _Place, found: Found) -> Form:
+    one = place.name and not is_pattern(place.name)
+    rows: Iterable[Row] = [[place.name, -1, ""]] if one else place.tree.walk()
+    return form_of(rows, place.path, pattern=place.name or "*", is_file=bool(one), found=found)
+
+
+def _metadata(place: _Place, form: Form) -> _Place | None:
+    """Return the file that names the images of a folder; None if they have their texts beside them.
+
+    Raises:
+        SourceInvalidError: If there are several.
+    """
+    named = [name for name in form.metadata if names_images(place.tree, name)]
+    if not named or place.name:
+        return None
+    if len(named) > 1:
+        raise SourceInvalidError(
+            f"dataset folder {place.path} holds {len(named)} files that name its images, such as {named[0]} and "
+            f"{named[1]}; name one of them, as in '{place.path}/{named[0]}'",
+            field="source",
+        )
+    return _place(f"{place.root.rstrip('/')}/{named[0]}")
+
+
+def _describe_parts(place: _Place, form: Form, sink: describe.Sink) -> tuple[dict[str, Any], int]:
     names: Iterable[str] = (row[0] for row in form.rows)
     if form.kind == ARROW and not place.name:
         names = saved_files(place.tree, names, place.path)
+    if form.kind == SHARDS and not place.name:
+        check_splits(place.tree, place.path)
     description, records = describe.describe_parts(
         form.kind,
         place.path,
         names,
         partial(READERS[form.kind], place.tree),
         threads=THREADS[form.kind],
-        store=store,
-        progress=progress,
+        sink=sink,
     )
     return {**description, "root": place.root}, records
 
@@ -114,7 +155,7 @@ class _Place:
 
 
 def _place(source: str) -> _Place:
-    is_lines = source.endswith(LINES_SUFFIXES)
+    is_lines = source.lower().endswith(LINES_SUFFIXES)
     is_part = source.lower().endswith(PART_SUFFIXES) or is_pattern(source)
     if source.startswith(SCHEME):
         root, _, name = source.rstrip("/").rpartition("/") if is_lines or is_part else (source.rstrip("/"), "", "")
@@ -138,6 +179,14 @@ def _place(source: str) -> _Place:
     return _Place(tree=LocalTree(Path(root)), root=root, name=name, is_lines=is_lines and bool(name))
 
 
+class ListedSource(Source, Protocol):
+    """A source of files."""
+
+    def look(self, ordinal: int) -> Looked:
+        """Understand a record without the bytes of its images; errors as ``read``."""
+        ...
+
+
 READERS: Mapping[str, Callable[[Tree, str], Iterator[Listed]]] = {
     SHARDS: list_samples,
     PARQUET: list_rows,
@@ -146,8 +195,10 @@ READERS: Mapping[str, Callable[[Tree, str], Iterator[Listed]]] = {
 """How the records of one file of each form are listed."""
 THREADS: Mapping[str, int] = {SHARDS: 4, PARQUET: 2, ARROW: 2}
 """Files that are listed at once: a table's page or batch is in memory as a whole."""
-LISTED: Mapping[str, Callable[[Tree, Listing], Source]] = {
+LISTED: Mapping[str, Callable[[Tree, Listing, int], ListedSource]] = {
     files.JSONL: ListedLines,
+    ARRAY: partial(ListedLines, kind=ARRAY),
+    CSV: partial(ListedLines, kind=CSV),
     files.FOLDER: ListedFolder,
     SHARDS: ListedShards,
     PARQUET: ListedTables,
@@ -176,10 +227,7 @@ def open_source(description: Mapping[str, Any], lakehouse: Lakehouse) -> Source:
     if kind == samples.KIND:
         return samples.SamplesSource(description, lakehouse.store)
     if form == describe.FORM and kind in LISTED:
-        tree = _tree(description)
-        digest = description["listing"]
-        listing = Listing(_reader(lakehouse, digest), description["listing_bytes"], name=digest)
-        return LISTED[kind](tree, listing)
+        return _listed(description, lakehouse)
     opened: dict[str, Callable[[Mapping[str, Any]], Source]] = {
         files.JSONL: files.JsonlSource,
         files.FOLDER: files.FolderSource,
@@ -192,11 +240,22 @@ def open_source(description: Mapping[str, Any], lakehouse: Lakehouse) -> Source:
     return opened[kind](description)
 
 
+def look_at(description: Mapping[str, Any], lakehouse: Lakehouse, records: int) -> dict[str, Any]:
+    """Look at the first records of described files; errors as ``look_over``."""
+    kind = description["kind"]
+    threads = 1 if LISTED[kind] is ListedTables else look_over.THREADS
+    return look_over.look_over(_listed(description, lakehouse), description, records, threads=threads)
+
+
+def _listed(description: Mapping[str, Any], lakehouse: Lakehouse) -> ListedSource:
+    digest = description["listing"]
+    listing = Listing(_reader(lakehouse, digest), description["listing_bytes"], name=digest)
+    return LISTED[description["kind"]](_tree(description), listing, int(description.get(RULES_FIELD, 1)))
+
+
 def _tree(description: Mapping[str, Any]) -> Tree:
     path = str(description["path"])
-    root = str(
-        description.get("root", (path.rpartition("/")[0] or "/") if description["kind"] == files.JSONL else path)
-    )
+    root = str(description.get("root", (path.rpartition("/")[0] or "/") if description["kind"] in LINES else path))
     return BucketTree(root) if root.startswith(SCHEME) else LocalTree(Path(root))
 
 

@@ -25,14 +25,20 @@ TURNS_MAX = 256
 ID_CHARACTERS_MAX = 512
 VERTICES_MAX = 256
 """Corners of a polygon."""
-FIELDS = frozenset({"id", "images", "conversations", "masks", MIRROR_SAFE, *shapes.FIELDS})
+RULES = 2
+"""Of records. A version keeps those under which it was registered: 1 read fewer fields, and took white space as an
+answer."""
 
 
 class Files(Protocol):
     """The files that a record may name."""
 
     def size(self, name: str) -> int:
-        """Return the size of a file; 0 if it can't be read."""
+        """Return the size of a file; 0 if it can't be read now.
+
+        Raises:
+            BadRecordError: If it could not be read when it was listed.
+        """
         ...
 
     def read(self, name: str, *, bytes_max: int = IMAGE_BYTES_MAX) -> bytes:
@@ -77,49 +83,58 @@ def page_record(sample_id: str, document: bytes, digest: str, page: int) -> RawR
     return RawRecord(sample_id=sample_id, content=content, blobs=[document], digests=[digest])
 
 
-def named_files(content: Any) -> list[str]:
-    """Return the images and masks that a record names, each once; nothing of a record that breaks their rules."""
-    names: dict[str, None] = {}
-    for field in ("images", "masks"):
-        value = content.get(field, []) if isinstance(content, dict) else []
-        if not isinstance(value, list) or len(value) > IMAGES_MAX:
-            return []
-        names |= dict.fromkeys(name for name in value if isinstance(name, str))
-    return list(names)
-
-
-def build_record(content: Any, *, files: Files, default_id: str) -> RawRecord:
-    """Check a record's fields and read its files.
+def build_record(content: Mapping[str, Any], *, files: Files, default_id: str, rules: int = RULES) -> RawRecord:
+    """Check a record of our own form and read its files; fields that it does not know are left out.
 
     Raises:
         BadRecordError: Naming the first rule that is broken.
     """
-    if not isinstance(content, dict):
-        raise BadRecordError(f"record is a {type(content).__name__}, expected an object", rule="fields")
-    if unknown := sorted(set(content) - FIELDS):
-        raise BadRecordError(f"unknown field: {unknown[0]!r}, fields are {', '.join(sorted(FIELDS))}", rule="fields")
-    sample_id = content.get("id", default_id)
-    if not isinstance(sample_id, str) or not 1 <= len(sample_id) <= ID_CHARACTERS_MAX or not sample_id.isprintable():
-        raise BadRecordError(
-            f"id is {reprlib.repr(sample_id)}, expected text of 1 to {ID_CHARACTERS_MAX} printable characters",
-            rule="id",
-        )
+    sample_id = check_id(content.get("id", default_id))
     try:
-        return _build(content, sample_id, files)
+        return _build(content, sample_id, files, rules)
     except BadRecordError as error:
         raise BadRecordError(error.message, rule=error.rule, sample_id=sample_id) from error
 
 
-def _build(content: Mapping[str, Any], sample_id: str, files: Files) -> RawRecord:
-    paths = _texts(content.get("images", []), "images", IMAGES_MAX)
-    turns = _turns(content.get("conversations"), len(paths))
+def check_id(sample_id: Any) -> str:
+    """Return a record's id.
+
+    Raises:
+        BadRecordError: If it is none.
+    """
+    if not isinstance(sample_id, str) or not 1 <= len(sample_id) <= ID_CHARACTERS_MAX or not sample_id.isprintable():
+        raise BadRecordError(
+            f"id is {reprlib.repr(sample_id)}, expected a whole number or text of 1 to {ID_CHARACTERS_MAX} printable "
+            "characters",
+            rule="id",
+        )
+    return sample_id
+
+
+def check_texts(value: Any, name: str, count_max: int) -> list[str]:
+    """Return a list of paths.
+
+    Raises:
+        BadRecordError: If it is none.
+    """
+    if not isinstance(value, list) or len(value) > count_max or not all(isinstance(item, str) for item in value):
+        raise BadRecordError(f"{name} is not valid, expected a list of at most {count_max} paths", rule=_RULE_OF[name])
+    return value
+
+
+_RULE_OF = {"mask": "mask", **dict.fromkeys(("images", "image", "file_name", "file_names"), "images")}
+
+
+def _build(content: Mapping[str, Any], sample_id: str, files: Files, rules: int) -> RawRecord:
+    paths = check_texts(content.get("images", []), "images", IMAGES_MAX)
+    turns = _turns(content.get("conversations"), len(paths), rules)
     blobs = [files.read(path) for path in _within(files, paths)]
     masks = content.get("masks", [None] * len(paths))
     if not isinstance(masks, list) or len(masks) != len(paths):
         raise BadRecordError(
             f"masks do not match the images, expected a path or null for each of the {len(paths)} images", rule="mask"
         )
-    _texts([path for path in masks if path is not None], "mask", IMAGES_MAX)
+    check_texts([path for path in masks if path is not None], "mask", IMAGES_MAX)
     mask_blobs = [None if path is None else files.read(path) for path in masks]
     found = {
         field: _shapes(field, content[field], len(paths)) for field in shapes.FIELDS if content.get(field, []) != []
@@ -141,7 +156,7 @@ def _build(content: Mapping[str, Any], sample_id: str, files: Files) -> RawRecor
     return RawRecord(sample_id=sample_id, content=record, blobs=[*blobs, *(b for b in mask_blobs if b is not None)])
 
 
-def _turns(value: Any, images: int) -> list[dict[str, str]]:
+def _turns(value: Any, images: int, rules: int) -> list[dict[str, str]]:
     if not isinstance(value, list) or not 1 <= len(value) <= TURNS_MAX:
         raise BadRecordError(
             f"conversations is not valid, expected a list of 1 to {TURNS_MAX} turns", rule="conversations"
@@ -157,7 +172,8 @@ def _turns(value: Any, images: int) -> list[dict[str, str]]:
             raise BadRecordError("turn: content is not text, or has lone surrogates", rule="conversations")
         marks += turn["content"].count(IMAGE_MARK)
         turns.append({"role": turn["role"], "content": turn["content"]})
-    if not any(turn["role"] == "assistant" and turn["content"] for turn in turns):
+    answers = [turn["content"] for turn in turns if turn["role"] == "assistant"]
+    if not any(answer.strip() if rules > 1 else answer for answer in answers):
         raise BadRecordError(
             "conversations has no assistant turn with text, so there is nothing to learn", rule="conversations"
         )
@@ -214,12 +230,6 @@ def _are_numbers(value: Any, count: int) -> bool:
 
 
 _IS = {"boxes": _is_box, "points": _is_point, "polygons": _is_polygon}
-
-
-def _texts(value: Any, name: str, count_max: int) -> list[str]:
-    if not isinstance(value, list) or len(value) > count_max or not all(isinstance(item, str) for item in value):
-        raise BadRecordError(f"{name} is not valid, expected a list of at most {count_max} paths", rule=name)
-    return value
 
 
 def _within(files: Files, paths: Sequence[str]) -> Iterator[str]:

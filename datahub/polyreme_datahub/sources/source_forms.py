@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 
@@ -14,8 +14,10 @@ from polyreme_datahub.errors import BadRecordError, SourceInvalidError
 from polyreme_datahub.sources.describe import TEXT, UNREAD, stem
 from polyreme_datahub.sources.external_sort import Row, sorted_rows
 from polyreme_datahub.sources.files import FOLDER, SUFFIXES
+from polyreme_datahub.sources.found import Found, is_of_mac
 from polyreme_datahub.sources.names import shown
 from polyreme_datahub.sources.records import PDF
+from polyreme_datahub.sources.text_files import KINDS as TEXT_FILES
 from polyreme_datahub.sources.trees import Tree
 
 SHARDS = "webdataset"
@@ -33,6 +35,13 @@ PART_SUFFIXES = tuple(suffix for suffix, kind in KINDS.items() if kind != FOLDER
 COMPRESSED = re.compile(r"\.(tar\.(gz|bz2|xz|zst)|tgz)$", re.IGNORECASE)
 CACHED = re.compile(r"(.*/)?cache-[^/]*\.arrow")
 """What ``datasets`` leaves beside a dataset's own files."""
+METADATA = frozenset({"metadata.jsonl", "metadata.csv", "metadata.parquet"})
+"""Files of an ``ImageFolder`` of ``datasets``, which name its images."""
+METADATA_MAX = 8
+ENERGON_SPLITS = ".nv-meta/split.yaml"
+ENERGON_SPLIT = re.compile(r"^ +([^\s:#-][^:\n]*): *\n *- ", re.MULTILINE)
+"""A split of that file which has shards."""
+ENERGON_EXCLUDED = re.compile(r"^exclude: *\n *- ", re.MULTILINE)
 STATE = "state.json"
 STATE_BYTES_MAX = 16 * 2**20
 SPLIT = re.compile(r"(.+?)-\d+-of-\d+")
@@ -48,28 +57,79 @@ class Form:
     kind: str
     rows: Iterator[Row]
     """Of its files, sorted: with texts if they are images."""
+    images: int = 0
+    texts: int = 0
+    metadata: tuple[str, ...] = ()
+    """Files that may name the images (``ImageFolder`` of ``datasets``)."""
 
 
-def form_of(rows: Iterable[Row], where: str, *, pattern: str = "*") -> Form:
+def form_of(rows: Iterable[Row], where: str, *, pattern: str = "*", is_file: bool = False, found: Found) -> Form:
     """Find out which form the files of a folder have.
 
     Args:
         rows: Of all its files (``Tree.walk``).
         where: What the user named, for messages.
         pattern: What files at the root are named like; of other folders none then, unless it is ``*``.
+        is_file: Whether the pattern is the name of one file.
+        found: Counts the files that are not read.
 
     Raises:
         SourceInvalidError: If they have several forms, or several splits.
     """
-    seen = _Seen(where)
-    every = pattern == "*"
+    seen = _Seen(where, found)
+    every = pattern == "*" or is_file
     ordered = sorted_rows(
         seen.kept(row for row in rows if every or _matches(row[0], pattern)), key=lambda row: stem(row[0])
     )
     first = list(itertools.islice(ordered, 1))  # all rows have been seen before the first comes out
     kind = seen.kind()
-    wanted: Callable[[Row], bool] = (lambda _row: True) if kind == FOLDER else (lambda row: _suffix(row[0]) != TEXT)
-    return Form(kind=kind, rows=filter(wanted, itertools.chain(first, ordered)))
+    if kind != FOLDER and seen.texts:
+        found.left[TEXT] += seen.texts
+    unwanted = ".parquet" if kind == FOLDER else TEXT
+    return Form(
+        kind=kind,
+        rows=(row for row in itertools.chain(first, ordered) if _suffix(row[0]) != unwanted),
+        images=seen.images,
+        texts=seen.texts,
+        metadata=tuple(sorted(seen.metadata)[:METADATA_MAX]) if kind == FOLDER else (),
+    )
+
+
+def names_images(tree: Tree, name: str) -> bool:
+    """Tell whether a metadata file names images, and not something else."""
+    try:
+        file, _ = tree.open_found(name)
+    except (BadRecordError, SourceInvalidError):
+        return False
+    with file:
+        return name.endswith(".parquet") or b"file_name" in file.read(STATE_BYTES_MAX)
+
+
+def check_splits(tree: Tree, where: str) -> None:
+    """Refuse a folder of shards that Energon has split: those of one split would be trained with those of another.
+
+    Raises:
+        SourceInvalidError: Naming the splits.
+    """
+    try:
+        file, _ = tree.open_found(ENERGON_SPLITS)
+    except (BadRecordError, SourceInvalidError):
+        return
+    with file:
+        text = file.read(STATE_BYTES_MAX).decode("utf-8", "replace")
+    splits = ENERGON_SPLIT.findall(text.partition("split_parts:")[2])
+    if len(splits) > 1:
+        raise SourceInvalidError(
+            f"dataset folder {where} holds Energon's splits {', '.join(splits)} ({ENERGON_SPLITS}); name the "
+            f"shards of one by a pattern, as in '{where}/shard_00[0-8]*.tar'",
+            field="source",
+        )
+    if ENERGON_EXCLUDED.search(text):
+        raise SourceInvalidError(
+            f"dataset folder {where} excludes shards or samples ({ENERGON_SPLITS}), which would be learned; name the "
+            f"shards to take by a pattern, as in '{where}/*.tar'",
+            field="source",
+        )
 
 
 def saved_files(tree: Tree, found: Iterable[str], where: str) -> list[str]:
@@ -110,11 +170,14 @@ def _matches(name: str, pattern: str) -> bool:
 class _Seen:
     """What a folder holds: the first file of each form, and of each split."""
 
-    def __init__(self, where: str) -> None:
-        self._where = where
+    def __init__(self, where: str, found: Found) -> None:
+        self._where, self._found = where, found
         self._firsts: dict[str, str] = {}
         self._splits: dict[str, str] = {}
         self._compressed = ""
+        self._lines = ""
+        self.images = self.texts = 0
+        self.metadata: list[str] = []
 
     def kept(self, rows: Iterable[Row]) -> Iterator[Row]:
         for row in rows:
@@ -122,7 +185,17 @@ class _Seen:
             suffix = _suffix(name)
             if COMPRESSED.search(name):
                 self._compressed = self._compressed or name
-            if CACHED.fullmatch(name):
+            if is_of_mac(name) or CACHED.fullmatch(name):
+                self._found.leave([name])
+                continue
+            self.images += suffix in SUFFIXES
+            self.texts += suffix == TEXT
+            if suffix in TEXT_FILES and not name.startswith("."):
+                self._lines = min(self._lines or name, name)
+            if name.rpartition("/")[2] in METADATA and len(self.metadata) < METADATA_MAX:
+                self.metadata.append(name)
+                if suffix == ".parquet":
+                    yield row
                 continue
             if kind := KINDS.get(suffix):
                 self._firsts.setdefault(kind, name)
@@ -130,6 +203,8 @@ class _Seen:
                     self._splits.setdefault(split_of(name), name)
             if kind or suffix == TEXT:
                 yield row
+            elif not f"/{name}".rpartition("/.")[1]:
+                self._found.leave([name])
 
     def kind(self) -> str:
         """Return the form.
@@ -137,7 +212,14 @@ class _Seen:
         Raises:
             SourceInvalidError: If there are several.
         """
+        if not self.images and (tables := [name for name in self.metadata if name.endswith(".parquet")]):
+            self._firsts.setdefault(PARQUET, tables[0])
         kinds = sorted(self._firsts)
+        if not kinds and self._lines:
+            raise self._refused(
+                "holds no image, shard or table; name the file with its records, as in "
+                f"'{self._where}/{shown(self._lines)}'"
+            )
         if len(kinds) > 1:
             names = " and ".join(shown(self._firsts[kind]) for kind in kinds)
             raise self._refused(f"holds files of {len(kinds)} forms, such as {names}; name a folder with those of one")

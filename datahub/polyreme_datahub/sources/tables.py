@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 from polyreme_datahub.digests import digest_bytes
 from polyreme_datahub.errors import BadRecordError, SourceInvalidError
-from polyreme_datahub.sources.conversation_forms import CONVERSATIONS, FIELDS, text_field
+from polyreme_datahub.sources.record_forms import CONVERSATIONS, EXPECTED, IMAGES, OWN, PAIRS, READ, text_fields
+from polyreme_datahub.sources.records import RULES
 
 if TYPE_CHECKING:
     import pyarrow
@@ -29,7 +30,6 @@ READ_BYTES = 2 * 2**20
 STREAM_BATCH_BYTES_MAX = 2**30
 """Of a batch in an Arrow stream."""
 HEADER_BYTES_MAX = 16 * 2**20
-IMAGE_COLUMNS = ("images", "image")
 _CONTINUES = b"\xff\xff\xff\xff"
 
 
@@ -41,34 +41,38 @@ class TableDamagedError(Exception):
 class Columns:
     """The columns of a table that hold a record; others are not read."""
 
-    text: str
+    fields: Sequence[str]
+    """But for the images; the first is named in a digest even where it is alone."""
     image: str = ""
-    id: str = ""
+    unread: Sequence[str] = ()
 
     @property
     def names(self) -> list[str]:
-        """Those that there are."""
-        return [name for name in (self.id, self.text, self.image) if name]
+        """Those that are read."""
+        return [*self.fields, *([self.image] if self.image else [])]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """What a row holds."""
 
-    text: Any
-    images: Sequence[bytes]
-    id: Any = None
+    fields: Mapping[str, Any]
+    """But for the images."""
+    images: Sequence[bytes | str]
+    """Bytes, or the name of a file."""
 
     @property
     def size(self) -> int:
         """Bytes, about."""
-        return len(self.text if isinstance(self.text, str) else json.dumps(self.text, default=repr)) + sum(
-            map(len, self.images)
-        )
+        values = [value for name, value in self.fields.items() if name != "id"]
+        texts = (value if isinstance(value, str) else json.dumps(value, default=repr) for value in values)
+        return sum(map(len, texts)) + sum(len(image) for image in self.images if isinstance(image, bytes))
 
-    def digest(self, columns: Columns) -> str:
+    @property
+    def digest(self) -> str:
         """Digest of its content, images included."""
-        content = {columns.text: self.text, "id": self.id, "images": [digest_bytes(image) for image in self.images]}
+        images = [digest_bytes(image) if isinstance(image, bytes) else [image] for image in self.images]
+        content = {"id": None, **self.fields, "images": images}
         return hashlib.sha256(json.dumps(content, default=repr, sort_keys=True).encode()).hexdigest()
 
 
@@ -101,40 +105,28 @@ class Table(Protocol):
         ...
 
 
-def columns_of(schema: pyarrow.Schema, *, file: str) -> Columns:
+def columns_of(schema: pyarrow.Schema, *, file: str, rules: int = RULES) -> Columns:
     """Find the columns that hold a record.
 
     Raises:
         SourceInvalidError: If there is no text, or a column has another type.
     """
-    import pyarrow
-
-    twice = [name for name in (*FIELDS, *IMAGE_COLUMNS, "id") if len(schema.get_all_field_indices(name)) > 1]
-    images = [name for name in IMAGE_COLUMNS if name in schema.names]
-    text = text_field(schema.names)
+    texts = text_fields(schema.names, rules=rules)
+    twice = [name for name in sorted(READ) if len(schema.get_all_field_indices(name)) > 1]
+    images = [name for name in (IMAGES if rules > 1 else ("images", "image")) if name in schema.names]
     if twice or len(images) > 1:
         raise _refused(file, f"has two columns {' and '.join(map(repr, twice or images))}, expected one")
-    if not text:
+    if not texts:
         raise _refused(
-            file, f"has the columns {', '.join(schema.names)}, expected one of {', '.join(FIELDS)} and perhaps image(s)"
+            file, f"has the columns {', '.join(schema.names)}, expected one of {EXPECTED}, and perhaps image(s)"
         )
-    kind, types = schema.field(text).type, pyarrow.types
-    if text in CONVERSATIONS:
-        if not (_is_list(kind) and types.is_struct(kind.value_type)):
-            raise _refused(file, f"column {text!r} is {kind}, expected a list of turns")
-    elif not _is_text(kind):
-        raise _refused(file, f"column {text!r} is {kind}, expected string")
-    image = images[0] if images else ""
-    if image and not _holds_bytes(schema.field(image).type):
-        raise _refused(
-            file,
-            f"column {image!r} is {schema.field(image).type}, expected binary, struct<bytes: binary, path: string>, or "
-            "a list of one of them",
-        )
-    name = "id" if "id" in schema.names else ""
-    if name and not (_is_text(schema.field(name).type) or types.is_integer(schema.field(name).type)):
-        raise _refused(file, f"column 'id' is {schema.field(name).type}, expected string or integer")
-    return Columns(text=text, image=image, id=name)
+    read = (READ - {*IMAGES, "masks"}) if rules > 1 else {*texts, "id"}
+    fields = [*texts, *(name for name in schema.names if name in read and name not in texts)]
+    for name in (*fields, *images):
+        if expected := _expected(name, schema.field(name).type):
+            raise _refused(file, f"column {name!r} is {schema.field(name).type}, expected {expected}")
+    unread = [name for name in schema.names if name not in {*fields, *images}]
+    return Columns(fields=fields, image=images[0] if images else "", unread=unread)
 
 
 def row_of(batch: pyarrow.RecordBatch, at: int, columns: Columns, *, where: str) -> Row:
@@ -149,15 +141,9 @@ def row_of(batch: pyarrow.RecordBatch, at: int, columns: Columns, *, where: str)
             values[name] = batch.column(name)[at].as_py()
         except UnicodeDecodeError as error:
             raise BadRecordError(f"{where}, {name!r}: text is not UTF-8 at byte {error.start}", rule="text") from error
-    images = values.get(columns.image)
-    if images is None:
-        images = []
-    images = images if isinstance(images, list) else [images]
-    return Row(
-        text=values[columns.text],
-        images=[_bytes_of(image, f"{where}, {columns.image!r}") for image in images],
-        id=values.get(columns.id),
-    )
+    images = values.pop(columns.image, None)
+    images = [] if images is None else images if isinstance(images, list) else [images]
+    return Row(fields=values, images=[_image_of(image, f"{where}, {columns.image!r}") for image in images])
 
 
 def open_table(file: BinaryIO, name: str) -> Table:
@@ -213,6 +199,8 @@ class _Stream:
             if first is None:
                 raise TableDamagedError("it holds no message")
             self._first, self.schema = len(first), _decoded(pyarrow.ipc.read_schema(pyarrow.py_buffer(first)))
+            if coded := [field.name for field in self.schema if pyarrow.types.is_dictionary(field.type)]:
+                raise TableDamagedError(f"column {coded[0]!r} is a dictionary, which is read from Parquet only")
         except self._errors as error:
             raise _damaged(error, "it is not an Arrow stream, as datasets' save_to_disk writes one") from error
 
@@ -287,38 +275,83 @@ def _body_bytes(header: bytes, at: int) -> int:
         raise TableDamagedError(f"the header at byte {at} can't be read: {error}") from error
 
 
-def _bytes_of(value: Any, where: str) -> bytes:
+def _image_of(value: Any, where: str) -> bytes | str:
+    """Return an image's bytes, or its name beside the table."""
     data = value.get("bytes") if isinstance(value, Mapping) else value
-    if isinstance(data, bytes):
-        return data
     path = value.get("path") if isinstance(value, Mapping) else None
-    seen = f"no bytes, only the path {path!r}" if path else "nothing"
-    raise BadRecordError(f"{where}: {seen}, expected the image's bytes; embed the images in the table", rule="image")
+    if isinstance(data, bytes | str):
+        return data
+    if not path:
+        raise BadRecordError(
+            f"{where}: nothing, expected the image's bytes, or its path beside the table", rule="image"
+        )
+    return str(path)
+
+
+def _expected(name: str, kind: pyarrow.DataType) -> str:
+    """Return what a column should hold; empty if it does."""
+    import pyarrow
+
+    types, value = pyarrow.types, _value_type(kind)
+    if types.is_null(kind):
+        return ""
+    if name in CONVERSATIONS:
+        lists = types.is_struct(kind) and all(_is_list(kind.field(at).type) for at in range(kind.num_fields))
+        turns = _is_list(kind) and types.is_struct(_value_type(kind.value_type))
+        return "" if turns or lists or _is_text(value) else "a list of turns, or JSON text of one"
+    if name in IMAGES:
+        return "" if _holds_images(kind) else f"binary, {_IMAGE_FORM}, string, or a list of one of them"
+    if name == "id":
+        number = types.is_integer(value) or types.is_floating(value)
+        return "" if _is_text(value) or number else "string or integer"
+    if name in OWN:
+        return ""
+    pair = name in {one for names in PAIRS for one in names} and _is_list(kind)
+    return "" if pair or _is_text(value) else "string"
+
+
+_IMAGE_FORM = "struct<bytes: binary, path: string>"
+
+
+def _value_type(kind: pyarrow.DataType) -> pyarrow.DataType:
+    """Return what a dictionary's keys stand for."""
+    import pyarrow
+
+    return kind.value_type if pyarrow.types.is_dictionary(kind) else kind
 
 
 def _is_text(kind: pyarrow.DataType) -> bool:
     import pyarrow
 
-    return bool(pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind))
+    return bool(
+        pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind) or pyarrow.types.is_string_view(kind)
+    )
 
 
 def _is_list(kind: pyarrow.DataType) -> bool:
     import pyarrow
 
-    return bool(
-        pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind) or pyarrow.types.is_fixed_size_list(kind)
+    types = pyarrow.types
+    return any(
+        matches(kind)
+        for matches in (
+            types.is_list,
+            types.is_large_list,
+            types.is_fixed_size_list,
+            types.is_list_view,
+            types.is_large_list_view,
+        )
     )
 
 
-def _holds_bytes(kind: pyarrow.DataType) -> bool:
+def _holds_images(kind: pyarrow.DataType) -> bool:
     import pyarrow
 
-    kind = kind.value_type if _is_list(kind) else kind
-    if pyarrow.types.is_struct(kind):
-        if kind.get_field_index("bytes") < 0:
-            return False
-        kind = kind.field("bytes").type
-    return bool(pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind))
+    types, kind = pyarrow.types, _value_type(kind.value_type if _is_list(kind) else kind)
+    if types.is_struct(kind):
+        return any(kind.get_field_index(name) >= 0 for name in ("bytes", "path"))
+    binary = types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind)
+    return bool(binary or _is_text(kind) or types.is_null(kind))
 
 
 def _decoded(schema: pyarrow.Schema) -> pyarrow.Schema:

@@ -1,7 +1,8 @@
 """Lists a tar shard: its samples in order, each with the place, size and digest of its members.
 
-Members of one sample lie together and share their key: the path up to the first dot of the name, as WebDataset has it.
-The tar is read once, block by block; what is wrong with it or with a member is kept as the sentence of a dead letter.
+Members of one sample share their key: the path up to the first dot of the name, as WebDataset has it. Mostly they lie
+together; a key that returns later in the shard joins its halves. The tar is read once, block by block; what is wrong
+with it or with a member is kept as the sentence of a dead letter.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import BinaryIO, cast
 
+from polyreme_datahub.sources.external_sort import Row, sorted_rows
 from polyreme_datahub.sources.files import SUFFIXES
 from polyreme_datahub.sources.listing import Entry
 from polyreme_datahub.sources.names import refusal, shown
@@ -31,6 +33,7 @@ MEMBERS_MAX = 128
 HEADER_BYTES_MAX = 2**20
 """Of one extended header, which is read as a whole; names need a few hundred bytes."""
 BLOCK_BYTES = 2**20
+_FIELDS = tuple(field.name for field in dataclasses.fields(Entry))
 _KEY = re.compile(r"((?:.*/)?[^./]+)\.[^/]+", re.DOTALL)
 
 
@@ -50,7 +53,9 @@ def is_record(name: str) -> bool:
     return _suffix(name) == RECORD
 
 
-def samples_of(file: BinaryIO, path: str, etag: str, *, images: frozenset[str] = SUFFIXES) -> Iterator[list[Entry]]:
+def samples_of(
+    file: BinaryIO, path: str, etag: str, *, images: frozenset[str] = SUFFIXES, left: list[str]
+) -> Iterator[list[Entry]]:
     """Yield the entries of each sample: its images, text and record, or one with a problem.
 
     Args:
@@ -58,14 +63,51 @@ def samples_of(file: BinaryIO, path: str, etag: str, *, images: frozenset[str] =
         path: Its path in the dataset.
         etag: Of the object in a bucket.
         images: Suffixes of images.
+        left: Gets the names of members that are not read.
     """
-    members = _Shard(file, path, etag, images).members()
-    for key, group in itertools.groupby(members, key=lambda entry: key_of(entry.member)):
-        found = list(itertools.islice(group, MEMBERS_MAX + 1))
-        yield _sample(found, key, images)  # groupby passes over the rest of too many
+    joined = _Joined()
+    groups = joined.groups(_Shard(file, path, etag, images, left).members())
+    for group in sorted_rows(groups, key=lambda rows: rows[0][1]):  # all members have been seen before the first comes
+        found = [Entry(**dict(zip(_FIELDS, values, strict=True))) for *_, values in group]
+        if joined.damage and _parts(group) < joined.parts_max:
+            yield [dataclasses.replace(joined.damage, member=found[0].member)]
+        else:
+            yield _sample(found, group[0][0], images, left)
 
 
-def _sample(found: Sequence[Entry], key: str, images: frozenset[str]) -> list[Entry]:
+class _Joined:
+    """Members by sample: sorted by key, since any key may return at the end of a shard."""
+
+    def __init__(self) -> None:
+        self.parts_max = 0
+        """Most parts in which a sample lies."""
+        self.damage: Entry | None = None
+        """Then a sample of fewer parts may lack one."""
+
+    def groups(self, members: Iterator[Entry]) -> Iterator[Row]:
+        """Yield the members of each sample as ``[key, number, part, values]``."""
+        for _, group in itertools.groupby(
+            sorted_rows(self._rows(members), key=lambda row: row[:2]), key=lambda row: row[0]
+        ):
+            some = list(itertools.islice(group, MEMBERS_MAX + 1))  # groupby passes over the rest of too many
+            self.parts_max = max(self.parts_max, _parts(some))
+            yield some
+
+    def _rows(self, members: Iterator[Entry]) -> Iterator[Row]:
+        part, last = 0, ""
+        for number, entry in enumerate(members):
+            if entry.rule == DAMAGED:
+                self.damage = entry
+            key = key_of(entry.member)
+            part, last = part + (key != last), key
+            yield [key, number, part, [getattr(entry, name) for name in _FIELDS]]
+
+
+def _parts(group: Row) -> int:
+    return len({part for _, _, part, _ in group})
+
+
+def _sample(found: Sequence[Entry], key: str, images: frozenset[str], left: list[str]) -> list[Entry]:
     if bad := [entry for entry in found if entry.problem]:
         return [next((entry for entry in bad if entry.rule == DAMAGED), bad[0])]
     of_sample = f"{found[0].path}: sample {key!r}"
@@ -82,6 +124,7 @@ def _sample(found: Sequence[Entry], key: str, images: frozenset[str]) -> list[En
     elif sum(map(is_text, names)) > 1 or sum(map(is_record, names)) > 1:
         reason = f"it has two texts or two records: {', '.join(map(shown, names))}"
     else:
+        left += [entry.member for entry in found if entry not in used]
         return used
     return [
         Entry(record=0, path=found[0].path, member=found[0].member, problem=f"{of_sample}: {reason}", rule="member")
@@ -93,8 +136,9 @@ class _DamagedError(Exception):
 
 
 class _Shard:
-    def __init__(self, file: BinaryIO, path: str, etag: str, images: frozenset[str]) -> None:
+    def __init__(self, file: BinaryIO, path: str, etag: str, images: frozenset[str], left: list[str]) -> None:
         self._file, self._path, self._etag, self._images = file, path, etag, images
+        self._left = left
 
     def members(self) -> Iterator[Entry]:
         """Yield the members that belong to a sample.
@@ -128,7 +172,10 @@ class _Shard:
     def _entry(self, info: tarfile.TarInfo) -> Entry | None:
         """Return a member's entry; None if it belongs to no sample."""
         name = info.name.removeprefix("./")
-        if info.isdir() or not key_of(name):
+        if info.isdir():
+            return None
+        if not key_of(name):
+            self._left.append(name)
             return None
         entry = Entry(record=0, path=self._path, member=name, etag=self._etag)
         suffix = _suffix(name)

@@ -24,6 +24,16 @@ class RawRecord:
     Empty: they are computed."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Looked:
+    """What a record was understood to be."""
+
+    kind: str
+    """In the plural, for people."""
+    unread: Sequence[str] = ()
+    """Fields that are not read."""
+
+
 class Source(Protocol):
     """Records of a dataset version, addressed by ordinal."""
 

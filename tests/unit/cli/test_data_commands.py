@@ -101,7 +101,7 @@ def test_the_page_about_operations_does_what_it_says(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = (Path(__file__).parents[3] / "docs/how-to/data-operations.md").read_text()
-    blocks = dict(re.findall(r"```(python|yaml)\n(.*?)```", page, flags=re.DOTALL))
+    blocks = dict(reversed(re.findall(r"```(python|yaml)\n(.*?)```", page, flags=re.DOTALL)))
     (tmp_path / "short_answers.py").write_text(blocks["python"])
     (tmp_path / "recipe.yaml").write_text(blocks["yaml"])
     monkeypatch.syspath_prepend(str(tmp_path))

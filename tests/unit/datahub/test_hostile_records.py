@@ -126,11 +126,10 @@ HOSTILE = [
     '{"id":"half","conversations":[{"role":"assistant","content":"\\ud800"}]}',
     '{"id":"\\ud800","conversations":[{"role":"assistant","content":"a"}]}',
     '{"id":"nul\\u0000","conversations":[{"role":"assistant","content":"a"}]}',
-    '{"id":"x","conversations":[{"role":"assistant","content":"a"}],"\\ud800":1}',
+    '{"id":"x","id":"y","conversations":[{"role":"assistant","content":"a"}]}',
     '{"id":' + "9" * 6000 + "}",
     '{"id":1,"conversations":NaN}',
     '"text"',
-    "",
     "\udcff\udcfe",
 ]
 

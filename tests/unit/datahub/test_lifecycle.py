@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from polyreme_api.errors import RefusedError
 from polyreme_datahub import hub, lifecycle
 from polyreme_datahub.digests import digest_bytes
 from polyreme_datahub.errors import PredicateInvalidError, SourceInvalidError
@@ -48,6 +49,25 @@ def test_a_processed_dataset_is_tagged_split_collected_and_trained_on_by_its_tag
     assert (rebuilt.samples, kept.records) == (60 + 60 + 40, 40)
     anew = lifecycle.subset(*urls, "two", "two/first", "ordinal < 20")
     assert (anew.reference, lifecycle.rebuild_registry(*lost).versions) == ("two/first@1", 5)
+
+
+def test_a_version_whose_records_were_not_read_is_neither_compared_nor_derived_from(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    path = write_jsonl(tmp_path, [record("a"), record("b"), record("gone", ["missing.png"])])
+    home.register("mine", path)
+    home.process(make_spec(["mine"]))
+    write_jsonl(tmp_path, [record("b"), record("c")])
+    home.register("mine", path)
+    for refused in (
+        lambda: lifecycle.diff(home.registry, "mine@1", "mine@2"),
+        lambda: lifecycle.subset(home.registry, home.objects, "mine@2", "mine/some", "ordinal < 1"),
+        lambda: lifecycle.split(home.registry, home.objects, "mine@2", {"train": 1, "test": 1}, "sample_id"),
+    ):
+        with pytest.raises(RefusedError, match=r"0 of 2 records of mine@2 are read yet: ingest it, or run a job on it"):
+            refused()
+    home.process(make_spec(["mine@2"]))
+    compared = lifecycle.diff(home.registry, "mine@1", "mine@2")
+    assert (compared.added, compared.removed, compared.same) == (1, 1, 1), "a dead letter is read, too"
 
 
 def test_a_rebuilt_registry_knows_what_operations_made(tmp_path: Path) -> None:

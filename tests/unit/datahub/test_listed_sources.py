@@ -21,7 +21,7 @@ from polyreme_datahub.registry.collection import collect
 from polyreme_datahub.registry.datasets import DatasetVersion, find_version
 from polyreme_datahub.registry.engine import open_database
 from polyreme_datahub.runner.flow import Flow
-from polyreme_datahub.sources import chunks, describe, external_sort, found, listed, listing, records
+from polyreme_datahub.sources import chunks, describe, external_sort, found, listed, listing, records, text_files
 from polyreme_datahub.sources.files import describe_folder, describe_jsonl
 from polyreme_datahub.sources.open import open_source
 from polyreme_datahub.sources.types import Source
@@ -307,7 +307,8 @@ def test_what_is_no_regular_file_is_one_dead_letter_and_waits_for_nobody(library
     os.mkfifo(tmp_path / "set/pipe.png")
     (tmp_path / "set/loop.png").symlink_to("loop.png")
     names = ["folder.png", "pipe.png", "loop.png", "pipe.png/a", "gone.png"]
-    source = library.open(library.add(write_jsonl(tmp_path / "set", [record(name, [name]) for name in names])))
+    lines = [*(record(name, [name]) for name in names), record("good")]
+    source = library.open(library.add(write_jsonl(tmp_path / "set", lines)))
     seen = [rule_of(lambda at=at: source.read(at)) for at in range(len(names))]  # type: ignore[misc]
     assert [rule for rule, _ in seen] == ["file"] * len(names)
     assert [message.partition(", ")[2] for _, message in seen] == [
@@ -360,14 +361,15 @@ def test_a_file_without_permission_is_a_dead_letter_and_such_a_folder_is_refused
 def test_lines_that_break_rules_are_one_dead_letter_each(
     library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (records, describe, listed):
+    for module in (records, text_files, listed):
         monkeypatch.setattr(module, "LINE_BYTES_MAX", 300)
     lines: list[dict[str, Any] | str] = [
         record("a"),
         '"' + "x" * 1000 + '"',
         record("b"),
         "{",
-        "",
+        " \t",
+        "[]",
         '{"images": 3}',
         '{"images": [1, "a.png"]}',
     ]
@@ -376,8 +378,9 @@ def test_lines_that_break_rules_are_one_dead_letter_each(
     version = library.add(path)
     source = library.open(version)
     assert [source.read(at).sample_id for at in (8, 2, 0)] == ["last", "b", "a"]
+    assert [source.record_id(at) for at in (3, 4)] == ["line-4", "line-6"], "a blank line is no record, but counts"
     rules = [rule_of(lambda at=at: source.read(at))[0] for at in (1, 3, 4, 5, 6, 7)]  # type: ignore[misc]
-    assert rules == ["line-size", "json", "json", "images", "images", "json"]
+    assert rules == ["line-size", "json", "fields", "images", "images", "json"]
     path.write_bytes(path.read_bytes() + b"\n")
     assert library.add(path) == version
 

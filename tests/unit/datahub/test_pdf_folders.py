@@ -59,9 +59,7 @@ def test_pages_are_records_and_a_locked_document_is_one_dead_letter(tmp_path: Pa
             steady_s=time.monotonic,
             workers=1,
         )
-        recipe = parse_recipe(
-            {"version": 1, "operations": ["pdf-pages", {"operation": "decode", "inputs": ["pdf-pages"]}]}
-        )
+        recipe = parse_recipe({"version": 1, "operations": ["pdf-pages", "decode"]})
         flow = Flow(recipe=recipe, versions={version.id: version})
         run_flow(around, flow, shared={}, sources=Sources(), on_counts=lambda _item, _counts: None)
         walk = Walk(database, lakehouse, constants={})

@@ -1,0 +1,54 @@
+"""Lists a source as registering does, without a registry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from polyreme_datahub.lakehouse import Lakehouse
+from polyreme_datahub.objects import open_store
+from polyreme_datahub.sources import found, look_over
+from polyreme_datahub.sources.open import describe_files, look_at, open_source
+from polyreme_datahub.sources.types import RawRecord, Source
+
+
+class Shelf:
+    """Where listings of one test lie, and the source that was listed last."""
+
+    def __init__(self, folder: Path) -> None:
+        self.lakehouse = Lakehouse(open_store(f"file://{folder}"))
+        self.description: Mapping[str, Any] = {}
+        self.records = 0
+
+    def opened(self, path: Path | str) -> Source:
+        """List a source without looking at its records."""
+
+        def store(file: BinaryIO) -> tuple[str, int]:
+            return self.lakehouse.put_file(file, before=lambda _digest, _size: None)
+
+        self.description, self.records = describe_files(
+            str(path), store=store, count_pages=len, progress=lambda _found: None
+        )
+        return open_source(self.description, self.lakehouse)
+
+    def add(self, path: Path | str) -> Source:
+        """List a source and look at its records."""
+        source = self.opened(path)
+        self.description = {**self.description, "looked": look_at(self.description, self.lakehouse, self.records)}
+        return source
+
+    def read(self, path: Path | str) -> list[RawRecord]:
+        """Read all records of a source."""
+        source = self.add(path)
+        return [source.read(at) for at in range(self.records)]
+
+    @property
+    def looked(self) -> str:
+        """What the records were understood to be."""
+        return look_over.sentence(self.description["looked"])
+
+    @property
+    def found(self) -> str:
+        """What was found."""
+        return found.sentence(self.description["found"])

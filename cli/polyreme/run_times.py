@@ -100,6 +100,7 @@ def attempt_rows(job: TrainingJob, steps: Steps, moments: Sequence[Moment]) -> l
     causes = {record.attempt: record for record in job.status.restart_records}
     starts = {moment.attempt: moment for moment in moments if moment.kind == "attempt"}
     finished_s = _finished_s(moments)
+    asked = {moment.attempt for moment in moments if moment.kind == "stopped"}
     rows = []
     for number, start in sorted(starts.items()):
         following = next((moment for other, moment in sorted(starts.items()) if other > number), None)
@@ -114,7 +115,8 @@ def attempt_rows(job: TrainingJob, steps: Steps, moments: Sequence[Moment]) -> l
                 last_step=trained[-1].step if trained else None,
                 ended_s=following.at_s if following else finished_s,
                 succeeded=cause is None and job.status.is_true("Succeeded") and number == max(starts),
-                stopped=cause is None and (following.text == Scope.RESUME if following else job.spec.suspend),
+                stopped=(number in asked and (cause is None or cause.cause == Cause.HOST_RESTARTED))
+                or (cause is None and (following.text == Scope.RESUME if following else job.spec.suspend)),
                 cause=cause.cause if cause else "",
                 message=cause.message if cause else "",
             )

@@ -293,6 +293,7 @@ class _Session:
         if at_once.done():
             watcher.say("stopped at once, without a new checkpoint; the same command continues from the newest one")
             cluster.kill_pods()
+            watcher.stopped()
         for task in (stopping, at_once):
             task.cancel()
         await asyncio.gather(stopping, at_once, return_exceptions=True)

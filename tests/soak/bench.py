@@ -36,7 +36,7 @@ SMOKE: dict[str, str] = {
     "packing": "--steps 8 --seeds 1",
     "pipeline": "--samples 64 --rounds 1",
     "placement": "--decisions 2 --runs 1",
-    "planner": "--layouts 1 --steps 1",
+    "planner": "--layouts 3 --steps 1",
     "preemption": "--decisions 2 --runs 1",
     "queue": "--jobs 100",
     "rank-order": "--runs 1",

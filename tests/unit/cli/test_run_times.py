@@ -169,7 +169,8 @@ def _times_of(records: Sequence[StepRecord], clock: SteppedClock) -> RunTimes:
     return run_times(job(), found, moments, now=clock.moment("now", 0, 10))
 
 
-def test_hours_for_which_a_run_was_stopped_are_no_loss_of_goodput() -> None:
+@pytest.mark.parametrize("killed", [False, True], ids=["with a checkpoint", "at once"])
+def test_hours_for_which_a_run_was_stopped_are_no_loss_of_goodput(*, killed: bool) -> None:
     clock = SteppedClock()
     steps = {1: [clock.record(1, 1, 10.0), clock.record(1, 2, 11.0)], 2: [clock.record(2, 3, HOUR_S + 15.0)]}
     moments = [
@@ -180,7 +181,8 @@ def test_hours_for_which_a_run_was_stopped_are_no_loss_of_goodput() -> None:
     ]
     points = [ResumePoint(attempt=1, resume_from=None), ResumePoint(attempt=2, resume_from="a000001-s00000002")]
     records = RunRecords(points=points, steps=steps, checkpoints=(), evaluation=None)
-    times = run_times(job(), records, moments, now=clock.moment("now", 0, HOUR_S + 20.0))
+    ended = job((1, "HostRestarted")) if killed else job()
+    times = run_times(ended, records, moments, now=clock.moment("now", 0, HOUR_S + 20.0))
     assert times.wall_s == pytest.approx(HOUR_S + 16.0)
     assert times.goodput == pytest.approx(3 / 27)
     passed_s = elapsed_s(moments[:-1], clock.moment("now", 0, HOUR_S + 16.0), stopped_too=False)

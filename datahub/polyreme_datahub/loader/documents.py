@@ -77,7 +77,13 @@ def cut(index: MappedIndex, sample: int, stored: StoredSample) -> Document:
 
 
 def assemble(
-    packs: Sequence[Sequence[Document]], *, pack_tokens: int, pad: int, values: int, null: int = 0
+    packs: Sequence[Sequence[Document]],
+    *,
+    pack_tokens: int,
+    pad: int,
+    values: int,
+    null: int = 0,
+    marks_padding: bool = True,
 ) -> LaidPacks:
     """Lay documents out as packs, one behind the other; what is left of a pack is a document of padding.
 
@@ -87,23 +93,25 @@ def assemble(
         pad: Token of the padding.
         values: Values of a patch.
         null: How many packs, the last ones, are null packs.
+        marks_padding: Whether all padding is marked as such; else null packs alone, as for jobs of earlier releases.
     """
     total = len(packs) * pack_tokens
     tokens_T = np.full(total, pad, dtype=np.int64)
     targets_T = np.full(total, IGNORED_TARGET, dtype=np.int64)
     offsets, padding = [0], []
     real = len(packs) - null
+    inside = int(marks_padding)
     for number, documents in enumerate(packs[:real]):
         at = number * pack_tokens
         for document in documents:
             stop = at + document.tokens_T.size
             tokens_T[at:stop] = document.tokens_T
             targets_T[at:stop] = document.targets_T
-            padding += [len(offsets) - 1] * document.placeholder
+            padding += [len(offsets) - 1] * (inside * document.placeholder)
             offsets.append(stop)
             at = stop
         if at < (number + 1) * pack_tokens:
-            padding.append(len(offsets) - 1)
+            padding += [len(offsets) - 1] * inside
             offsets.append((number + 1) * pack_tokens)
     for number in range(real, len(packs)):
         begin, end = number * pack_tokens, (number + 1) * pack_tokens

@@ -25,6 +25,7 @@ from polyreme_api.batch import IGNORED_TARGET, PackedBatch, TokenIds
 from polyreme_api.errors import NotSealedError, RefusedError
 from polyreme_api.store import ObjectStore
 from polyreme_datahub.index.damage import note_damage
+from polyreme_datahub.index.format import EVEN
 from polyreme_datahub.loader.amendments import Amendments
 from polyreme_datahub.loader.augment import AugmentSettings, Visit
 from polyreme_datahub.loader.balance import StepSplit, assign_packs
@@ -172,7 +173,13 @@ class PackedSource:
         read = self._documents([slot for slots in packs for slot in slots])
         documents = [list(itertools.islice(read, len(slots))) for slots in packs]
         return assemble(
-            documents, pack_tokens=self.pack_tokens_in(step), pad=self._ids.pad, values=self._patch_values, null=null
+            documents,
+            pack_tokens=self.pack_tokens_in(step),
+            pad=self._ids.pad,
+            values=self._patch_values,
+            null=null,
+            # A job of an earlier release keeps what its experts see, as it keeps its order.
+            marks_padding=self._plan.version >= EVEN,
         )
 
     def outlook(self, steps: int) -> list[SegmentOutlook]:

@@ -65,5 +65,9 @@ def test_all_that_is_no_sample_is_padding() -> None:
     assert np.asarray(batch.tokens_T)[200:206].tolist() == [7, 8] * 3
     assert np.asarray(batch.document_offsets).tolist() == [0, 200, 202, 204, 206, 400, 600, 728, 800]
     assert list(batch.padding_documents) == [0, 2, 4, 5, 6, 7]
+    earlier = assemble(
+        [[], [document, gone], [], []], pack_tokens=200, pad=0, values=588, null=1, marks_padding=False
+    ).joined()
+    assert list(earlier.padding_documents) == [5, 6], "of jobs of earlier releases null packs alone"
     full = assemble([[document] * 2], pack_tokens=4, pad=0, values=588).joined()
     assert list(full.padding_documents) == []

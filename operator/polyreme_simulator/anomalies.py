@@ -2,7 +2,8 @@
 
 Writes that are refused for good, full quotas of the objects of jobs, stepped clocks, deleted children, objects that
 break their schemas, labels copied from a job, Node objects that are gone for a second, records that another account
-writes on a job's Lease. They draw from a generator of their own, so that seeds without them do not change.
+writes on a job's Lease, jobs that no queue accepts. They draw from a generator of their own, so that seeds without
+them do not change.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from polyreme_api.progress import Outcome, ProgressRecord, RankExit, RankPhase
 from polyreme_operator.port import Manifest, ObjectRef, PortError
 from polyreme_simulator.anomaly_facts import OWNED_KINDS
 from polyreme_simulator.event_loop import SimClock
+from polyreme_simulator.foreign_queues import ForeignQueues
 from polyreme_simulator.forgeries import Forger
 from polyreme_simulator.malformed import draw_malformed
 from polyreme_simulator.ownership import is_malformed, owner_uid
@@ -35,7 +37,10 @@ CLASSES = (
     "clock steps",
     "refused children",
     "forged records",
+    "foreign queues",
 )
+IN_TURN = CLASSES[:-1]
+"""Those of the seeds that take turns. The last has seeds of its own, so that the others keep theirs."""
 EVENTS = (4, 6, 10)
 """How often it happens while faults last."""
 CALM_EVENTS = 3
@@ -47,6 +52,8 @@ REFUSED = ("create Pod", "create Pod", "create Service", "patch TrainingJob", "p
 SEEDS_PER_CLASS = 5
 """Of so many seeds, one after the other, two have an anomaly."""
 WITH_ONE = frozenset({2, 4})
+FOREIGN_EVERY, FOREIGN_AT = 25, 10
+"""One seed of so many has foreign queues, and which."""
 
 
 def class_of(seed: int) -> str:
@@ -54,7 +61,9 @@ def class_of(seed: int) -> str:
     turn, at = divmod(seed, SEEDS_PER_CLASS)
     # Shifted after each round of the profiles, of which there are sixteen, so that each class meets each of them.
     turned = 2 * turn + (at == 4) + seed // (SEEDS_PER_CLASS * len(PROFILES))
-    return CLASSES[turned % len(CLASSES)] if at in WITH_ONE else ""
+    if seed % FOREIGN_EVERY == FOREIGN_AT:
+        return "foreign queues"
+    return IN_TURN[turned % len(IN_TURN)] if at in WITH_ONE else ""
 
 
 class Anomalies:
@@ -74,7 +83,7 @@ class Anomalies:
         self._world, self.kind, self._clocks = world, kind, clocks
         self._rng, self._reached = rng, reached
         self._count = 0
-        self._forger = Forger(world, rng)
+        self._forger, self._foreign = Forger(world, rng), ForeignQueues(world, rng)
         acts: dict[str, Callable[[], bool]] = {
             "write refused": self._refuse,
             "child deleted": self._delete_child,
@@ -84,6 +93,7 @@ class Anomalies:
             "clock steps": self._step_clock,
             "refused children": self._refuse_children,
             "forged records": self._forger.forge,
+            "foreign queues": self._submit_foreign,
         }
         self._act = acts.get(kind)
 
@@ -91,6 +101,8 @@ class Anomalies:
         """Plan those of the time of faults."""
         if self.kind == "forged records":
             self._forger.listen()
+        if self.kind == "foreign queues":
+            self._foreign.begin()
         if self._act is not None:
             for _ in range(self._rng.choice(EVENTS)):
                 self._world.after(1.0 + self._rng.random() * (lasts_s - 2.0), self._do)
@@ -218,6 +230,11 @@ class Anomalies:
         namespace = self._rng.choice(("default", "others"))
         named = {"name": f"foreign-labels-{self._count}", "namespace": namespace, **metadata}
         return self._world.store.create({**body, "metadata": named})
+
+    def _submit_foreign(self) -> bool:
+        """Someone submits a job to a queue that does not accept it."""
+        like = self._pick(self._jobs())
+        return like is not None and self._foreign.submit(like)
 
     def _store_malformed(self) -> bool:
         self._count += 1

@@ -18,6 +18,7 @@ from polyreme_simulator.batches import BatchFacts
 from polyreme_simulator.capacity import CapacityFacts
 from polyreme_simulator.cluster_view import ClusterView, LauncherView
 from polyreme_simulator.data_facts import DataFacts
+from polyreme_simulator.foreign_queue_facts import ForeignQueueFacts
 from polyreme_simulator.forgery_facts import ForgeryFacts
 from polyreme_simulator.health_facts import HealthFacts
 from polyreme_simulator.incident_facts import IncidentFacts
@@ -64,6 +65,7 @@ class Facts(ObservedState):
         self.anomalies = AnomalyFacts(self, capacity=self.capacity, batches=self.batches)
         self.data = DataFacts(self, capacity=self.capacity, anomalies=self.anomalies)
         self.forgeries = ForgeryFacts(self)
+        self.foreign_queues = ForeignQueueFacts(self)
         self.health = HealthFacts(self, capacity=self.capacity)
         self.repairs = RepairFacts(self, capacity=self.capacity)
         self.incidents = IncidentFacts(self, capacity=self.capacity)
@@ -96,6 +98,7 @@ class Facts(ObservedState):
         record = change.record
         self._digest.update(f"{world.time_s():.6f} {change.type} {record.kind} {record.name} ".encode())
         self._digest.update(record.blob)
+        self.foreign_queues.changed(change, world)
         if is_malformed(record.manifest):
             self.health.malformed(change, world)
             return
@@ -328,6 +331,7 @@ class Facts(ObservedState):
                 self.broke("no orphan at the end", f"pod {pod['metadata']['name']} is {phase}", world)
         self._check_orphans(world)
         self.anomalies.check_end(world)
+        self.foreign_queues.check_end(world)
         self.health.check_end(world)
         self.repairs.check_end(world)
         self.incidents.check_end(world)

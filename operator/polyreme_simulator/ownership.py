@@ -1,4 +1,4 @@
-"""The job that an object of the simulated cluster belongs to, and which objects are malformed."""
+"""The job that an object of the simulated cluster belongs to, and which objects most oracles skip."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from polyreme_operator.port import Manifest
 
 MALFORMED = "malformed-"
 """Prefix of the names of objects that break their schemas: oracles, kubelets and kube-scheduler skip them."""
+FOREIGN = "foreign-queue-"
+"""Prefix of the names of jobs that no queue accepts, and of their queues, of which one oracle alone knows."""
 
 
 def owner_uid(manifest: Manifest) -> str:
@@ -18,5 +20,5 @@ def owner_uid(manifest: Manifest) -> str:
 
 
 def is_malformed(manifest: Manifest) -> bool:
-    """Tell whether an object is one of those that break their schemas."""
-    return bool(manifest["metadata"]["name"].startswith(MALFORMED))
+    """Tell whether an object is one of those that break their schemas, or that no queue accepts."""
+    return bool(manifest["metadata"]["name"].startswith((MALFORMED, FOREIGN)))

@@ -14,7 +14,7 @@ from polyreme_operator.port import Manifest, ObjectRef
 from tests.cluster.accounts import FORBIDDEN, Account, paths
 from tests.cluster.kube import kubectl
 from tests.cluster.operators import NAMESPACE
-from tests.cluster.stage import Stage, play
+from tests.cluster.stage import Stage, condition_of, play
 from tools.charts.render import EXAMPLES, rendered
 
 PRODUCTION = next(path for path in EXAMPLES if path.stem == "production")
@@ -27,6 +27,8 @@ GROUP = f"{labels.GROUP}/"
 JOBS = f"{GROUP}{labels.PLURAL_JOB}"
 TOUCH = {"metadata": {"annotations": {"example.com/touched": "x"}}}
 POD = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": []}}
+PRIORITY_MAX = 1_000_000_000
+"""Largest ``spec.priority``."""
 Tries = list[tuple[str, str, Manifest | None]]
 
 
@@ -98,6 +100,58 @@ def test_a_user_changes_no_other_namespace_and_no_queue_and_exceeds_no_quota(ope
             assert pod["metadata"]["labels"][labels.LABEL_JOB_UID] != victim["metadata"]["uid"]
             assert (await stage.cluster.list("Pod", namespace=other)).items == []
             assert (await stage.cluster.get(ObjectRef.of(victim)))["spec"] == victim["spec"]
+        finally:
+            await stage.kubectl("delete", "namespace", other, "--wait=false")
+
+    play(operated, story)
+
+
+@pytest.mark.slow
+def test_a_user_of_a_namespace_that_a_queue_does_not_select_preempts_no_one_and_holds_nothing(operated: str) -> None:
+    async def story(stage: Stage) -> None:
+        await stage.node("n", devices=2)
+        other, selector = stage.name("other"), {"matchLabels": {"kubernetes.io/metadata.name": stage.namespace}}
+        await stage.queue(nominal=2, namespaceSelector=selector, priorityMax=100, preemption={"cooldownSeconds": 0})
+        await stage.kubectl("create", "namespace", other)
+        try:
+            await stage.job("victim", 2)
+            attempt = (await stage.until_trains("victim"))["attempt"]["number"]
+            await stage.kubectl("create", "serviceaccount", "thief", "-n", other)
+            words = ("--clusterrole=edit", f"--serviceaccount={other}:thief", "-n", other)
+            await stage.kubectl("create", "rolebinding", "thief", *words)
+            thief = Account(operated, other, "thief")
+
+            async def holds() -> bool:
+                return ("create", JOBS, "") in thief.rights()
+
+            await stage.until(holds, "the right of jobs is part of the role edit")
+            itself = f"/api/v1/namespaces/{other}"
+            label = {"metadata": {"labels": {"kubernetes.io/metadata.name": stage.namespace}}}
+            widened = {"spec": {"namespaceSelector": None, "priorityMax": None}}
+            tries: Tries = [("PATCH", itself, label), ("PATCH", f"{QUEUES}/{stage.name('q')}", widened)]
+            assert refused(thief, tries) == []
+
+            never = {"nodeSelector": {"example.com/none": "true"}}
+            manifest = stage.job_manifest("thief", 2, namespace=other, body=never, priority=PRIORITY_MAX)
+            status, answer = thief.ask("POST", paths(other)["trainingjobs"], manifest)
+            assert status == 201, answer
+            # A job of the queue's own namespace at this priority is refused too.
+            await stage.job("urgent", 2, priority=PRIORITY_MAX)
+            await stage.until_waits("urgent", "QueueRefused", f"priority {PRIORITY_MAX}", "its priorityMax is 100")
+
+            async def is_told() -> bool:
+                found = thief.ask("GET", f"{paths(other)['trainingjobs']}/thief")[1]
+                said = condition_of(found.get("status") or {}, "Queued")
+                return said[:2] == ("True", "QueueRefused") and f"jobs of namespace {other}" in said[2]
+
+            await stage.until(is_told, "the thief's job says that the queue refuses it")
+            await stage.until_queue("q", lambda seen: seen.get("refused") == 2, "it counts what it refuses")
+            found = await stage.status("victim")
+            assert (found["attempt"]["number"], found["attempt"]["desired"]) == (attempt, "Run")
+            assert condition_of(found, "Preempted")[0] != "True"
+            assert (await stage.cluster.list("Pod", namespace=other)).items == []
+            queue = await stage.queue_status()
+            assert (queue["admitted"], queue["pending"], queue["reserving"]) == (1, 0, 0)
         finally:
             await stage.kubectl("delete", "namespace", other, "--wait=false")
 

@@ -10,7 +10,7 @@ import pytest
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.kinds import KINDS
 from polyreme_api.load import parse_object
-from polyreme_simulator.anomalies import CLASSES, class_of
+from polyreme_simulator.anomalies import CLASSES, FOREIGN_EVERY, IN_TURN, class_of
 from polyreme_simulator.event_loop import SimClock, VirtualLoop
 from polyreme_simulator.malformed import QUEUES, draw_malformed
 from polyreme_simulator.profiles import PROFILES
@@ -25,13 +25,17 @@ SEEDS = {
     "clock steps": 29,
     "refused children": 28,
     "forged records": 3,
+    "foreign queues": 10,
 }
 
 
 def test_every_class_meets_every_profile() -> None:
-    met = Counter((class_of(seed), seed % len(PROFILES)) for seed in range(5 * len(CLASSES) * len(PROFILES)))
-    for kind in CLASSES:
-        assert all(met[kind, at] == 2 for at in range(len(PROFILES)))
+    for kinds, seeds in (
+        (IN_TURN, 5 * len(IN_TURN) * len(PROFILES)),
+        (CLASSES[-1:], 2 * FOREIGN_EVERY * len(PROFILES)),
+    ):
+        met = Counter((class_of(seed), seed % len(PROFILES)) for seed in range(seeds))
+        assert all(met[kind, at] == 2 for kind in kinds for at in range(len(PROFILES)))
 
 
 def test_seeds_without_an_anomaly_are_most() -> None:

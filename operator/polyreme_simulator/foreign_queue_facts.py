@@ -1,0 +1,48 @@
+"""The rule for jobs that no queue accepts: they are never admitted, and no other job is preempted for them."""
+
+from __future__ import annotations
+
+from polyreme_api import labels
+from polyreme_local.api_server.record import Change
+from polyreme_simulator.cluster_view import ClusterView
+from polyreme_simulator.observed_state import ObservedState
+from polyreme_simulator.ownership import FOREIGN
+
+REFUSED = frozenset({"QueueRefused", "QueueMissing"})
+
+
+class ForeignQueueFacts:
+    """Which jobs these are, by the prefix of their names.
+
+    Args:
+        observed: What the store's log showed; a broken rule is noted there.
+    """
+
+    def __init__(self, observed: ObservedState) -> None:
+        self._observed = observed
+        self._uids: set[str] = set()
+
+    def changed(self, change: Change, world: ClusterView) -> None:
+        """Take one change of the store."""
+        record = change.record
+        if record.kind == "Pod" and record.name.startswith(FOREIGN):
+            self._observed.broke("a refused job has no pods", record.name, world)
+        if record.kind != labels.KIND_JOB:
+            return
+        status = record.manifest.get("status")
+        status = status if isinstance(status, dict) else {}
+        if record.name.startswith(FOREIGN):
+            self._uids.add(record.uid)
+            if status.get("attempt"):
+                self._observed.broke("a refused job is never admitted", record.name, world)
+        elif self._uids and (status.get("preemption") or {}).get("by") in self._uids:
+            self._observed.broke("no job is preempted for a refused one", record.name, world)
+
+    def check_end(self, world: ClusterView) -> None:
+        """Check that each of them says that its queue refuses it, or is missing."""
+        for record in world.store.records(labels.KIND_JOB):
+            if not record.name.startswith(FOREIGN):
+                continue
+            conditions = (record.manifest.get("status") or {}).get("conditions") or ()
+            if not any(entry["type"] == "Queued" and entry["reason"] in REFUSED for entry in conditions):
+                self._observed.broke("a refused job says so", f"{record.name}: {conditions}", world)

@@ -400,11 +400,11 @@ def link(objects_url: str, digest: str, *, seconds: int) -> str:
 @contextmanager
 def _surroundings(registry_url: str, objects_url: str, topics_url: str, **settings: Any) -> Iterator[Surroundings]:
     from polyreme_datahub.lakehouse import Lakehouse
-    from polyreme_datahub.objects import open_store
+    from polyreme_datahub.objects import WORK, open_store
     from polyreme_datahub.runner.flow_run import Surroundings
 
     with opened_database(registry_url) as database, _topics(topics_url) as topics:
-        lakehouse = Lakehouse(open_store(objects_url))
+        lakehouse = Lakehouse(open_store(objects_url, patience=WORK))
         yield Surroundings(database=database, lakehouse=lakehouse, topics=topics, **settings)
 
 

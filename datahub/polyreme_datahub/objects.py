@@ -68,6 +68,8 @@ class Patience:
     """Most tries of ours."""
     request_tries_max: int = REQUEST_TRIES_MAX
     """Most requests of the client in each of them."""
+    tries_min: int = 1
+    """Tries of ours that time does not end."""
 
     @property
     def worst_s(self) -> float:
@@ -77,6 +79,8 @@ class Patience:
 
 WHOLE_OBJECTS = Patience(request_s=300, retries_s=30, tries_s=math.inf)
 """For a range of 64 MiB over a slow line; the number of tries ends it."""
+WORK = Patience(request_s=300, retries_s=30, tries_s=40, tries_max=64, tries_min=TRIES_MAX)
+"""For processing, which has hours to lose: a server may restart in the middle."""
 SAMPLES = Patience(request_s=15, retries_s=15, tries_s=25, tries_max=64)
 """For what a rank waits for: samples, and pieces of 8 MiB of their shards. Time ends it: a server that refuses for some
 seconds costs them, and no attempt."""
@@ -357,7 +361,8 @@ class BucketStore:
                 if self._gate is not None and failure.busy:
                     self._gate.refused()
                 spent_s = self._steady_s() - began_s
-                if failure.final or tried == self._patience.tries_max or spent_s >= self._patience.tries_s:
+                late = spent_s >= self._patience.tries_s and tried >= self._patience.tries_min
+                if failure.final or tried == self._patience.tries_max or late:
                     tries = "" if failure.final else f" after {tried} tries in {spent_s:.0f} s"
                     raise StoreFailedError(
                         f"object store {self._where} failed at {key or 'its listing'}{tries}: {failure.reason}",

@@ -20,8 +20,14 @@ from polyreme_datahub.errors import RegistryDamagedError, RegistryFailedError
 from polyreme_datahub.locations import masked
 from polyreme_datahub.registry.migrate import migrate
 
-TRIES_MAX = 6
+TRIES_MAX = 20
+"""Tries of a transaction: over 31 s, so that a server may restart."""
+TRIES_PROMPT = 6
+"""Tries of one that waits for no server, over 3 s: of opening, whose URL may be wrong, and of a file's errors."""
 RETRY_DELAY_S = 0.1
+RETRY_DELAY_S_MAX = 2.0
+PATIENCE_S = 60.0
+"""Time after which there is no further try beyond ``TRIES_PROMPT``: one may take long to fail."""
 LOCK_WAIT_S = 30.0
 CONNECT_S_MAX = 10
 DRIVERS = frozenset({"sqlite", "sqlite+pysqlite", "postgresql", "postgresql+psycopg2"})
@@ -32,6 +38,9 @@ _HOST = re.compile(r"[\w.-]+(:\d{1,5})?", re.ASCII)
 ROWS_MAX = 500
 """Most values in one IN list."""
 
+_known: set[str] = set()
+"""URLs of registries that this process has reached: one of them is waited for when it is opened again."""
+
 _Result = TypeVar("_Result")
 _Item = TypeVar("_Item")
 
@@ -39,9 +48,16 @@ _Item = TypeVar("_Item")
 class Database:
     """Transactions against the registry's database."""
 
-    def __init__(self, engine: Engine, *, sleep: Callable[[float], None]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        sleep: Callable[[float], None],
+        steady_s: Callable[[], float] = time.monotonic,  # noqa: TID251 - the shell's default
+    ) -> None:
         self._engine = engine
-        self._sleep = sleep
+        self._sleep, self._steady_s = sleep, steady_s
+        self._tries_max = TRIES_PROMPT
         driver = engine.dialect.loaded_dbapi
         self._driver_errors = (driver.OperationalError, driver.InterfaceError)
 
@@ -49,7 +65,7 @@ class Database:
         """Run ``work`` in one transaction; it may run again, so it must be idempotent.
 
         Raises:
-            RegistryFailedError: If the database fails in each of ``TRIES_MAX`` tries.
+            RegistryFailedError: If the database fails in each of its tries.
         """
 
         def transact() -> _Result:
@@ -62,7 +78,7 @@ class Database:
         """Run ``work``, which only reads; no write lock is taken.
 
         Raises:
-            RegistryFailedError: If the database fails in each of ``TRIES_MAX`` tries.
+            RegistryFailedError: If the database fails in each of its tries.
         """
 
         def look() -> _Result:
@@ -71,11 +87,25 @@ class Database:
 
         return self._try(look)
 
+    def migrate(self, *, waits: bool) -> None:
+        """Bring the database to this release's schema; from then on it is one that was there, and is waited for.
+
+        Args:
+            waits: Whether it was there before.
+
+        Raises:
+            RegistryFailedError: If the database can't be reached.
+        """
+        self._tries_max = TRIES_MAX if waits else TRIES_PROMPT
+        self._try(lambda: migrate(self._engine))
+        self._tries_max = TRIES_MAX
+
     def close(self) -> None:
         """Close every connection."""
         self._engine.dispose()
 
     def _try(self, call: Callable[[], _Result]) -> _Result:
+        began_s = self._steady_s()
         for tried in range(1, TRIES_MAX + 1):
             try:
                 return call()
@@ -91,19 +121,21 @@ class Database:
                 transient = isinstance(error, OperationalError) or error.connection_invalidated
                 if not transient:
                     raise
-                self._wait(tried, reason, error)
+                self._wait(tried, began_s, reason, error)
             except self._driver_errors as error:
                 # SQLAlchemy passes on, as it is, what goes wrong on a connection's way back into the pool, and counts
                 # the connection as in use from then on.
                 self._engine.dispose()
-                self._wait(tried, _first_line(error), error)
+                self._wait(tried, began_s, _first_line(error), error)
         raise AssertionError("the last try returns or raises")
 
-    def _wait(self, tried: int, reason: str, error: Exception) -> None:
+    def _wait(self, tried: int, began_s: float, reason: str, error: Exception) -> None:
         """Wait for the next try; the last one's error is raised."""
-        if tried == TRIES_MAX:
+        cause = error.orig if isinstance(error, DBAPIError) else error
+        prompt = isinstance(cause, sqlite3.Error) or self._steady_s() - began_s >= PATIENCE_S
+        if tried >= (TRIES_PROMPT if prompt else self._tries_max):
             raise RegistryFailedError(f"registry failed after {tried} tries: {reason}") from error
-        self._sleep(RETRY_DELAY_S * 2 ** (tried - 1))
+        self._sleep(min(RETRY_DELAY_S_MAX, RETRY_DELAY_S * 2 ** (tried - 1)))
 
 
 def open_database(url: str) -> Database:
@@ -127,7 +159,8 @@ def open_database(url: str) -> Database:
         )
     engine = _sqlite(parsed) if parsed.get_backend_name() == "sqlite" else _postgresql(parsed)
     database = Database(engine, sleep=time.sleep)  # noqa: TID251 - the shell
-    database._try(lambda: migrate(engine))  # noqa: SLF001 - the constructor of this class, in effect
+    database.migrate(waits=url in _known)
+    _known.add(url)
     return database
 
 

@@ -1,12 +1,13 @@
 """A pool of worker threads over a bus: takes keys, leases items, does them, and waits out what is away for a while.
 
-Errors of the environment (store, registry, source) cost an item no try; a pool gives up when nothing succeeded for
-``OUTAGES_MAX`` failures in a row.
+Errors of the environment (store, registry, source) cost an item no try; a pool gives up when nothing has succeeded for
+a minute (``OUTAGE_BACKOFFS``). A bus that is away is waited for without an end: workers find items in the registry.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,13 +28,18 @@ GROUP = "workers"
 BACKOFF_S = 0.1
 BACKOFF_MAX_S = 5.0
 OUTAGES_MAX = 8
-"""Failures of the environment in a row, over all workers, before the pool gives up: some 10 s, retries apart."""
+"""Failures of the environment in a row before the pool may give up."""
+OUTAGE_BACKOFFS = 600
+"""Least time from the first of them until it does, in first waits: 60 s. Many workers fail at once."""
 TRIES_MAX = 6
 """Tries of one item that our own code failed."""
 
 
 OnItem = Callable[[WorkItem, float, bool], None]
 """Takes an item, the time that a try of it took [s], and whether it is done."""
+
+
+_log = logging.getLogger(__name__)
 
 
 class Handler(Protocol):
@@ -46,6 +52,42 @@ class Handler(Protocol):
     def close(self) -> None:
         """End what it started."""
         ...
+
+
+class Outage:
+    """Failures in a row of something that all threads use.
+
+    Args:
+        backoff_s: Wait after the first one [s].
+        steady_s: A clock that never jumps [s].
+    """
+
+    def __init__(self, backoff_s: float, steady_s: Callable[[], float]) -> None:
+        self._backoff_s, self._steady_s = backoff_s, steady_s
+        self._lock = threading.Lock()
+        self._failures, self._since_s = 0, 0.0
+
+    def over(self) -> None:
+        """Note a success."""
+        with self._lock:
+            self._failures = 0
+
+    def failed(self, error: Exception) -> float:
+        """Note a failure; return how long to wait [s]; raise it where nothing has succeeded for too long."""
+        with self._lock:
+            now_s = self._steady_s()
+            if not self._failures:
+                self._since_s = now_s
+            self._failures += 1
+            failures, lasted_s = self._failures, now_s - self._since_s
+        if failures >= OUTAGES_MAX and lasted_s >= OUTAGE_BACKOFFS * self._backoff_s:
+            raise error
+        return delay_s(failures, self._backoff_s)
+
+
+def delay_s(failures: int, backoff_s: float) -> float:
+    """Return the wait after so many failures in a row [s]."""
+    return float(min(backoff_s * 2.0 ** (failures - 1), BACKOFF_MAX_S))
 
 
 class Pool:
@@ -92,12 +134,11 @@ class Pool:
         self._stopped = threading.Event()
         self._changed = threading.Condition()
         self._failure: BaseException | None = None
-        self._outages = 0
+        self._registry, self._looks, self._items = (Outage(backoff_s, steady_s) for _ in range(3))
+        self._topics = topics
         self._busy = 0
-        self._threads = [threading.Thread(target=self._guarded, args=(self._publish,), daemon=True)]
-        for _ in range(workers):
-            subscription = topics.subscribe(tuple(stages), group=GROUP)
-            self._threads.append(threading.Thread(target=self._guarded, args=(self._work, subscription), daemon=True))
+        bodies = [self._publish, *[self._work] * workers]
+        self._threads = [threading.Thread(target=self._guarded, args=(body,), daemon=True) for body in bodies]
 
     def run_until(self, done: Callable[[], bool]) -> None:
         """Work until ``done``, which is asked when no worker is busy, and now and then.
@@ -109,7 +150,7 @@ class Pool:
         for thread in self._threads:
             thread.start()
         try:
-            while not self._stopped.is_set() and not done():
+            while not self._stopped.is_set() and not self._is_done(done):
                 self._wait()
         finally:
             self._stopped.set()
@@ -121,6 +162,19 @@ class Pool:
         if self._failure is not None:
             raise self._failure
 
+    def _is_done(self, done: Callable[[], bool]) -> bool:
+        """Ask whether all is done; an answer that can't be had now is no."""
+        try:
+            found = done()
+        except Exception as error:
+            if not _is_away(error):
+                raise
+            self._stopped.wait(self._looks.failed(error))
+            return False
+        self._looks.over()
+        self._registry.over()
+        return found
+
     def _wait(self) -> None:
         """Wait until no worker is busy, or for a while."""
         for _ in range(self._looks_max):
@@ -129,9 +183,9 @@ class Pool:
                 if self._stopped.is_set() or not self._busy:
                     return
 
-    def _guarded(self, body: Callable[..., None], *arguments: Subscription) -> None:
+    def _guarded(self, body: Callable[[], None]) -> None:
         try:
-            body(*arguments)
+            body()
         except BaseException as error:  # noqa: BLE001 - handed to the caller's thread, which raises it
             self._stopped.set()
             with self._changed:
@@ -143,20 +197,34 @@ class Pool:
             try:
                 self.publisher.run(self._stopped)
             except EnvironmentFailedError as error:
-                self._stopped.wait(self._outage(error))
+                self._stopped.wait(self._registry.failed(error))
 
-    def _work(self, subscription: Subscription) -> None:
-        handler = self._handler()
+    def _work(self) -> None:
+        """Work by what a subscription brings; while the bus is away, by what the registry has."""
+        handler, failures = self._handler(), 0
+        subscription: Subscription | None = None
         try:
             while not self._stopped.is_set():
-                deliveries = subscription.receive(count_max=1, timeout_s=POLL_S)
+                deliveries: Sequence[Delivery] = ()
+                try:
+                    subscription = subscription or self._topics.subscribe(self._stages[::-1], group=GROUP)
+                    deliveries = subscription.receive(count_max=1, timeout_s=POLL_S)
+                    failures = 0
+                except EnvironmentFailedError as error:
+                    _log.warning("the bus is away, items are taken from the registry: %s", error)
+                    if subscription is not None:
+                        subscription.close()
+                    subscription, failures = None, failures + 1
+                    self._stopped.wait(delay_s(failures, self._backoff_s))
                 for delivery in deliveries:
+                    assert subscription is not None
                     self._take(handler, subscription, delivery)
                 if not deliveries:
                     self._take_any(handler)
         finally:
             handler.close()
-            subscription.close()
+            if subscription is not None:
+                subscription.close()
 
     def _take(self, handler: Handler, subscription: Subscription, delivery: Delivery) -> None:
         """Do the item of one delivery. The row keeps what is due: the publisher sends it again after a failure."""
@@ -176,15 +244,16 @@ class Pool:
         with self._working():
             try:
                 claimed = claim()
+                self._registry.over()
                 if claimed is None:
                     return True
                 self._handle(handler, claimed.item)
                 self._leases.forget(claimed.item.key)
-                self._outages = 0
+                self._items.over()
             except Exception as error:  # noqa: BLE001 - raised again when the tries are used up
-                delay_s = self._failed(claimed, error)
+                wait_s = self._failed(claimed, error)
                 if claimed is None:
-                    self._stopped.wait(delay_s)
+                    self._stopped.wait(wait_s)
                     return False
         self.publisher.wake()
         return True
@@ -211,31 +280,26 @@ class Pool:
 
     def _failed(self, claimed: Claimed | None, error: Exception) -> float:
         """Give an item back until it is due again [s from now]; raise where there is no further try."""
-        away = isinstance(error, (EnvironmentFailedError, RetryableError)) and not isinstance(error, IndexDamagedError)
+        away = _is_away(error)
         ours = not isinstance(error, PolyremeError)
-        delay_s = 0.0
+        wait_s = 0.0
         last = not away and not ours
         if away:
-            delay_s = self._outage(error)
+            wait_s = (self._registry if claimed is None else self._items).failed(error)
         elif ours:
             tries = claimed.tries if claimed is not None else TRIES_MAX
             last = tries >= TRIES_MAX
-            delay_s = self._delay_s(tries)
+            wait_s = delay_s(tries, self._backoff_s)
         if claimed is not None:
             text = f"{type(error).__name__}: {error}" if ours else str(error)
             with contextlib.suppress(EnvironmentFailedError):
-                due_s = self._now_s() + delay_s
+                due_s = self._now_s() + wait_s
                 self._leases.release(claimed.item.key, due_s=due_s, error=text, counts_try=ours)
         if last:
             raise error
-        return delay_s
+        return wait_s
 
-    def _outage(self, error: Exception) -> float:
-        """Count a failure of the environment; return how long to wait [s]; raise it where nothing succeeds."""
-        self._outages += 1
-        if self._outages >= OUTAGES_MAX:
-            raise error
-        return self._delay_s(self._outages)
 
-    def _delay_s(self, failures: int) -> float:
-        return float(min(self._backoff_s * 2.0 ** (failures - 1), BACKOFF_MAX_S))
+def _is_away(error: Exception) -> bool:
+    """Tell whether an error may pass by itself."""
+    return isinstance(error, (EnvironmentFailedError, RetryableError)) and not isinstance(error, IndexDamagedError)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError
 from polyreme_api.store import StoreFailedError
+from polyreme_datahub.errors import RegistryFailedError
 from polyreme_datahub.registry import results, work_items
 from polyreme_datahub.registry.engine import Database, open_database
 from polyreme_datahub.registry.rows import Results
 from polyreme_datahub.registry.work_items import WorkItem
 from polyreme_datahub.runner import pool
 from polyreme_datahub.runner.pool import Pool
-from polyreme_datahub.topics.memory import InProcessTopics
+from polyreme_datahub.topics.memory import InProcessSubscription, InProcessTopics
+from polyreme_datahub.topics.types import Delivery
 from tests.unit.datahub.jobs import Home
 
 
@@ -47,21 +49,30 @@ def item(number: int) -> WorkItem:
     return WorkItem(key=f"f/decode/1/{number}", flow="f", stage="decode", version_id=1, first=number, count=1)
 
 
-def run(database: Database, script: Script, items: Sequence[WorkItem]) -> None:
+def run(
+    database: Database,
+    script: Script,
+    items: Sequence[WorkItem],
+    *,
+    topics: InProcessTopics | None = None,
+    workers: int = 1,
+    done: Callable[[], bool] | None = None,
+) -> None:
     work_items.add(database, items)
     moments = iter(range(10**6))
     Pool(
         database,
-        InProcessTopics(),
+        topics or InProcessTopics(),
         stages=["decode"],
         handler=lambda: script,
         flow="f",
-        workers=1,
+        workers=workers,
         owner="me",
         # Each look at the clock is a second later, so no test waits for a due time.
         now_s=lambda: float(next(moments)),
         backoff_s=0.001,
-    ).run_until(lambda: not work_items.open_count(database, "f", "decode"))
+        steady_s=lambda: float(next(moments)),
+    ).run_until(done or (lambda: not work_items.open_count(database, "f", "decode")))
 
 
 def tries_of(database: Database, key: str) -> int:
@@ -94,6 +105,72 @@ def test_a_success_in_between_resets_the_bound(database: Database) -> None:
     script = Flaky(database, [])
     run(database, script, [item(number) for number in range(3)])
     assert len(script.order) == 3 * pool.OUTAGES_MAX
+
+
+@pytest.mark.parametrize("workers", [2, 12])
+def test_many_workers_that_fail_at_once_end_no_run(database: Database, workers: int) -> None:
+    """Each failure counts, but a short time is no outage: here each look at the clock takes none."""
+    script = Script(database, [StoreFailedError("away")] * (4 * workers))
+    work_items.add(database, items := [item(number) for number in range(workers)])
+    moments = iter(range(10**6))
+    Pool(
+        database,
+        InProcessTopics(),
+        stages=["decode"],
+        handler=lambda: script,
+        flow="f",
+        workers=workers,
+        owner="me",
+        now_s=lambda: float(next(moments)),
+        backoff_s=0.001,
+        steady_s=lambda: 0.0,
+    ).run_until(lambda: not work_items.open_count(database, "f", "decode"))
+    assert len(script.order) == 4 * workers + len(items)
+
+
+def test_a_registry_that_is_away_at_a_look_is_waited_for(database: Database) -> None:
+    failures = [RegistryFailedError("away")] * (pool.OUTAGES_MAX - 1)
+
+    def done() -> bool:
+        if failures:
+            raise failures.pop()
+        return not work_items.open_count(database, "f", "decode")
+
+    script = Script(database, [])
+    run(database, script, [item(0), item(1)], done=done)
+    assert sorted(script.order) == [item(0).key, item(1).key]
+    with pytest.raises(RegistryFailedError, match="away"):
+        run(database, script, [item(2)], done=lambda: failing(RegistryFailedError("away")))
+
+
+class AwayTopics(InProcessTopics):
+    """A bus that can't be subscribed to for a while, and ends the first subscription."""
+
+    failures = 9
+    """At least one of them is a subscription that fails when it is read."""
+
+    def subscribe(self, topics: Sequence[str], *, group: str) -> InProcessSubscription:
+        self.failures -= 1
+        if self.failures > 0:
+            raise EnvironmentFailedError("topics: no broker")
+        found = super().subscribe(topics, group=group)
+        return found if self.failures < 0 else BrokenSubscription(self, [(topic, group) for topic in topics])
+
+
+class BrokenSubscription(InProcessSubscription):
+    def receive(self, *, count_max: int, timeout_s: float) -> Sequence[Delivery]:
+        raise EnvironmentFailedError("topics: connection closed")
+
+
+def test_a_bus_that_is_away_ends_no_run_and_items_are_done_meanwhile(database: Database) -> None:
+    script, topics = Script(database, []), AwayTopics()
+    run(database, script, [item(number) for number in range(20)], topics=topics)
+    assert len(script.order) == 20
+    assert topics.failures < 0
+
+
+def failing(error: Exception) -> bool:
+    raise error
 
 
 def test_an_unforeseen_error_ends_the_run_after_its_own_bound(database: Database) -> None:

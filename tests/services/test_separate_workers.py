@@ -47,7 +47,7 @@ def owners(database: str) -> dict[str, set[int]]:
     found: dict[str, set[int]] = {}
     for stage, owner in rows:
         host, pid, _, _ = owner.split("/")
-        assert host == socket.gethostname()
+        assert host.startswith(f"{socket.gethostname()}.")
         found.setdefault(stage, set()).add(int(pid))
     return found
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 
 from polyreme_datahub.lakehouse import Lakehouse
 from polyreme_datahub.operations.declare import Device
@@ -31,6 +33,8 @@ from polyreme_datahub.topics.types import Topics
 
 OnCounts = Callable[[WorkItem, Sequence[StageCount]], None]
 DEFAULT_WORKERS = 2
+SOURCES_MAX = 64
+"""Opened sources that a process keeps: a worker of all flows lives for months."""
 
 
 def do_nothing() -> None:
@@ -120,18 +124,33 @@ def _limits(limits: Limits, device: Device) -> Limits:
 
 
 class Sources:
-    """Opened sources, shared by the threads of a process."""
+    """Opened sources, shared by the threads of a process; the ones used last are kept."""
 
     def __init__(self) -> None:
-        self._opened: dict[int, Source] = {}
+        self._opened: OrderedDict[int, Future[Source]] = OrderedDict()
         self._lock = threading.Lock()
 
     def open(self, version: DatasetVersion, lakehouse: Lakehouse) -> Source:
-        """Return the source of a version; its listing lies in the lakehouse."""
+        """Return the source of a version; its listing lies in the lakehouse.
+
+        One thread opens it, and the others that want the same one wait for it. An error is that of all of them, and
+        the next one opens it again.
+        """
         with self._lock:
-            if version.id not in self._opened:
-                self._opened[version.id] = open_source(version.source, lakehouse)
-            return self._opened[version.id]
+            known = self._opened.get(version.id)
+            opening = self._opened[version.id] = known or Future()
+            self._opened.move_to_end(version.id)
+            while len(self._opened) > SOURCES_MAX:
+                self._opened.popitem(last=False)
+        if known is None:
+            try:
+                opening.set_result(open_source(version.source, lakehouse))
+            except BaseException as error:
+                with self._lock:
+                    self._opened.pop(version.id, None)
+                opening.set_exception(error)
+                raise
+        return opening.result()
 
 
 def run_flow(

@@ -1,4 +1,8 @@
-"""Names of the processes that hold leases: a process on the same machine that is dead holds nothing any longer."""
+"""Names of the processes that hold leases: a process on the same machine that is dead holds nothing any longer.
+
+A host's name alone does not say whose numbers its processes have: pods in a node's network share its name, and each
+counts its own processes. So the boot and the namespace of process numbers are part of a name.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +14,16 @@ from pathlib import Path
 from polyreme_datahub.registry import work_items
 from polyreme_datahub.registry.engine import Database
 
-HOST_CHARACTERS_MAX = 100
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+PROCESSES = Path("/proc/self/ns/pid")
+HOST_CHARACTERS_MAX = 80
+BOOT_CHARACTERS = 8
 
 
 def owner_name() -> str:
-    """Name this process: host, process number, its start, and a random part."""
+    """Name this process: machine, process number, its start, and a random part."""
     pid = os.getpid()
-    return f"{_host()}/{pid}/{_started(pid)}/{secrets.token_hex(8)}"
+    return f"{_machine()}/{pid}/{_started(pid)}/{secrets.token_hex(8)}"
 
 
 def free_dead_owners(database: Database, flow: str) -> None:
@@ -27,15 +34,22 @@ def free_dead_owners(database: Database, flow: str) -> None:
 
 
 def _is_dead(owner: str) -> bool:
-    host, _, rest = owner.partition("/")
-    if host != _host():
+    machine, _, rest = owner.partition("/")
+    if machine != _machine():
         return False
     pid, started, _ = rest.split("/")
     return _started(int(pid)) != started
 
 
-def _host() -> str:
-    return socket.gethostname().replace("/", "-")[:HOST_CHARACTERS_MAX]
+def _machine() -> str:
+    """Name what process numbers count in: host, boot and namespace."""
+    host = socket.gethostname().replace("/", "-")[:HOST_CHARACTERS_MAX]
+    try:
+        boot = BOOT.read_text("utf-8").strip()[:BOOT_CHARACTERS]
+        namespace = PROCESSES.readlink().name.strip("pid:[]")
+    except OSError:
+        return host
+    return f"{host}.{boot}.{namespace}"
 
 
 def _started(pid: int) -> str:

@@ -8,7 +8,11 @@ from polyreme_simulator.cluster_view import ClusterView
 from polyreme_simulator.observed_state import ObservedState
 from polyreme_simulator.ownership import FOREIGN
 
-REFUSED = frozenset({"QueueRefused", "QueueMissing"})
+MISSING = f"{FOREIGN}missing"
+"""A queue that does not exist."""
+REFUSED = frozenset({"QueueRefused"})
+UNSERVED = frozenset({"QueueMissing", "WaitingForData", "DataRefused"})
+"""That a queue is missing is noticed when the data is ready."""
 
 
 class ForeignQueueFacts:
@@ -44,5 +48,6 @@ class ForeignQueueFacts:
             if not record.name.startswith(FOREIGN):
                 continue
             conditions = (record.manifest.get("status") or {}).get("conditions") or ()
-            if not any(entry["type"] == "Queued" and entry["reason"] in REFUSED for entry in conditions):
+            reasons = UNSERVED if record.manifest["spec"]["queueName"] == MISSING else REFUSED
+            if not any(entry["type"] == "Queued" and entry["reason"] in reasons for entry in conditions):
                 self._observed.broke("a refused job says so", f"{record.name}: {conditions}", world)

@@ -8,10 +8,11 @@ from typing import Any
 
 from polyreme_api import labels
 from polyreme_operator.port import Manifest
+from polyreme_simulator.foreign_queue_facts import MISSING
 from polyreme_simulator.ownership import FOREIGN
 from polyreme_simulator.world import World
 
-GUARDED, MISSING = f"{FOREIGN}guarded", f"{FOREIGN}missing"
+GUARDED = f"{FOREIGN}guarded"
 PRIORITY_MAX = 1_000
 PRIORITY = 1_000_000
 OURS, STRANGERS = "default", "strangers"

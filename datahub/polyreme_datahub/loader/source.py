@@ -138,6 +138,8 @@ class PackedSource:
         self._shards: dict[int, Sequence[Sequence[str]]] = {}
         """Sample shards of the steps around the held one, by source."""
         self._order_lock, self._cache_lock, self._hold_lock = threading.Lock(), threading.Lock(), threading.Lock()
+        self._growth_lock = threading.Lock()
+        """Held while the journal is read; taken before the order's."""
 
     def packs_in(self, step: int) -> int:
         """Packs that all ranks together train on in a step."""
@@ -286,9 +288,9 @@ class PackedSource:
                 f"loader state belongs to other data: {state.get('data')!r} of step {step}, this job has {identity!r}",
                 field="spec.data",
             )
+        self._grow(self._plan)
         with self._order_lock:
             if self._growth is not None:
-                self._grow()
                 self._growth.check(state["blocks"], self._plan.names)
             self._order.jump(state.get("window", {}))
 
@@ -315,33 +317,47 @@ class PackedSource:
         """Begin no more reads; requests that wait for them fail."""
         self._pool.close()
 
-    def _grow(self) -> bool:
-        """Take over blocks that were sealed since; return whether there were any. Called under the order's lock."""
-        if self._growth is None or not self._growth.look():
+    def _grow(self, known: OrderPlan) -> bool:
+        """Take over blocks that were sealed since; return whether the plan is another than the known one.
+
+        The journal is read without the order's lock: threads that need sealed steps alone do not wait for a bucket.
+        """
+        if self._growth is None:
             return False
-        lengths = tuple(index.lengths for index in self._indexes)
-        self._plan = dataclasses.replace(self._plan, lengths=lengths, blocks=self._growth.ends)
-        self._order.extend(self._plan)
-        return True
+        with self._growth_lock:
+            if self._plan is known:
+                self._growth.look()
+            with self._order_lock:
+                if self._growth.ends != self._plan.blocks:
+                    lengths = tuple(index.lengths for index in self._indexes)
+                    self._plan = dataclasses.replace(self._plan, lengths=lengths, blocks=self._growth.ends)
+                    self._order.extend(self._plan)
+                return self._plan is not known
 
     def _ordered(self, step: int) -> list[list[Slot]]:
-        """Return the packs of a step in the order. Called under the order's lock.
+        """Return the packs of a step in the order.
 
         Raises:
             NotSealedError: If the step needs a block that is not sealed; the caller asks again.
         """
         while True:
-            try:
-                return self._order.packs(step)
-            except NotSealedError:
-                if not self._grow():
-                    raise
+            with self._order_lock:
+                known = self._plan
+                try:
+                    return self._order.packs(step)
+                except NotSealedError as error:
+                    unsealed = error
+            if not self._grow(known):
+                raise unsealed
 
     def _hold(self, step: int) -> None:
         """Keep the local copies of what the steps around this one read, its own and later steps first.
 
         Of the steps before it only those that were read: after a resume their window would be planned for nothing.
         """
+        if self._growth is not None:
+            # The journal is read here, if at all: others may hold copies for their steps meanwhile.
+            self._ordered(step)
         with self._hold_lock:
             if step == self._held_step or not any(index.has_copies for index in self._indexes):
                 return
@@ -359,10 +375,10 @@ class PackedSource:
                 index.hold(wanted)
 
     def _shards_of(self, step: int) -> Sequence[Sequence[str]]:
-        """Return the sample shards that a step reads of each source."""
+        """Return the sample shards that a step reads of each source, as far as blocks are known."""
         if step not in self._shards:
             with self._order_lock:
-                slots = [slot for slots in self._ordered(step) for slot in slots]
+                slots = [slot for slots in self._order.packs(step) for slot in slots]
             samples = [[slot.sample for slot in slots if slot.source == at] for at in range(len(self._indexes))]
             self._shards[step] = [
                 index.shards_of(np.array(of, np.int64)) for index, of in zip(self._indexes, samples, strict=True)
@@ -387,8 +403,8 @@ class PackedSource:
 
         Where packs are balanced, numbers from their count on are among them: null packs.
         """
+        packs = self._ordered(step)
         with self._order_lock:
-            packs = self._ordered(step)
             assigned = self._assigned.get(step)
         if self._balance is None:
             return packs, range(len(packs))

@@ -168,7 +168,7 @@ def test_a_sealed_block_never_changes_and_a_lost_shard_of_it_is_sealed_again(
     with pytest.raises(EnvironmentFailedError, match="block 0 changed"):
         journal.append(0, 0, dataclasses.replace(known, samples=known.samples - 1))
     source = opened(home, spec)
-    source._grow()
+    source._grow(source._plan)
     [shard] = source._indexes[0].manifest.shards
     lost = home.folder / "objects" / blob_key(shard.digest)
     content = lost.read_bytes()

@@ -67,6 +67,17 @@ class DeadLetterView:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DropView:
+    """A record that a filter or a barrier dropped."""
+
+    stage: str
+    ordinal: int
+    sample_id: str
+    reason: str
+    """For a copy, with the record that stays."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetDetails:
     """One version in full."""
 
@@ -83,6 +94,8 @@ class DatasetDetails:
     dead: int
     """Records with a dead letter."""
     tombstones: tuple[Tombstone, ...]
+    drops: tuple[DropView, ...] = ()
+    """Of a version that a recipe made, the first ones, by ordinal."""
 
 
 def check_name(name: str) -> None:
@@ -135,6 +148,10 @@ def details(database: Database, store: ObjectStore, reference: str, *, now_s: fl
             indexes=tuple(indexes),
             dead_letters=tuple(map(DeadLetterView.of, made.letters)),
             dead=made.dead,
+            drops=tuple(
+                DropView(stage=one.operation, ordinal=one.ordinal, sample_id=one.sample_id, reason=one.reason)
+                for one in made.drops
+            ),
             tombstones=tuple(progress.tombstones_of(database, manifests, count_max=TOMBSTONES_MAX)),
         )
     return DatasetDetails(

@@ -45,6 +45,8 @@ class IngestEstimate:
     """Of those: would become dead letters."""
     dropped: int
     """Of those: filters would drop them."""
+    untried: tuple[str, ...]
+    """Steps that may drop more: they look at all records at once, or need a GPU."""
     seconds_each: float | None
     """Time of one record in one child [s]; None: not measured."""
     seconds: float | None
@@ -99,6 +101,7 @@ def estimate(
         probed=probe.tried,
         refused=probe.refused,
         dropped=probe.dropped,
+        untried=tuple(step.name for step in parsed.steps if step.operation.barrier or step.operation.device != "cpu"),
         seconds_each=each,
         seconds=None if each is None else left * each / workers,
         bytes_read=probe.read * left // max(1, probe.tried),

@@ -201,6 +201,7 @@ def _print(details: DatasetDetails) -> None:
             ),
             ("indexes", value["indexes"], _headings("manifest", "samples", "tokens")),
             ("dead letters", value["deadLetters"], _headings("sampleId:record", "stage", "rule", "error")),
+            ("dropped", value["drops"], _headings("sampleId:record", "stage", "reason")),
             ("damaged later", value["tombstones"], _headings("sampleId:record", "error")),
         ]
     )

@@ -114,7 +114,8 @@ def summary(report: IngestReport) -> str:
     """Say in one line what came of it, dead letters included."""
     parts = [f"{report.reference}: {report.samples:,} samples"]
     parts += [f"{report.dropped:,} dropped"] if report.dropped else []
-    parts.append(f"{report.dead:,} dead letters" + (f": polyreme data show {report.reference}" if report.dead else ""))
+    why = f": polyreme data show {report.reference}" if report.dead or report.dropped else ""
+    parts.append(f"{report.dead:,} dead letters{why}")
     return ", ".join(parts)
 
 
@@ -136,6 +137,7 @@ def _print_estimate(found: IngestEstimate, output: Format) -> None:
     row = {
         "records": f"{found.records:,}; {found.known:,} are known already",
         "tried": f"{found.probed}: {found.refused} would be dead letters, {found.dropped} would be dropped",
+        "not tried": ", ".join(found.untried) or "nothing",
         "reads": size(found.bytes_read),
         "writes": f"{size(found.bytes_written)} of new images",
         "takes": f"{duration(found.seconds)}, {duration(found.seconds_each)} a record in one process",

@@ -19,6 +19,8 @@ MARK = re.compile(r"<(box|point|polygon):(\d{1,6})>")
 MARKS_MAX = 1000
 """Marks of one record."""
 THOUSANDTHS = 1000
+BEYOND = 0.01
+"""Share of an image's side by which a shape may lie outside; it is cut off where it is written."""
 Vertex = tuple[float, float]
 Move = Callable[[Vertex], Vertex]
 
@@ -54,6 +56,33 @@ def vertices_of(item: Mapping[str, Any]) -> list[Vertex]:
         left, top, right, bottom = item["box"]
         return [(left, top), (right, bottom)]
     return [(x, y) for x, y in ([item["point"]] if "point" in item else item["polygon"])]
+
+
+def check_inside(shapes: Mapping[str, Sequence[Any]], sizes: Sequence[tuple[int, int]]) -> None:
+    """Refuse a shape with a corner outside of its image, but for a hundredth of its side (a pixel at least).
+
+    Args:
+        shapes: By field.
+        sizes: Width and height of each image.
+
+    Raises:
+        BadRecordError: Naming the shape.
+    """
+    for field, items in shapes.items():
+        for number, item in enumerate(items):
+            width, height = sizes[item["image"]]
+            for x, y in vertices_of(item):
+                if not (_is_inside(x, width) and _is_inside(y, height)):
+                    raise BadRecordError(
+                        f"{FIELDS[field]} {number} has the corner ({x:g}, {y:g}), its image is {width} x {height} "
+                        "pixels; expected one inside, after the image's EXIF orientation",
+                        rule=field,
+                    )
+
+
+def _is_inside(value: float, side: int) -> bool:
+    beyond = max(1.0, side * BEYOND)
+    return -beyond <= value <= side + beyond
 
 
 def check_marks(turns: Sequence[Mapping[str, str]], shapes: Mapping[str, Sequence[Any]]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from polyreme_datahub.errors import BadRecordError
-from polyreme_datahub.index.shapes import shapes_of
+from polyreme_datahub.index.shapes import check_inside, shapes_of
 from polyreme_datahub.operations.declare import RECORD, operation
 from polyreme_datahub.operations.open_rules import OpenRules
 from polyreme_datahub.operations.values import Blob, Value
@@ -48,7 +48,9 @@ def decode(record: Value, parameters: DecodeParameters) -> Value:
         if mask is not None:
             _check_mask(fact, record.blobs[mask])
         images.append({**fact, "mask": mask})
-    facts |= {"images": images, **shapes_of(content)}
+    shapes = shapes_of(content)
+    check_inside(shapes, [(image["width"], image["height"]) for image in images])
+    facts |= {"images": images, **shapes}
     return Value.of(facts, kept=record.blobs.values())
 
 

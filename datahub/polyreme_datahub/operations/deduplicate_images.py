@@ -1,7 +1,7 @@
 """Deduplicate: a barrier that drops samples whose images an earlier sample has, exactly or nearly.
 
 Only images are compared: two questions about one image are duplicates here. Samples without images always stay. Near
-copies are looked for among samples with one image.
+copies are looked for among samples with one image: their perceptual hashes differ in few bits, and their colors little.
 """
 
 from __future__ import annotations
@@ -49,12 +49,13 @@ class DeduplicateParameters:
             )
 
 
-@operation("deduplicate-images", 1, inputs=("image-hash",), blobs=False, barrier=True, parameters=DeduplicateParameters)
+@operation("deduplicate-images", 2, inputs=("image-hash",), blobs=False, barrier=True, parameters=DeduplicateParameters)
 def deduplicate_images(rows: Iterable[Row], parameters: DeduplicateParameters) -> Mapping[int, str]:
     """Name the samples that are dropped, by ordinal, each with its reason; the smallest ordinal stays."""
     names: dict[str, str] = {}
     exact: dict[str, str] = {}
     near: dict[str, int] = {}
+    colors: dict[str, bytes] = {}
     for row in rows:
         images = row.inputs[0]["images"]
         if not images:
@@ -64,12 +65,15 @@ def deduplicate_images(rows: Iterable[Row], parameters: DeduplicateParameters) -
         exact[key] = digest_value([image["exact"] for image in images])
         if len(images) == 1:
             near[key] = int(images[0]["perceptual"], 16)
+            colors[key] = bytes.fromhex(images[0]["colors"])
     dropped = {
         key: f"its images are those of {names[first]}"
         for key, first in exact_duplicates(list(exact), list(exact.values())).items()
     }
     if parameters.distance_max:
-        found = duplicates(list(near), list(near.values()), distance_max=parameters.distance_max)
-        reason = f"its image is within {parameters.distance_max} bits of that of "
+        found = duplicates(
+            list(near), list(near.values()), distance_max=parameters.distance_max, colors=list(colors.values())
+        )
+        reason = f"its image is within {parameters.distance_max} bits, and in color, of that of "
         dropped = {key: reason + names[first] for key, first in found.items()} | dropped
     return {int(key): reason for key, reason in sorted(dropped.items())}

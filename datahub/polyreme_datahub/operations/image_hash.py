@@ -16,15 +16,23 @@ from polyreme_datahub.operations.values import Value
 SIDE_PX = 32
 WAVES = 8
 """Waves each way whose strengths make the perceptual hash: 64 bits."""
+CELLS = 4
+"""Parts each way whose mean colors are compared, since the perceptual hash sees brightness only."""
 
 
-@operation("image-hash", 1, inputs=("decode",))
+@operation("image-hash", 2, inputs=("decode",))
 def image_hash(decoded: Value) -> Value:
-    """Hash a sample's images: ``exact`` is a sha256, ``perceptual`` has 16 hexadecimal digits."""
+    """Hash a sample's images: ``exact`` is a sha256, ``perceptual`` has 16 hexadecimal digits, ``colors`` 96."""
     hashes = []
     for image in decoded.data.get("images", ()):
         pixels = decoded.blobs[image["digest"]].pixels(OpenRules(**image.get("open", {})))
-        hashes.append({"exact": exact_hash(pixels), "perceptual": f"{perceptual_hash(pixels):016x}"})
+        hashes.append(
+            {
+                "exact": exact_hash(pixels),
+                "perceptual": f"{perceptual_hash(pixels):016x}",
+                "colors": mean_colors(pixels).hex(),
+            }
+        )
     return Value.of({"images": hashes})
 
 
@@ -45,6 +53,11 @@ def perceptual_hash(image: Image.Image) -> int:
     median = np.median(strengths.ravel()[1:])
     bits = (strengths > median).ravel()
     return int.from_bytes(np.packbits(bits).tobytes(), "big")
+
+
+def mean_colors(image: Image.Image) -> bytes:
+    """Return the mean color of each of ``CELLS`` x ``CELLS`` parts, row by row: red, green, blue."""
+    return image.convert("RGB").resize((CELLS, CELLS), Image.Resampling.BOX).tobytes()
 
 
 @functools.cache

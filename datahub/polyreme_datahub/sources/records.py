@@ -186,7 +186,7 @@ def _turns(value: Any, images: int, rules: int) -> list[dict[str, str]]:
 
 
 _COORDINATES = {
-    "boxes": "[left, top, right, bottom]",
+    "boxes": "[left, top, right, bottom], or bbox: [left, top, width, height]",
     "points": "[x, y]",
     "polygons": f"[[x, y], ...] of 3 to {VERTICES_MAX} corners",
 }
@@ -197,7 +197,7 @@ def _shapes(field: str, value: Any, images: int) -> list[dict[str, Any]]:
     if not isinstance(value, list):
         raise BadRecordError(f"{field} is not valid, expected a list of {{image, {name}, label}}", rule=field)
     found = []
-    for item in value:
+    for item in map(_with_box, value) if field == "boxes" else value:
         good = isinstance(item, dict) and set(item) <= {"image", name, "label"} and _IS[field](item.get(name))
         good = good and isinstance(item.get("label", ""), str) and _is_unicode(item.get("label", ""))
         if not good or type(item.get("image", 0)) is not int or not 0 <= item.get("image", 0) < images:
@@ -207,6 +207,15 @@ def _shapes(field: str, value: Any, images: int) -> list[dict[str, Any]]:
             )
         found.append({"image": item.get("image", 0), name: item[name], "label": item.get("label", "")})
     return found
+
+
+def _with_box(item: Any) -> Any:
+    """Return a box as our own: ``bbox``, as COCO has it, is left, top, width and height."""
+    if not isinstance(item, dict) or "box" in item or not _are_numbers(item.get("bbox"), 4):
+        return item
+    left, top, width, height = item["bbox"]
+    rest = {name: value for name, value in item.items() if name != "bbox"}
+    return {**rest, "box": [left, top, left + width, top + height]}
 
 
 def _is_box(value: Any) -> bool:

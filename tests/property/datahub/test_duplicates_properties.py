@@ -79,8 +79,29 @@ class BarrierRow:
     inputs: tuple[dict[str, list[dict[str, str]]], ...]
 
 
-def hashes_of(exact: str, perceptual: int) -> dict[str, str]:
-    return {"exact": exact, "perceptual": f"{perceptual:016x}"}
+def hashes_of(exact: str, perceptual: int, color: int = 0) -> dict[str, str]:
+    return {"exact": exact, "perceptual": f"{perceptual:016x}", "colors": bytes([color] * 48).hex()}
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 7), st.binary(min_size=3, max_size=3)), max_size=30),
+    st.integers(1, 2),
+)
+def test_near_copies_are_near_in_bits_and_in_every_color(hashes: list[tuple[int, bytes]], distance_max: int) -> None:
+    keys = [f"{at:03d}" for at in range(len(hashes))]
+
+    def near(one: int, other: int) -> bool:
+        (bits, color), (bits_other, color_other) = hashes[one], hashes[other]
+        steps = [abs(a // 16 - b // 16) for a, b in zip(color, color_other, strict=True)]
+        return (bits ^ bits_other).bit_count() <= distance_max and max(steps) <= 1
+
+    expected = {
+        keys[at]: keys[first]
+        for at in range(len(hashes))
+        if (first := next(one for one in range(at + 1) if near(one, at))) != at
+    }
+    bits, colors = [one for one, _ in hashes], [color for _, color in hashes]
+    assert duplicates(keys, bits, distance_max=distance_max, colors=colors) == expected
 
 
 def test_the_barrier_drops_copies_and_near_copies_and_names_the_sample_that_stays() -> None:
@@ -88,11 +109,13 @@ def test_the_barrier_drops_copies_and_near_copies_and_names_the_sample_that_stay
     sample = rows([a], [b], [near_a], [a], [a, b], [], [], [a, b])
     found = deduplicate_images(sample, DeduplicateParameters(distance_max=2))
     assert found == {
-        2: "its image is within 2 bits of that of s0",
+        2: "its image is within 2 bits, and in color, of that of s0",
         3: "its images are those of s0",
         7: "its images are those of s4",
     }
     assert set(deduplicate_images(sample, DeduplicateParameters())) == {3, 7}
+    other_color = rows([a], [hashes_of("red", 0xFFFF, color=90)], [hashes_of("red2", 0xFFFF, color=100)])
+    assert list(deduplicate_images(other_color, DeduplicateParameters(distance_max=2))) == [2]
 
 
 def test_exact_duplicates_keep_the_smallest_key() -> None:

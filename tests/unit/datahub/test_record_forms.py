@@ -15,6 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyreme_datahub.errors import BadRecordError, SourceInvalidError
+from polyreme_datahub.operations.decode_images import DecodeParameters, decode
+from polyreme_datahub.operations.values import Blob, Value
 from polyreme_datahub.sources import text_files
 from polyreme_datahub.sources.open import open_source
 from polyreme_datahub.sources.types import RawRecord, Source
@@ -149,6 +151,32 @@ def test_parts_of_turns_name_images_in_their_order(library: Library, tmp_path: P
     read = library.lines(tmp_path, {"messages": [{"role": "user", "content": parts}, ANSWER]}).read(0)
     assert read.blobs == [picture(8, 8, seed=1), picture(8, 8, seed=0)]
     assert read.content["conversations"][0]["content"] == "<image><image>"
+
+
+def test_a_box_of_coco_is_converted_and_one_outside_of_its_image_is_a_dead_letter(
+    library: Library, tmp_path: Path
+) -> None:
+    (tmp_path / "a.png").write_bytes(picture(200, 80))
+    boxes: list[Mapping[str, Any]] = [
+        {"bbox": [10, 20, 30, 40]},
+        {"box": [10, 20, 202, 81]},
+        {"box": [10, 20, 203, 40]},
+        {"box": [300, 20, 340, 40]},
+        {"box": [30, 20, 10, 40]},
+    ]
+    source = library.lines(tmp_path, *({"text": "A", "image": "a.png", "boxes": [box]} for box in boxes))
+
+    def decoded(at: int) -> Any:
+        read = source.read(at)
+        blobs = {blob.digest: blob for blob in map(Blob, read.blobs)}
+        return decode(Value(data=read.content, blobs=blobs), DecodeParameters()).data["boxes"]
+
+    assert decoded(0) == [{"image": 0, "box": [10, 20, 40, 60], "label": ""}]
+    assert decoded(1)[0]["box"] == [10, 20, 202, 81], "a hundredth, or a pixel, is cut off where it is written"
+    for at, words in ((2, "(203, 40), its image is 200 x 80"), (3, "(300, 20)"), (4, "or bbox: [left, top, width")):
+        with pytest.raises(BadRecordError) as bad:
+            decoded(at)
+        assert (bad.value.rule, words in bad.value.message) == ("boxes", True), bad.value.message
 
 
 def test_a_version_keeps_the_rules_under_which_it_was_registered(library: Library, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from PIL import Image, ImageFilter
 from polyreme_datahub.digests import digest_bytes
 from polyreme_datahub.operations.dataset_statistics import DatasetStatistics, Distribution
 from polyreme_datahub.operations.decode_images import DecodeParameters, decode
+from polyreme_datahub.operations.deduplicate_images import DeduplicateParameters, deduplicate_images
 from polyreme_datahub.operations.encode_text import TokenizeParameters, tokenize
 from polyreme_datahub.operations.filters import (
     AspectParameters,
@@ -23,7 +25,7 @@ from polyreme_datahub.operations.filters import (
     size_filter,
 )
 from polyreme_datahub.operations.fit_pages import ComposeParameters, compose
-from polyreme_datahub.operations.image_hash import exact_hash, image_hash, perceptual_hash
+from polyreme_datahub.operations.image_hash import exact_hash, image_hash, mean_colors, perceptual_hash
 from polyreme_datahub.operations.measure import measure
 from polyreme_datahub.operations.resize_images import ResizeParameters, fit_within, resize
 from polyreme_datahub.operations.values import Blob, Dropped, Value
@@ -51,7 +53,7 @@ def record(*images: bytes, masks: tuple[bytes | None, ...] = ()) -> Value:
         "kind": "images",
         "images": [blob.digest for blob in blobs],
         "masks": [None if blob is None else blob.digest for blob in covers],
-        "boxes": [{"image": 0, "box": [0, 10, 20, 40], "label": "a"}] if images else [],
+        "boxes": [{"image": 0, "box": [0, 5, 20, 20], "label": "a"}] if images else [],
         "conversations": TURNS,
     }
     return Value.of(content, kept=[*blobs, *(blob for blob in covers if blob is not None)])
@@ -100,6 +102,21 @@ def test_the_exact_hash_is_of_what_is_shown_and_the_perceptual_one_survives_copy
         assert (perceptual_hash(copy) ^ int(hashes[0]["perceptual"], 16)).bit_count() <= 4
     others = [perceptual_hash(photo(300, 200, seed)) for seed in range(1, 30)]
     assert min((other ^ int(hashes[0]["perceptual"], 16)).bit_count() for other in others) > 12
+    assert len({one["colors"] for one in hashes}) == 1
+    for copy in worse:
+        steps = zip(mean_colors(copy), bytes.fromhex(hashes[0]["colors"]), strict=True)
+        assert max(abs(one - other) for one, other in steps) <= 4
+
+
+def test_squares_of_another_color_are_no_copies() -> None:
+    pages = []
+    for color in ("red", "green", (254, 2, 0)):
+        page = Image.new("RGB", (120, 90), "white")
+        page.paste(color, (40, 30, 80, 70))
+        pages.append(image_hash(decode(record(encoded(page)), DecodeParameters())).data)
+    sample = [SimpleNamespace(ordinal=at, sample_id=f"s{at}", inputs=(one,)) for at, one in enumerate(pages)]
+    dropped = deduplicate_images(sample, DeduplicateParameters(distance_max=3))
+    assert dropped == {2: "its image is within 3 bits, and in color, of that of s0"}
 
 
 @pytest.mark.parametrize("encoding", ["jpeg", "png", "webp"])
@@ -117,7 +134,7 @@ def test_resize_fits_the_square_and_boxes_and_masks_follow(encoding: Any) -> Non
     halves = np.asarray(made.blobs[image["mask"]].pixels())
     assert set(np.unique(halves)) == {0, 255}
     assert (halves[:, :50] == 255).all()
-    assert made.data["boxes"] == [{"image": 0, "box": [0.0, 2.5, 5.0, 10.0], "label": "a"}]
+    assert made.data["boxes"] == [{"image": 0, "box": [0.0, 1.25, 5.0, 5.0], "label": "a"}]
     assert compose(made, ComposeParameters(patch_px=14, merge=2, image_tokens_max=30)).data["pages"]
     assert fit_within(99, 1, 100) == (99, 1)
     assert fit_within(10_000, 1, 100) == (100, 1)

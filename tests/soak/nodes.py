@@ -121,8 +121,7 @@ class Disturbances:
         """Draw a node of the job, and have room for all of its workers on each node."""
         for node in self._cluster.get("nodes")["items"]:
             self._cluster.offer(node["metadata"]["name"], 2 * DEVICES)
-        node: str = self._rng.choice(training.pods)["spec"]["nodeName"]
-        return node
+        return str(self._rng.choice(training.pods)["spec"]["nodeName"])
 
     def _delete_pod_on(self, node: str, training: Job) -> None:
         for pod in training.pods:

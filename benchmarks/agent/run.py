@@ -227,9 +227,15 @@ def main() -> int:
         "line_to_condition_p99_ms": round(p99_ms, 1),
         "samples": len(delays),
     }
+    bar = {
+        "pss_mib": f"<= {PSS_MAX_MIB}",
+        "cpu_ratio": f"<= {CPU_MAX}",
+        "line_to_condition_p99_ms": f"< {DELAY_P99_MAX_MS}",
+        "flood_lines_per_s": f">= {0.95 * FLOOD_LINES_PER_S:g}",
+    }
     ok = figures["pss_mib"] <= PSS_MAX_MIB and figures["cpu_ratio"] <= CPU_MAX and p99_ms < DELAY_P99_MAX_MS
     ok &= figures["flood_lines_per_s"] >= 0.95 * FLOOD_LINES_PER_S
-    print(json.dumps({"benchmark": "agent", **figures, "ok": ok}))
+    print(json.dumps({"name": "agent", "figures": figures, "bar": bar, "ok": ok}))
     return 0 if ok else 1
 
 

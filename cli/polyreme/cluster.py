@@ -310,16 +310,7 @@ async def open_cluster(
         settings = Settings(
             data_gate=data_gate,
             pod_runs=lambda uid: any(kubelet.runs(uid) for kubelet in kubelets),
-            defaults=PodDefaults(
-                api_url=url,
-                checkpoint_root=home.checkpoint_root.as_uri(),
-                environment=(
-                    (names.OBJECTS_URL, home.objects_url),
-                    (names.EXPORT_URL, run.export.as_uri()),
-                    ("OMP_NUM_THREADS", "1"),
-                    ("GLOO_SOCKET_IFNAME", "lo"),
-                ),
-            ),
+            defaults=_pod_defaults(home, run, api_url=url),
         )
         ref = ObjectRef(kind=KIND_JOB, namespace=job.metadata.namespace, name=job.metadata.name)
         try:
@@ -334,3 +325,16 @@ async def open_cluster(
             )
         finally:
             await server.close()
+
+
+def _pod_defaults(home: Home, run: RunDirectory, *, api_url: str) -> PodDefaults:
+    return PodDefaults(
+        api_url=api_url,
+        checkpoint_root=home.checkpoint_root.as_uri(),
+        environment=(
+            (names.OBJECTS_URL, home.objects_url),
+            (names.EXPORT_URL, run.export.as_uri()),
+            ("OMP_NUM_THREADS", "1"),
+            ("GLOO_SOCKET_IFNAME", "lo"),
+        ),
+    )

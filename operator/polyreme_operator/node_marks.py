@@ -66,7 +66,7 @@ class Mark:
     reason: str
     message: str = ""
     at_s: float | None = None
-    """When it failed; None: failures of this kind are not counted."""
+    """When it failed, or when what shows it healthy began; None: failures of this kind are not counted."""
 
 
 def check_marks(snapshot: JobSnapshot) -> dict[str, Mark]:
@@ -107,8 +107,11 @@ def with_condition(conditions: list[dict[str, Any]], mark: Mark, *, at: str) -> 
     """Return a node's conditions with the mark; its transition time changes only with its truth."""
     before = next((each for each in conditions if each.get("type") == mark.condition), {})
     status, message = "True" if mark.failed else "False", mark.message
-    if mark.at_s is not None:
-        events = decode(str(before.get("message") or ""))[0] if before.get("status") == "True" else ()
+    events = decode(str(before.get("message") or ""))[0] if before.get("status") == "True" else ()
+    if not mark.failed and mark.at_s is not None and any(mark.at_s < each.last_s for each in events):
+        # A pod that ran before a failure says nothing against it.
+        return conditions
+    if mark.failed and mark.at_s is not None:
         message = encode(message, _counted(events, mark.reason, mark.at_s))
         if message == encode(mark.message, events):
             return conditions
@@ -162,10 +165,11 @@ class NodeMarks:
             return
         if attempt.pre_checks is not None:
             self._take((job.uid, CONDITION_PRE_CHECK, attempt.number), check_marks(snapshot))
-        started = (job.uid, CONDITION_POD_START, attempt.number)
-        if started not in self._known and job.status.is_true(ConditionType.PODS_READY):
+        started, ready = (job.uid, CONDITION_POD_START, attempt.number), job.status.condition(ConditionType.PODS_READY)
+        if started not in self._known and ready is not None and ready.status == "True":
             self._known[started] = None
-            mark = Mark(condition=CONDITION_POD_START, failed=False, reason=STARTED)
+            began_s = parse_time_or(ready.last_transition_time, 0.0)
+            mark = Mark(condition=CONDITION_POD_START, failed=False, reason=STARTED, at_s=began_s)
             healed = {node.name: mark for node in snapshot.nodes.values() if node.start_failed}
             self._take((*started, "healed"), healed)
 

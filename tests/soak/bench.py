@@ -88,7 +88,7 @@ def is_result(output: str) -> bool:
         value = json.loads(output.rstrip().rpartition("\n")[2])
     except ValueError:
         return False
-    return isinstance(value, dict) and ({"name", "figures"} <= value.keys() or "benchmark" in value)
+    return isinstance(value, dict) and {"name", "figures", "ok"} <= value.keys()
 
 
 if __name__ == "__main__":

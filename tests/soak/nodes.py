@@ -23,6 +23,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.nodes.agents import agents, lose_gpu, repair, values_with_agents
+from tests.nodes.broken_nodes import REQUEST_M, rejecting, starting_nothing
 from tests.nodes.cluster import Cluster, cluster_for_tests
 from tests.nodes.forgery import forge
 from tests.nodes.release import DEVICES, SYSTEM, Job, Release, created, is_true, job, kill_rank, prepare, state
@@ -35,6 +36,7 @@ from tools.cluster.servers import ServerError
 ROUNDS = 10
 TTL_S = 60
 """How long a finished job stays: long enough to be seen."""
+START_TIMEOUT_S = 60
 BAR = {
     "resumed_identical": 1,
     "zombie_commits": 0,
@@ -59,10 +61,14 @@ class Disturbances:
         self._cluster, self._release, self._servers, self._rng = cluster, release, servers, rng
         self.done, self.upgrades, self.upgrades_seen, self.upgrade_restarts = 0, 0, 0, 0
         self.forgeries, self.forgeries_believed = 0, 0
+        self.left, self.left_remembered = 0, 0
+        """Nodes that failed pods, and those that the job remembers for it."""
         self.kinds: dict[str, Callable[[Job], None]] = {
             "rank": self.rank,
             "pod": self.pod,
             "kubelet": self.kubelet,
+            "kubelet that rejects": self.rejecting_kubelet,
+            "runtime that starts nothing": self.hung_runtime,
             "operator": lambda _: self.pods_of("polyreme-operator"),
             "datahub": lambda _: self.pods_of("polyreme-datahub"),
             "broker": lambda _: servers.kill_broker(),
@@ -83,24 +89,60 @@ class Disturbances:
 
     def kubelet(self, training: Job) -> None:
         """Kill a node's kubelet and freeze its containers; they wake up after the job trains elsewhere."""
-        cluster, lost = self._cluster, self._rng.choice(training.pods)["spec"]["nodeName"]
-        for node in cluster.get("nodes")["items"]:
-            cluster.offer(node["metadata"]["name"], 2 * DEVICES)
+        cluster, lost = self._cluster, self._with_room_elsewhere(training)
         before = training.status["attempt"]["number"]
         cluster.kill_kubelet(lost)
         cluster.freeze(lost, True)
         try:
-            # So late in its training it may succeed before anyone looks, elsewhere or as the node is lost.
-            training.until(
-                lambda status: (
-                    is_true(status, "Succeeded")
-                    or (is_true(status, "Running") and status["attempt"]["number"] > before)
-                ),
-                "it trains elsewhere",
-            )
+            self._until_trains_elsewhere(training, before)
         finally:
             cluster.freeze(lost, False)
             cluster.start_kubelet(lost)
+
+    def rejecting_kubelet(self, training: Job) -> None:
+        """Have a node's kubelet reject the pods of the job; they cost no budget and train elsewhere."""
+        node = self._with_room_elsewhere(training)
+        before = training.status["attempt"]["number"]
+        with rejecting(self._cluster, node, training.name):
+            self._delete_pod_on(node, training)
+            self._until_trains_elsewhere(training, before)
+        self._note_failed(training, node, "PodRejected")
+
+    def hung_runtime(self, training: Job) -> None:
+        """Have a node start no pod; the worker trains elsewhere after its start has timed out."""
+        node = self._with_room_elsewhere(training)
+        before = training.status["attempt"]["number"]
+        with starting_nothing(self._cluster, node):
+            self._delete_pod_on(node, training)
+            self._until_trains_elsewhere(training, before)
+        self._note_failed(training, node, "StartTimedOut")
+
+    def _with_room_elsewhere(self, training: Job) -> str:
+        """Draw a node of the job, and have room for all of its workers on each node."""
+        for node in self._cluster.get("nodes")["items"]:
+            self._cluster.offer(node["metadata"]["name"], 2 * DEVICES)
+        return str(self._rng.choice(training.pods)["spec"]["nodeName"])
+
+    def _delete_pod_on(self, node: str, training: Job) -> None:
+        for pod in training.pods:
+            if pod["spec"].get("nodeName") == node:
+                words = ("--namespace", "default", "delete", "pod", pod["metadata"]["name"], "--force")
+                self._cluster.kubectl(*words, "--grace-period=0", "--ignore-not-found")
+
+    def _until_trains_elsewhere(self, training: Job, before: int) -> None:
+        # So late in its training it may succeed before anyone looks, elsewhere or as the node is lost.
+        training.until(
+            lambda status: (
+                is_true(status, "Succeeded") or (is_true(status, "Running") and status["attempt"]["number"] > before)
+            ),
+            "it trains elsewhere",
+        )
+
+    def _note_failed(self, training: Job, node: str, cause: str) -> None:
+        """Count nodes that the job left, and those that it remembers for it."""
+        self.left += 1
+        failed = training.status.get("failedNodes") or ()
+        self.left_remembered += any((each["node"], each["cause"]) == (node, cause) for each in failed)
 
     def forged_lease(self, training: Job) -> None:
         """Have the leader's container write on Leases what no leader said; it may not touch those of others."""
@@ -185,6 +227,8 @@ def main() -> int:
         "upgrades": disturbances.upgrades,
         "forgeries": disturbances.forgeries,
         "forgeries_believed": disturbances.forgeries_believed,
+        "nodes_left": disturbances.left,
+        "nodes_left_remembered": disturbances.left_remembered,
         "upgrades_seen": disturbances.upgrades_seen,
         "resumed_identical": round(identical / rounds, 3),
         "zombie_commits": zombies,
@@ -221,6 +265,9 @@ def one_round(
     manifest = job(cluster, write_job(name, folder, failurePolicy={"maxRestarts": 50, "noProgressMax": 20}), whole=True)
     # The first round ends the probation of the node that was repaired.
     manifest["spec"] |= {"ttlSecondsAfterFinished": TTL_S, "acceptProbation": True}
+    manifest["spec"].setdefault("health", {})["startTimeoutSeconds"] = START_TIMEOUT_S
+    container = {"name": "trainer", "resources": {"requests": {"cpu": f"{REQUEST_M}m"}}}
+    manifest["spec"]["workers"]["template"] = {"spec": {"containers": [container]}}
     with created(cluster, manifest) as training:
         for kind in order:
             status = training.until(

@@ -35,6 +35,17 @@ class Slot:
     """Place of the sample in its source."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """A step that trains on a sample."""
+
+    step: int
+    pack: int
+    source: str
+    epoch: int
+    """How often the source has come round before; counts from 0."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stretch:
     """Slots in a row of the same sources."""

@@ -39,7 +39,7 @@ from polyreme_datahub.loader.outlook import SegmentOutlook
 from polyreme_datahub.loader.read_counts import ReadCounts, Tier
 from polyreme_datahub.loader.sample_reader import ImageNote
 from polyreme_datahub.loader.shards import MappedIndex, SampleDamagedError
-from polyreme_datahub.loader.slots import Slot
+from polyreme_datahub.loader.slots import Slot, Turn
 from polyreme_datahub.loader.visits import outlook_with_visits
 from polyreme_planner.flops import uneven_flops
 from polyreme_planner.shapes import ModelShape
@@ -60,17 +60,6 @@ REPORTS_MAX = 1000
 _log = logging.getLogger(__name__)
 _Key = tuple[int, int, int]
 """Source, sample, visit."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
-    """A step that trains on a sample."""
-
-    step: int
-    pack: int
-    source: str
-    epoch: int
-    """How often the source has come round before; counts from 0."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import shutil
 from collections.abc import Callable
@@ -19,34 +18,16 @@ from polyreme.job_files import read_documents, read_job
 from polyreme.main import invoke
 from polyreme.paths import Home
 from polyreme_api.batch import TokenIds, TokenizerFile
-from polyreme_api.checkpoint_inventory import survey
-from polyreme_api.commit_marker import CommitMarker, SavedFile, seal
-from polyreme_api.errors import InvalidConfigError, RefusedError
+from polyreme_api.commit_marker import SavedFile
 from polyreme_api.exit_codes import ExitCode
-from polyreme_api.history import CHECKPOINT_FORMAT, COMMIT_MARKER
 from polyreme_datahub.chat_format import OWN_TEMPLATE
 from polyreme_datahub.tokens import train_tokenizer
-from polyreme_planner.plan import shape_digest, shape_of
-from polyreme_planner.shapes import model_shape, shape_content
+from polyreme_planner.shapes import model_shape
 from polyreme_trainer.export.huggingface import export_model
 from polyreme_trainer.model.initialise import outline
-from tests.roots import store_at
+from tests.unit.cli.refused_jobs import committed, located, manifest, registered_home
 
 Change = Callable[[dict[str, Any]], None]
-
-
-def manifest() -> dict[str, Any]:
-    return {
-        "apiVersion": "polyreme.dev/v1alpha1",
-        "kind": "TrainingJob",
-        "metadata": {"name": "refused"},
-        "spec": {
-            "model": {"preset": "kimi-vl-nano"},
-            "data": {"sequenceTokens": 160, "sources": [{"name": "one", "dataset": "sample/digits-1"}]},
-            "training": {"steps": 2, "packsPerStep": 4},
-            "workers": {"replicas": 2, "devices": 2},
-        },
-    }
 
 
 def put(path: str, value: Any) -> Change:
@@ -184,10 +165,7 @@ FILES: dict[str, tuple[str | bytes, list[str]]] = {
 
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
-    """A home with a registry, as ``validate`` wants to look datasets up."""
-    home = Home(path=tmp_path / "home")
-    assert invoke(["--home", str(home.path), "data", "ls"]) == ExitCode.OK
-    return home
+    return registered_home(tmp_path)
 
 
 def refused(home: Home, job: Path, capsys: pytest.CaptureFixture[str], code: ExitCode = ExitCode.USAGE) -> str:
@@ -395,115 +373,6 @@ def test_a_fresh_run_that_is_refused_leaves_the_old_one_where_it_is(home: Home, 
     path.write_text(yaml.safe_dump(job))
     assert invoke(["--home", str(home.path), "run", str(path), "--fresh"]) == ExitCode.USAGE
     assert old.identity_file.read_text() == "{}"
-
-
-def committed(root: Path, job: dict[str, Any], **changes: Any) -> Path:
-    """Write the marker of a checkpoint that a job's model could have left; return its path."""
-    root.mkdir(parents=True, exist_ok=True)
-    source = root / "job.yaml"
-    source.write_text(yaml.safe_dump(job))
-    shape = shape_of(read_job(source).spec)
-    source.unlink()
-    marker = CommitMarker(
-        attempt=1,
-        step=2,
-        world=4,
-        model_digest=shape_digest(shape),
-        model_shape=shape_content(shape),
-        plan_hash="0" * 16,
-        files={},
-        loader={},
-        committed_at_s=0.0,
-    )
-    path = root / "a000001-s00000002" / COMMIT_MARKER
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(seal(marker.model_copy(update=changes)))
-    return path
-
-
-def located(root: Path, **overrides: Any) -> dict[str, Any]:
-    """A job whose checkpoints lie at a place of their own."""
-    job = copy.deepcopy(manifest())
-    job["spec"]["checkpoint"] = {"location": root.as_uri()}
-    if overrides:
-        job["spec"]["model"]["overrides"] = {"decoder": overrides}
-    return job
-
-
-def test_a_checkpoint_of_another_model_is_refused_by_the_first_size_that_differs(
-    home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    root = tmp_path / "root"
-    committed(root, located(root, layers=2))
-    path = tmp_path / "job.yaml"
-    path.write_text(yaml.safe_dump(located(root)))
-    capsys.readouterr()
-    assert invoke(["--home", str(home.path), "run", str(path)]) == ExitCode.USAGE
-    said = capsys.readouterr().err
-    assert "decoder.layers=2" in said
-    assert "a000001-s00000002" in said
-    assert "spec.checkpoint.location" in said
-    assert not (home.path / "runs").exists()
-
-
-def test_a_checkpoint_of_a_later_format_says_which_version_goes_on(
-    home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    root = tmp_path / "root"
-    committed(root, located(root), format=CHECKPOINT_FORMAT + 1)
-    path = tmp_path / "job.yaml"
-    path.write_text(yaml.safe_dump(located(root)))
-    capsys.readouterr()
-    assert invoke(["--home", str(home.path), "run", str(path)]) == ExitCode.USAGE
-    assert "continue with the version of polyreme that wrote it" in capsys.readouterr().err
-
-
-def test_a_torn_checkpoint_and_one_of_this_model_refuse_nothing(tmp_path: Path) -> None:
-    root = tmp_path / "root"
-    marker = committed(root, located(root))
-    path = tmp_path / "job.yaml"
-    path.write_text(yaml.safe_dump(located(root)))
-    job = read_job(path)
-    preflight.check_checkpoints(survey(store_at(root)), root.as_uri(), shape_of(job.spec))
-    marker.write_text("{torn")
-    preflight.check_checkpoints(survey(store_at(root)), root.as_uri(), shape_of(job.spec))
-    marker.unlink()
-    preflight.check_checkpoints(survey(store_at(root)), root.as_uri(), shape_of(job.spec))
-
-
-def test_a_swapped_root_refuses_a_run_that_would_go_on(home: Home, tmp_path: Path) -> None:
-    path = tmp_path / "job.yaml"
-    path.write_text(yaml.safe_dump(manifest()))
-    job, run = read_job(path), home.run("default", "refused")
-    preflight.check(home, run, job, resumes=True, fresh=False)
-    committed(run.checkpoints, located(tmp_path, layers=2))
-    with pytest.raises(InvalidConfigError, match=r"decoder\.layers=2"):
-        preflight.check(home, run, job, resumes=True, fresh=False)
-    preflight.check(home, run, job, resumes=False, fresh=True)
-
-
-def test_a_root_with_the_attempts_of_another_run_is_not_begun_again(home: Home, tmp_path: Path) -> None:
-    root = tmp_path / "root"
-    path = tmp_path / "job.yaml"
-    path.write_text(yaml.safe_dump(located(root)))
-    job, run = read_job(path), home.run("default", "refused")
-    (root / "attempts").mkdir(parents=True)
-    attempt = root / "attempts" / "000001.json"
-    attempt.write_text('{"attempt": 1}')
-    for _ in (attempt, committed(root, located(root))):
-        for fresh in (False, True):
-            with pytest.raises(RefusedError, match="checkpoint root belongs to another run: "):
-                preflight.check(home, run, job, resumes=False, fresh=fresh)
-        preflight.check(home, run, job, resumes=True, fresh=False)
-        attempt.unlink(missing_ok=True)
-
-
-def test_a_checkpoint_root_that_is_a_file_is_refused(home: Home, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    path = tmp_path / "job.yaml"
-    path.write_text(yaml.safe_dump(located(tmp_path / "file" / "root")))
-    with pytest.raises(InvalidConfigError, match="is a file"):
-        preflight.check(home, home.run("default", "refused"), read_job(path), resumes=False, fresh=False)
 
 
 def test_a_store_or_a_journal_that_is_no_such_thing_ends_with_what_to_mend(

@@ -435,3 +435,15 @@ def test_failure_of_a_node_is_counted_once() -> None:
     assert counts == {"PodStuck": 1, "PodRejected": 2}
     late = marked(twice, NOW_S + 60 + COUNTED_S)
     assert [event.count for event in decode(late[1]["message"])[0]] == [1]
+
+
+def test_pods_that_started_before_a_failure_do_not_clear_it() -> None:
+    failed = Mark(condition=CONDITION_POD_START, failed=True, reason="PodRejected", message="worker 0", at_s=NOW_S)
+    conditions = with_condition([], failed, at=rfc3339(NOW_S))
+
+    def after(began_s: float) -> list[dict[str, Any]]:
+        started = Mark(condition=CONDITION_POD_START, failed=False, reason="PodStarted", at_s=began_s)
+        return with_condition(conditions, started, at=rfc3339(NOW_S + 90))
+
+    assert after(NOW_S - 60) is conditions
+    assert [each["status"] for each in after(NOW_S + 60)] == ["False"]

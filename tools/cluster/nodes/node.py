@@ -18,6 +18,8 @@ LEASE_S = 16
 """Duration of a node's Lease: the kubelet renews it in a quarter of it."""
 STATUS_S = 4
 PODS_MAX = 60
+STATIC_PODS = "static"
+"""Folder, below a node's, of the pods that its kubelet runs by itself."""
 CONTAINERD = """\
 version = 3
 root = "{root}"
@@ -114,6 +116,7 @@ class Node:
     def start_kubelet(self, access: Access) -> Server:
         """Start the kubelet; it registers the node."""
         kubeconfig = access.write_kubeconfig(self._folder / "kubeconfig", user=f"system:node:{self.name}")
+        (self._folder / STATIC_PODS).mkdir(exist_ok=True)
         configuration = dump(self._folder / "kubelet.json", self._kubelet(access))
         command: list[str | Path] = [
             self._programs["kubelet"],
@@ -174,6 +177,8 @@ class Node:
             "clusterDNS": [DNS_ADDRESS],
             "clusterDomain": "cluster.local",
             "podLogsDir": str(self._folder / "pods"),
+            "staticPodPath": str(self._folder / STATIC_PODS),
+            "fileCheckFrequency": "2s",
             "volumePluginDir": str(self._folder / "plugins"),
             "seccompDefault": True,
             "maxPods": PODS_MAX,

@@ -21,7 +21,7 @@ ENDED_S_MAX = 60.0
 
 
 def kill(servers: Servers) -> None:
-    """Kill the server. Its own processes notice that and end, on busy cores some time later: a new one waits for them."""
+    """Kill the server; its own processes notice that and end, on busy cores some time later."""
     (server,) = servers.all
     process = psutil.Process(server.pid)
     own = process.children(recursive=True)

@@ -17,10 +17,16 @@ from tools.services.postgresql import Postgresql
 
 pytestmark = [pytest.mark.services, pytest.mark.slow]
 
+ENDED_S_MAX = 60.0
+
 
 def kill(servers: Servers) -> None:
+    """Kill the server; its own processes notice that and end, on busy cores some time later."""
     (server,) = servers.all
-    psutil.Process(server.pid).kill()
+    process = psutil.Process(server.pid)
+    own = process.children(recursive=True)
+    process.kill()
+    psutil.wait_procs(own, timeout=ENDED_S_MAX)
     servers.stop()
 
 

@@ -26,6 +26,7 @@ def shortened(name: str, folder: Path, **spec: Any) -> Path:
     job = yaml.safe_load(SAMPLE.read_text())
     job["metadata"]["name"] = name
     job["spec"]["training"]["steps"] = STEPS
+    job["spec"]["training"]["optimizer"]["warmupSteps"] = STEPS // 2
     job["spec"]["data"] |= {"sources": job["spec"]["data"]["sources"][:1], "schedule": []}
     sets = job["spec"]["evaluation"]["sets"][:1]
     job["spec"]["evaluation"] = {**job["spec"]["evaluation"], "sets": sets, "samplesMax": 8, "answerTokensMax": 2}

@@ -21,6 +21,7 @@ HOW_TO = ROOT / "docs" / "how-to"
 ELSEWHERE = {
     "polyreme run manifests/samples/quickstart.yaml --fresh --inject kill-rank=1@70": "make quickstart",
     "polyreme run in-stages.yaml": "test_e2e_stages",
+    "polyreme data ls": "tests/unit/cli/test_cli_commands",
     "polyreme runs rm NAME": "it asks; that of the page about own data, with --yes, is run here",
     "polyreme run job.yaml --nodes 5 --inject slow-node=1": "test_e2e_checked_nodes",
     "polyreme node --name left --name right --devices 2": "tests/cluster/test_how_to_kubernetes",

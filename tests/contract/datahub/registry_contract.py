@@ -165,7 +165,7 @@ class RegistryContract:
         pool = database._engine.pool
         assert isinstance(pool, QueuePool)
         monkeypatch.setattr(pool, "_timeout", 0)
-        held = []
+        held: list[Connection] = []
         with contextlib.suppress(NoFreeConnectionError):
             while True:
                 held.append(database._engine.connect())

@@ -157,8 +157,9 @@ class Faults:
         began_s = time.monotonic()
         with _environment(self._variables):
             hub.register(self._variables[DATABASE_URL], self._variables[OBJECTS_URL], DATASET, source)
+        known = self._sql.taken
         self._processes = [self._start(self._command(at)) for at in range(self._workers)]
-        while self._away_s and self._sql.taken < self._workers:
+        while self._away_s and self._sql.taken < known + self._workers and time.monotonic() - began_s < limit_s:
             time.sleep(POLL_S)  # a process that has never reached its registry ends without it
         self._processes.append(self._start(self._command(self._workers)))
         while (code := self._processes[-1].poll()) != 0 or self._plan:

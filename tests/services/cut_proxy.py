@@ -1,4 +1,4 @@
-"""A proxy between clients and a server that, when asked, cuts connections, answers 503 or never answers."""
+"""A proxy between clients and a server that, when asked, cuts connections, takes none, answers 503 or never answers."""
 
 from __future__ import annotations
 
@@ -31,9 +31,11 @@ class CutProxy:
         self._lock = threading.Lock()
         self.refusing = False
         """Answer 503 to every request of a new connection."""
+        self.away = False
+        """End every new connection before a byte of it passed, as after a server's end."""
         self.silent = False
         """Take what a new connection sends, and never answer."""
-        self.cuts = self.refusals = 0
+        self.cuts = self.refusals = self.misses = self.taken = 0
 
     def __enter__(self) -> Self:
         threading.Thread(target=self._accept, daemon=True).start()
@@ -60,6 +62,10 @@ class CutProxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
+            if self.away:
+                self.misses += 1
+                client.close()
+                continue
             if self.silent:
                 threading.Thread(target=self._swallow, args=(client,), daemon=True).start()
                 continue
@@ -73,6 +79,7 @@ class CutProxy:
                 client.close()
                 server.close()
                 continue
+            self.taken += 1
             with self._lock:
                 self._open |= {client, server}
             threading.Thread(target=self._pass, args=(client, server), daemon=True).start()

@@ -1,4 +1,4 @@
-"""A pipeline of several processes on real servers, all of which are killed again and again while it works."""
+"""A pipeline of several processes on real servers: all are killed again and again, or servers stay away for a while."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def undisturbed(folder: Path, source: Path) -> dict[str, Any]:
     folder.mkdir(parents=True)
     variables = {DATABASE_URL: f"sqlite:///{folder}/registry.sqlite", OBJECTS_URL: f"file://{folder}/objects"}
     hub.register(variables[DATABASE_URL], variables[OBJECTS_URL], DATASET, source)
-    done = subprocess.run(_waiter(), env={**os.environ, **variables}, stdout=subprocess.PIPE, cwd=ROOT, check=True)
+    done = subprocess.run(_waiter(1), env={**os.environ, **variables}, stdout=subprocess.PIPE, cwd=ROOT, check=True)
     return dict(json.loads(done.stdout))
 
 
@@ -108,10 +108,23 @@ class Faults:
         folder: For the servers and what the processes write.
         kills: How many of each kind.
         seed: Of the order.
+        away_s: How long a killed server stays away [s]; then no process may end because of it, and nothing else fails.
+        workers: Processes that only work, beside the one that waits for the data and works as well.
+        threads: Of each process.
     """
 
-    def __init__(self, folder: Path, *, kills: Mapping[str, int], seed: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        kills: Mapping[str, int],
+        seed: int,
+        away_s: float = 0.0,
+        workers: int = WORKERS,
+        threads: int = 1,
+    ) -> None:
         self._folder, self._random = folder, random.Random(seed)
+        self._away_s, self._workers, self._threads = away_s, workers, threads
         self._plan = [kind for kind, count in kills.items() for _ in range(count)]
         self._random.shuffle(self._plan)
         self._wanted = len(self._plan)
@@ -144,8 +157,11 @@ class Faults:
         began_s = time.monotonic()
         with _environment(self._variables):
             hub.register(self._variables[DATABASE_URL], self._variables[OBJECTS_URL], DATASET, source)
-        self._processes = [self._start(_worker(self._folder / f"w{at}")) for at in range(WORKERS)]
-        self._processes.append(self._start(_waiter()))
+        known = self._sql.taken
+        self._processes = [self._start(self._command(at)) for at in range(self._workers)]
+        while self._away_s and self._sql.taken < known + self._workers and time.monotonic() - began_s < limit_s:
+            time.sleep(POLL_S)  # a process that has never reached its registry ends without it
+        self._processes.append(self._start(self._command(self._workers)))
         while (code := self._processes[-1].poll()) != 0 or self._plan:
             if time.monotonic() - began_s > limit_s:
                 raise TimeoutError(f"the pipeline did not end within {limit_s:g} s; left to kill: {self._plan}")
@@ -154,7 +170,8 @@ class Faults:
             self._tend()
             due = self._wanted - len(self._plan)
             if self._plan and self._done() >= samples * STEPS * (due + 0.5) / (self._wanted + 1):
-                self._disturb(due)
+                if not self._away_s:
+                    self._disturb(due)
                 self._kill(self._plan.pop())
             self._note_memory(time.monotonic() - began_s)
             time.sleep(POLL_S)
@@ -163,7 +180,7 @@ class Faults:
         for _, server in self._servers.values():
             server.wait()
         again = subprocess.run(
-            _waiter(), env={**os.environ, **self._variables}, stdout=subprocess.PIPE, cwd=ROOT, check=True
+            _waiter(1), env={**os.environ, **self._variables}, stdout=subprocess.PIPE, cwd=ROOT, check=True
         )
         return Outcome(
             facts=facts,
@@ -203,6 +220,10 @@ class Faults:
         url = self._variables[DATABASE_URL]
         self._variables[DATABASE_URL] = url.replace(str(self._sockets), str(proxied))
 
+    def _command(self, at: int) -> list[str]:
+        """How process ``at`` is started: the last one waits for the data."""
+        return _waiter(self._threads) if at == self._workers else _worker(self._folder / f"w{at}", self._threads)
+
     def _start(self, command: list[str]) -> subprocess.Popen[bytes]:
         self._starts += 1
         out = (self._folder / f"out-{self._starts}").open("wb")
@@ -215,13 +236,13 @@ class Faults:
     def _tend(self) -> None:
         """Start again what has ended: killed, or because a server stayed away."""
         for at, process in enumerate(self._processes):
-            if (code := process.poll()) is None or (code == 0 and at == WORKERS):
+            if (code := process.poll()) is None or (code == 0 and at == self._workers):
                 continue
-            allowed = {AWAY, -signal.SIGKILL}
+            allowed = {-signal.SIGKILL} if self._away_s else {AWAY, -signal.SIGKILL}
             if code not in allowed or self._starts > STARTS_MAX + 10 * self._wanted:
                 texts = [path.read_text()[-1500:] for path in self._folder.glob("errors-*")]
                 raise AssertionError(f"process {at} ended with {code}: {[text for text in texts if text][-2:]}")
-            self._processes[at] = self._start(_waiter() if at == WORKERS else _worker(self._folder / f"w{at}"))
+            self._processes[at] = self._start(self._command(at))
 
     def _disturb(self, number: int) -> None:
         """Cut connections, and answer 503 for a while."""
@@ -236,7 +257,7 @@ class Faults:
         if kind in self._servers:
             self._kill_server(kind)
         else:
-            at = WORKERS if kind == "publisher" else self._random.randrange(WORKERS)
+            at = self._workers if kind == "publisher" else self._random.randrange(self._workers)
             self._processes[at].kill()
             self._processes[at].wait()
         self._kills[kind] += 1
@@ -248,6 +269,7 @@ class Faults:
         with contextlib.suppress(psutil.NoSuchProcess):
             psutil.Process(found.pid).kill()
         servers.stop()
+        time.sleep(self._away_s)
         for left in reversed(range(STARTS_MAX)):
             server.start()
             if kind == "pulsar":
@@ -297,9 +319,10 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
-def _waiter() -> list[str]:
-    return [sys.executable, "-m", "tests.services.pipeline_waiter", DATASET]
+def _waiter(threads: int) -> list[str]:
+    return [sys.executable, "-m", "tests.services.pipeline_waiter", DATASET, str(threads)]
 
 
-def _worker(home: Path) -> list[str]:
-    return [sys.executable, "-m", "polyreme.main", "--home", str(home), "data", "worker", "--workers", "1"]
+def _worker(home: Path, threads: int) -> list[str]:
+    command = [sys.executable, "-m", "polyreme.main", "--home", str(home)]
+    return [*command, "data", "worker", "--workers", str(threads)]

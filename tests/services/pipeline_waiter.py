@@ -1,6 +1,6 @@
 """Processes a job's data on the servers that the environment names, and prints what came of it as one line of JSON.
 
-``python -m tests.services.pipeline_waiter DATASET``.
+``python -m tests.services.pipeline_waiter DATASET WORKERS``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def facts(report: ProcessReport) -> dict[str, Any]:
     return {"samples": part.samples, "tokens": part.tokens, "manifest": part.manifest, "letters": letters}
 
 
-def main(dataset: str) -> int:
+def main(dataset: str, workers: int) -> int:
     """Process; 7 when a server stays away."""
     try:
         report = hub.process(
@@ -34,7 +34,7 @@ def main(dataset: str) -> int:
             registry_url=os.environ[DATABASE_URL],
             objects_url=os.environ[OBJECTS_URL],
             topics_url=os.environ.get(TOPICS_URL, ""),
-            workers=1,
+            workers=workers,
         )
     except EnvironmentFailedError as error:
         sys.stderr.write(f"{error}\n")
@@ -45,4 +45,4 @@ def main(dataset: str) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1]))
+    raise SystemExit(main(sys.argv[1], int(sys.argv[2])))

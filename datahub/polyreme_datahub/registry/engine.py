@@ -12,6 +12,7 @@ from typing import TypeVar
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
+from sqlalchemy.exc import TimeoutError as NoFreeConnectionError
 
 from polyreme_api.environment import DATABASE_URL
 from polyreme_api.errors import InvalidConfigError
@@ -126,6 +127,9 @@ class Database:
                 # SQLAlchemy passes on, as it is, what goes wrong on a connection's way back into the pool, and counts
                 # the connection as in use from then on.
                 self._engine.dispose()
+                self._wait(tried, began_s, _first_line(error), error)
+            except NoFreeConnectionError as error:
+                # All of the pool's connections are with threads that wait for a server which does not answer.
                 self._wait(tried, began_s, _first_line(error), error)
         raise AssertionError("the last try returns or raises")
 

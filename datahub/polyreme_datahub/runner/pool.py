@@ -27,6 +27,8 @@ LOOKS_MAX = 25
 GROUP = "workers"
 BACKOFF_S = 0.1
 BACKOFF_MAX_S = 5.0
+AWAY_WORK_RATIO = 3
+"""Least time of work between two tries to subscribe to a bus that is away, over the time of a try, which may block."""
 OUTAGES_MAX = 8
 """Failures of the environment in a row before the pool may give up."""
 OUTAGE_BACKOFFS = 600
@@ -201,11 +203,16 @@ class Pool:
 
     def _work(self) -> None:
         """Work by what a subscription brings; while the bus is away, by what the registry has."""
-        handler, failures = self._handler(), 0
+        handler, failures, retry_s = self._handler(), 0, 0.0
         subscription: Subscription | None = None
         try:
             while not self._stopped.is_set():
                 deliveries: Sequence[Delivery] = ()
+                begun_s = self._steady_s()
+                if failures and begun_s < retry_s:
+                    if not self._take_any(handler):
+                        self._stopped.wait(min(POLL_S, retry_s - begun_s))
+                    continue
                 try:
                     subscription = subscription or self._topics.subscribe(self._stages[::-1], group=GROUP)
                     deliveries = subscription.receive(count_max=1, timeout_s=POLL_S)
@@ -214,8 +221,8 @@ class Pool:
                     _log.warning("the bus is away, items are taken from the registry: %s", error)
                     if subscription is not None:
                         subscription.close()
-                    subscription, failures = None, failures + 1
-                    self._stopped.wait(delay_s(failures, self._backoff_s))
+                    subscription, failures, now_s = None, failures + 1, self._steady_s()
+                    retry_s = now_s + max(delay_s(failures, self._backoff_s), AWAY_WORK_RATIO * (now_s - begun_s))
                 for delivery in deliveries:
                     assert subscription is not None
                     self._take(handler, subscription, delivery)
@@ -229,24 +236,24 @@ class Pool:
     def _take(self, handler: Handler, subscription: Subscription, delivery: Delivery) -> None:
         """Do the item of one delivery. The row keeps what is due: the publisher sends it again after a failure."""
         key = delivery.message.key
-        if self._do(handler, lambda: self._leases.claim(key)):
-            subscription.acknowledge(delivery)
-        else:
+        if self._do(handler, lambda: self._leases.claim(key)) is None:
             subscription.negative(delivery)
+        else:
+            subscription.acknowledge(delivery)
 
-    def _take_any(self, handler: Handler) -> None:
+    def _take_any(self, handler: Handler) -> bool:
         """Do an item that no topic brought: its message was lost, the bus is away, or another worker has too many."""
-        self._do(handler, lambda: self._leases.claim_any(self._flow, self._stages))
+        return bool(self._do(handler, lambda: self._leases.claim_any(self._flow, self._stages)))
 
-    def _do(self, handler: Handler, claim: Callable[[], Claimed | None]) -> bool:
-        """Claim an item and do it; return False if the registry was away, so that nothing is noted."""
+    def _do(self, handler: Handler, claim: Callable[[], Claimed | None]) -> bool | None:
+        """Claim an item and do it; return whether there was one, or None if the registry was away: nothing is noted."""
         claimed: Claimed | None = None
         with self._working():
             try:
                 claimed = claim()
                 self._registry.over()
                 if claimed is None:
-                    return True
+                    return False
                 self._handle(handler, claimed.item)
                 self._leases.forget(claimed.item.key)
                 self._items.over()
@@ -254,7 +261,7 @@ class Pool:
                 wait_s = self._failed(claimed, error)
                 if claimed is None:
                     self._stopped.wait(wait_s)
-                    return False
+                    return None
         self.publisher.wake()
         return True
 

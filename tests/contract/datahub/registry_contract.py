@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import random
@@ -19,6 +20,7 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection, Float, QueuePool, inspect, text
+from sqlalchemy.exc import TimeoutError as NoFreeConnectionError
 
 from polyreme_api.errors import NotFoundError
 from polyreme_datahub import hub
@@ -153,6 +155,26 @@ class RegistryContract:
         failures = itertools.repeat(True)
         with pytest.raises(RegistryFailedError, match=r"after (6|20) tries: server closed the connection"):
             database.read(lambda connection: connection.execute(text("SELECT 7")).scalar())
+        database.close()
+
+    def test_a_thread_that_finds_no_free_connection_tries_again(
+        self, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A server that does not answer keeps the connections of a pool with their threads."""
+        database = open_database(url)
+        pool = database._engine.pool
+        assert isinstance(pool, QueuePool)
+        monkeypatch.setattr(pool, "_timeout", 0)
+        held: list[Connection] = []
+        with contextlib.suppress(NoFreeConnectionError):
+            while True:
+                held.append(database._engine.connect())
+        monkeypatch.setattr(database, "_sleep", lambda _: held.pop().close())
+        kept = len(held)
+        assert database.read(lambda connection: connection.execute(text("SELECT 7")).scalar()) == 7
+        assert len(held) == kept - 1
+        for connection in held:
+            connection.close()
         database.close()
 
     def test_a_registry_of_a_newer_release_is_refused(self, url: str) -> None:

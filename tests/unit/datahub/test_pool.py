@@ -146,7 +146,7 @@ def test_a_registry_that_is_away_at_a_look_is_waited_for(database: Database) -> 
 class AwayTopics(InProcessTopics):
     """A bus that can't be subscribed to for a while, and ends the first subscription."""
 
-    failures = 9
+    failures = 5
     """At least one of them is a subscription that fails when it is read."""
 
     def subscribe(self, topics: Sequence[str], *, group: str) -> InProcessSubscription:
@@ -167,6 +167,40 @@ def test_a_bus_that_is_away_ends_no_run_and_items_are_done_meanwhile(database: D
     run(database, script, [item(number) for number in range(20)], topics=topics)
     assert len(script.order) == 20
     assert topics.failures < 0
+
+
+def test_workers_work_most_of_the_time_while_each_try_to_subscribe_blocks(database: Database) -> None:
+    """Pulsar's client tries for 10 s before it says that no broker answers."""
+    moment_s, tries = 0.0, 0
+
+    class BlockingTopics(InProcessTopics):
+        def subscribe(self, topics: Sequence[str], *, group: str) -> InProcessSubscription:
+            nonlocal moment_s, tries
+            moment_s, tries = moment_s + 10.0, tries + 1
+            raise EnvironmentFailedError("topics: no broker")
+
+    class Slow(Script):
+        def do(self, item: WorkItem) -> None:
+            nonlocal moment_s
+            moment_s += 1.0
+            super().do(item)
+
+    work_items.add(database, items := [item(number) for number in range(60)])
+    script = Slow(database, [])
+    Pool(
+        database,
+        BlockingTopics(),
+        stages=["decode"],
+        handler=lambda: script,
+        flow="f",
+        workers=1,
+        owner="me",
+        now_s=lambda: moment_s,
+        backoff_s=0.001,
+        steady_s=lambda: moment_s,
+    ).run_until(lambda: not work_items.open_count(database, "f", "decode"))
+    assert len(script.order) == len(items)
+    assert tries <= 3
 
 
 def failing(error: Exception) -> bool:

@@ -1,8 +1,10 @@
 """Container engines that build images: buildah, or docker with BuildKit."""
 
+import dataclasses
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +14,8 @@ from tools.build_cache import BuildError
 from tools.images.base import EPOCH_S
 
 DOCKER_ANSWERS_S_MAX = 20
+LABELLED = ("VERSION", "REVISION", "SOURCE")
+"""Arguments that only labels have."""
 IMPLIED_HOST = "docker.io"
 """What every engine and kubelet puts before a name without a host."""
 
@@ -76,7 +80,10 @@ class Buildah:
         command += [f"--timestamp={EPOCH_S}", f"--ignorefile={build.containerfile}.dockerignore"]
         command += ["--pull-never"] if build.local else ["--pull=false"]
         command += [] if build.cached else ["--no-cache"]
-        _run([*command, *_common(build)])
+        with tempfile.TemporaryDirectory() as folder:
+            written = Path(folder, build.containerfile.name)
+            written.write_text(_with_labels(build))
+            _run([*command, *_common(dataclasses.replace(build, containerfile=written))])
 
     def save(self, name: str, path: Path, *, called: str) -> None:
         """Write an OCI archive, whose layers are compressed."""
@@ -157,6 +164,17 @@ def _common(build: Build) -> list[str]:
     command += [word for name, path in build.secrets.items() for word in ("--secret", f"id={name},src={path}")]
     command += ["--target", build.target] if build.target else []
     return [*command, "--tag", build.name, "--file", str(build.containerfile), str(build.context)]
+
+
+def _with_labels(build: Build) -> str:
+    """Return the Containerfile with its labels' values written out.
+
+    buildah looks layers up by the text of their instruction, so it would take the labels of an earlier revision.
+    """
+    text = build.containerfile.read_text()
+    for name in LABELLED:
+        text = text.replace(f"${{{name}}}", build.arguments.get(name, ""))
+    return text
 
 
 def _run(command: list[str]) -> None:

@@ -295,10 +295,15 @@ def test_the_pages_helm_commands_and_objects_are_taken(cluster: Installation, tm
     production, other, authority = tmp_path / "production.yaml", tmp_path / "other.yaml", tmp_path / "ca.crt"
     authority.write_text("-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n")
     blocks = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
-    assert len(blocks) == 6
+    assert len(blocks) == 8
+    (queue,) = (block for block in blocks if "kind: TrainingQueue" in block)
+    (rules,) = (block for block in blocks if isinstance(yaml.safe_load(block), list))
+    assert [set(rule) for rule in yaml.safe_load(rules)] == [{"level", "verbs", "resources"}]
     production.write_text(next(block for block in blocks if block.startswith("# production.yaml")))
     for block in blocks:
         other.write_text(block)
+        if block in {queue, rules}:
+            continue
         if "kind: NetworkPolicy" in block:
             cluster.kubectl("apply", "--dry-run=server", "-f", str(other))
         else:
@@ -313,6 +318,8 @@ def test_the_pages_helm_commands_and_objects_are_taken(cluster: Installation, tm
     run(productive, "--dry-run=server")
     with storage(cluster):
         run(development)
+        other.write_text(queue)
+        cluster.kubectl("apply", "--dry-run=server", "-f", str(other))
         run(registry)
         image = cluster.get("deployment", "polyreme-operator")["spec"]["template"]["spec"]
         assert image["containers"][0]["image"].startswith("registry.example/mirror/polyreme/operator:")

@@ -20,6 +20,7 @@ from polyreme_operator.settings import Settings
 from tests.cluster import laptop
 from tests.cluster.kube import ROOT, api_client, kubectl, new_namespace
 from tests.cluster.test_training_on_kubernetes import PATIENCE_S, Machine, finished
+from tests.e2e.small_jobs import record, write_jsonl
 
 SYSTEM = "polyreme-system"
 BAD = "bad/pages"
@@ -68,7 +69,8 @@ def test_a_job_waits_for_its_data_then_trains_and_wrong_data_is_refused_with_its
 ) -> None:
     async def story(machine: Machine) -> None:
         lines = tmp_path / "bad.jsonl"
-        lines.write_text('{"conversations": []}\nnot JSON\n')
+        (tmp_path / "torn.png").write_bytes(b"no picture")
+        write_jsonl(lines, [record(f"r{at}", ["torn.png"], "red") for at in range(2)])
         machine.home.prepare_data()
         register(machine.home.registry_url, machine.home.objects_url, BAD, str(lines))
         credentials = await asyncio.to_thread(datahub_kubeconfig, kubeconfig, tmp_path)

@@ -21,6 +21,8 @@ PREFIX = "health"
 FOREIGN = {"key": "example.com/keep", "effect": "NoSchedule"}
 POLICY = ObjectRef(kind="NodeFaultPolicy", name="of-this-test")
 WITHIN_S = 30.0
+HARDENED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+"""Another page's commands may have put the namespace at the restricted level."""
 
 
 async def _until(cluster: KubernetesCluster, ref: ObjectRef, holds: Callable[[Manifest], Any]) -> Manifest:
@@ -70,7 +72,11 @@ def test_an_eviction_is_refused_by_a_budget(operated: str) -> None:
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": "guarded", "namespace": "default", "labels": {"app": "guarded"}},
-        "spec": {"containers": [{"name": "main", "image": "none"}], "nodeName": "nowhere"},
+        "spec": {
+            "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": [{"name": "main", "image": "none", "securityContext": HARDENED}],
+            "nodeName": "nowhere",
+        },
     }
     budget = ("create", "poddisruptionbudget", "guarded", "--selector=app=guarded", "--min-available=1")
 

@@ -114,7 +114,7 @@ class WaitingFacts:
         if any(topology.get(field) not in {None, *known} for field in LEVELS):
             return frozenset({"Misconfigured", "ExceedsQuota"})
         workers = spec["workers"]
-        devices, most = workers.get("devices", 1), workers["replicas"]
+        devices, most = workers.get("devices", 1), _size_in_force(job)
         least = min(most, workers.get("minReplicas") or most)
         empty = self._empty_slots(devices, world)
         if empty and all(node.devices < devices for node in world.nodes.values() if node.present):
@@ -250,3 +250,10 @@ def _pod_weight(pod: Manifest) -> tuple[Any, ...]:
         (pod.get("status") or {}).get("phase"),
         pod["metadata"].get("deletionTimestamp"),
     )
+
+
+def _size_in_force(job: Manifest) -> int:
+    """Return how many workers a job asks for: the old number where a new one was refused."""
+    status, wanted = job.get("status") or {}, int(job["spec"]["workers"]["replicas"])
+    kinds = {each["type"] for each in status.get("conditions") or () if each["status"] == "True"}
+    return int(status.get("replicasInForce") or wanted) if "ResizeRefused" in kinds else wanted

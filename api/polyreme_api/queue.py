@@ -20,7 +20,7 @@ from polyreme_api.metadata import ClusterMeta, Object
 
 QUOTAS_MAX = 32
 PRIORITY_LIMIT = 2_000_000_000
-"""Largest priority that a PriorityClass may have; those of the system are."""
+"""Priority of Kubernetes' own class ``system-cluster-critical``; classes of users have less."""
 HEAD_MAX = 100
 """Waiting jobs whose place the status tells; the command line works out the rest."""
 

@@ -109,10 +109,11 @@ def _bytes_of(path: Path) -> bytes:
 
 
 def _text_of(data: bytes, path: Path) -> str:
-    """Return the text of a file, and refuse in one sentence what YAML would only stumble over later.
+    """Return the text of a file.
 
     Raises:
-        InvalidConfigError: If it is no UTF-8, or has what editors and merges leave and nobody means.
+        InvalidConfigError: If it is not UTF-8, ends lines with a carriage return alone, or has marks of a merge
+            conflict or characters that only look like others. YAML's own message would name another place, or none.
     """
     named = next((name for name, marks in _MARKS.items() if data.startswith(marks)), None)
     if named is not None or b"\0" in data:

@@ -175,7 +175,7 @@ class Watcher:
         """Time of the steps that count over the time since the first attempt; the report has the exact figure."""
         if pace_s:
             self._effective.advance(step, pace_s)
-        passed_s = elapsed_s(self._timeline.moments, self._timeline.now(), stopped_too=False)
+        passed_s = elapsed_s(self._timeline.moments, self._timeline.now())
         return min(1.0, self._effective.seconds / passed_s) if passed_s and self._effective.seconds else None
 
     def _stillness(self, progress: ProgressRecord | None, pace_s: float | None) -> str:

@@ -34,12 +34,12 @@ def without_clock_steps(moments: Sequence[Moment], steps: Steps) -> tuple[list[M
     }
 
 
-def elapsed_s(moments: Sequence[Moment], now: Moment, *, stopped_too: bool = True) -> float:
-    """Return the time since the first moment [s], with or without that in which the run was stopped; 0 before it."""
+def elapsed_s(moments: Sequence[Moment], now: Moment) -> float:
+    """Return the time since the first moment without that in which the run was stopped [s]; 0 before it."""
     return sum(
         seconds_between(before, after)
         for before, after in itertools.pairwise([*moments, now])
-        if stopped_too or before.kind != "stopped"
+        if before.kind != "stopped"
     )
 
 

@@ -22,7 +22,7 @@ from polyreme_simulator.event_loop import SimClock
 from polyreme_simulator.foreign_queues import ForeignQueues
 from polyreme_simulator.forgeries import Forger
 from polyreme_simulator.malformed import draw_malformed
-from polyreme_simulator.ownership import is_malformed, owner_uid
+from polyreme_simulator.ownership import is_set_apart, owner_uid
 from polyreme_simulator.profiles import PROFILES
 from polyreme_simulator.refused_children import KINDS as CHILD_KINDS
 from polyreme_simulator.scenario import NAMESPACES
@@ -120,7 +120,7 @@ class Anomalies:
 
     def _jobs(self) -> list[Manifest]:
         found = [record.manifest for record in self._world.store.records(labels.KIND_JOB)]
-        return [job for job in found if not is_malformed(job)]
+        return [job for job in found if not is_set_apart(job)]
 
     def _pick(self, found: list[Manifest]) -> Manifest | None:
         return self._rng.choice(found) if found else None

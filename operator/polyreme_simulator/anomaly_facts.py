@@ -10,7 +10,7 @@ from polyreme_simulator.batches import BatchFacts
 from polyreme_simulator.capacity import BLIND_S, CapacityFacts
 from polyreme_simulator.cluster_view import ClusterView
 from polyreme_simulator.observed_state import ObservedState
-from polyreme_simulator.ownership import MALFORMED, is_malformed, owner_uid
+from polyreme_simulator.ownership import MALFORMED, is_set_apart, owner_uid
 from polyreme_simulator.refused_children import RefusedChildFacts
 
 OWNED_KINDS = ("Service", "Secret", "Lease", "ServiceAccount", "Role", "RoleBinding")
@@ -149,7 +149,7 @@ class AnomalyFacts:
     def check_end(self, world: ClusterView) -> None:
         """Check that each malformed job has a condition that reports it."""
         for record in world.store.records(labels.KIND_JOB):
-            if not is_malformed(record.manifest):
+            if not is_set_apart(record.manifest):
                 continue
             status = record.manifest.get("status")
             entries = status.get("conditions") if isinstance(status, dict) else None

@@ -11,7 +11,7 @@ from polyreme_local.api_server.record import Record
 from polyreme_operator.port import KINDS, ObjectRef, PortError
 from polyreme_simulator.changes import Changes
 from polyreme_simulator.launcher import SimLauncher
-from polyreme_simulator.ownership import is_malformed
+from polyreme_simulator.ownership import is_set_apart
 from polyreme_simulator.replicas import Replica
 from polyreme_simulator.world import World
 
@@ -101,7 +101,7 @@ class Chaos:
             self._reached[name, ""] += 1
 
     def _jobs(self) -> list[Record]:
-        return [record for record in self._world.store.records("TrainingJob") if not is_malformed(record.manifest)]
+        return [record for record in self._world.store.records("TrainingJob") if not is_set_apart(record.manifest)]
 
     def _launcher(self) -> SimLauncher | None:
         alive = [launcher for launcher in self._world.launchers.values() if launcher.alive]

@@ -15,7 +15,7 @@ from polyreme_api.data_report import (
 from polyreme_api.job import parse_job
 from polyreme_operator.port import Manifest, ObjectRef, PortError
 from polyreme_simulator.malformed import REPORTS
-from polyreme_simulator.ownership import is_malformed
+from polyreme_simulator.ownership import is_set_apart
 from polyreme_simulator.world import World
 
 LOOK_S = 1.0
@@ -162,7 +162,7 @@ class DataHub:
 
     def _jobs(self) -> list[Manifest]:
         found = [record.manifest for record in self._world.store.records("TrainingJob")]
-        return [job for job in found if not is_malformed(job)]
+        return [job for job in found if not is_set_apart(job)]
 
     def _some_job(self) -> Manifest | None:
         """Draw a job, one that has not been admitted yet where there is one: those wait for their data."""

@@ -14,7 +14,7 @@ from polyreme_api.progress import CheckpointRef, Outcome, ProgressRecord, RankEx
 from polyreme_api.signed_progress import ProgressSigner
 from polyreme_operator.port import Manifest, ObjectRef
 from polyreme_simulator.forgery_facts import FORGED_STEP, FORGED_WORDS
-from polyreme_simulator.ownership import is_malformed
+from polyreme_simulator.ownership import is_set_apart
 from polyreme_simulator.world import World
 
 WRITES = (1, 2, 6)
@@ -73,7 +73,7 @@ class Forger:
         found = {}
         for job in jobs:
             metadata = job["metadata"]
-            if not is_malformed(job) and (job.get("status") or {}).get("attempt"):
+            if not is_set_apart(job) and (job.get("status") or {}).get("attempt"):
                 name = labels.job_object_name(metadata["name"], metadata["uid"])
                 found[metadata["namespace"], name] = job
         leases = [record.manifest for record in self._world.store.records("Lease")]

@@ -24,7 +24,7 @@ from polyreme_simulator.health_facts import HealthFacts
 from polyreme_simulator.incident_facts import IncidentFacts
 from polyreme_simulator.leaders import LeaderFacts
 from polyreme_simulator.observed_state import AttemptFact, ObservedState
-from polyreme_simulator.ownership import is_malformed, owner_uid
+from polyreme_simulator.ownership import is_set_apart, owner_uid
 from polyreme_simulator.places import PlaceFacts
 from polyreme_simulator.preemptions import PreemptionFacts
 from polyreme_simulator.repair_facts import RepairFacts
@@ -99,7 +99,7 @@ class Facts(ObservedState):
         self._digest.update(f"{world.time_s():.6f} {change.type} {record.kind} {record.name} ".encode())
         self._digest.update(record.blob)
         self.foreign_queues.changed(change, world)
-        if is_malformed(record.manifest):
+        if is_set_apart(record.manifest):
             self.health.malformed(change, world)
             return
         deleted = change.type is WatchEventType.DELETED
@@ -344,7 +344,7 @@ class Facts(ObservedState):
         for kind in CHILDREN:
             for record in world.store.records(kind):
                 owner = (record.manifest["metadata"].get("labels") or {}).get(labels.LABEL_JOB_UID)
-                if owner not in {None, *self.jobs} and not is_malformed(record.manifest):
+                if owner not in {None, *self.jobs} and not is_set_apart(record.manifest):
                     self.broke("no orphan at the end", f"{kind} {record.name}", world)
         for launcher in world.launchers.values():
             if launcher.alive and not self.anomalies.excuses(launcher.pod.job_uid):

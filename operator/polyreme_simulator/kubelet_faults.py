@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from polyreme_operator.port import Manifest, ObjectRef
 from polyreme_simulator.nodes import SimNode
-from polyreme_simulator.ownership import is_malformed, owner_uid
+from polyreme_simulator.ownership import is_set_apart, owner_uid
 from polyreme_simulator.world import World
 
 KINDS = ("kubelet rejects pods", "kubelet starts no pods", "kubelet ends no pods")
@@ -78,7 +78,7 @@ class KubeletFaults:
         found = [
             pod
             for pod in pods
-            if not is_malformed(pod) and owner_uid(pod) and pod["spec"].get("nodeName") == node.name
+            if not is_set_apart(pod) and owner_uid(pod) and pod["spec"].get("nodeName") == node.name
             if not pod["metadata"].get("deletionTimestamp")
         ]
         return self._rng.choice(found) if found else None

@@ -15,7 +15,7 @@ from polyreme_api.times import rfc3339
 from polyreme_operator.port import Manifest, NotFoundError, ObjectRef, PortError
 from polyreme_simulator.launcher import LauncherContext, SimLauncher
 from polyreme_simulator.nodes import OWNED, SimNode, devices_of
-from polyreme_simulator.ownership import is_malformed, owner_uid
+from polyreme_simulator.ownership import is_set_apart, owner_uid
 
 KUBELET_S = 0.3
 """Longest time that a kubelet takes to act."""
@@ -158,7 +158,7 @@ class Kubelets:
     def _sync_bound_to(self, name: str) -> None:
         """Do what a kubelet does that begins: it lists the pods of its node, those that wait for their end too."""
         for record in list(self._store.records("Pod")):
-            if record.manifest["spec"].get("nodeName") == name and not is_malformed(record.manifest):
+            if record.manifest["spec"].get("nodeName") == name and not is_set_apart(record.manifest):
                 self.sync(ObjectRef.of(record.manifest), record.uid)
 
     def _kill_all(self, name: str) -> None:

@@ -19,6 +19,6 @@ def owner_uid(manifest: Manifest) -> str:
     return ""
 
 
-def is_malformed(manifest: Manifest) -> bool:
+def is_set_apart(manifest: Manifest) -> bool:
     """Tell whether an object is one of those that break their schemas, or that no queue accepts."""
     return bool(manifest["metadata"]["name"].startswith((MALFORMED, FOREIGN)))

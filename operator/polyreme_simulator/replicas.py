@@ -14,7 +14,7 @@ from polyreme_operator.settings import Settings
 from polyreme_operator.types.observer import NullObserver
 from polyreme_simulator.event_loop import Process, SimClock, VirtualLoop
 from polyreme_simulator.faults import FaultyPort, PortFaults
-from polyreme_simulator.ownership import is_malformed
+from polyreme_simulator.ownership import is_set_apart
 from polyreme_simulator.world import World
 
 RESTART_S = 3.0
@@ -36,7 +36,7 @@ class _Watchful(NullObserver):
 
     def _is_malformed(self, uid: str) -> bool:
         return any(
-            record.uid == uid and is_malformed(record.manifest) for record in self._world.store.records("TrainingJob")
+            record.uid == uid and is_set_apart(record.manifest) for record in self._world.store.records("TrainingJob")
         )
 
 

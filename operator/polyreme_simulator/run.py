@@ -25,7 +25,7 @@ from polyreme_simulator.health_agents import HealthAgents, has_evacuations, has_
 from polyreme_simulator.incident_facts import OF_ALL_MAX, OF_NODE_MAX
 from polyreme_simulator.invariants import Facts
 from polyreme_simulator.kubelet_faults import KubeletFaults, has_kubelet_faults
-from polyreme_simulator.ownership import is_malformed
+from polyreme_simulator.ownership import is_set_apart
 from polyreme_simulator.profiles import BEGINS, Profile, profile_of
 from polyreme_simulator.repair_hooks import NAMESPACE
 from polyreme_simulator.replicas import Replica
@@ -291,7 +291,7 @@ class _Simulation:
                 if entry["status"] == "True"
             }
             for record in self._world.store.records("TrainingJob")
-            if not is_malformed(record.manifest)
+            if not is_set_apart(record.manifest)
         ]
         return all(kinds & {"Succeeded", "Failed"} for kinds in conditions)
 

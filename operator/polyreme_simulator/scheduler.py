@@ -9,7 +9,7 @@ from polyreme_api.times import rfc3339
 from polyreme_operator.port import Manifest, ObjectRef
 from polyreme_simulator.cluster_view import ClusterView
 from polyreme_simulator.nodes import devices_of
-from polyreme_simulator.ownership import is_malformed
+from polyreme_simulator.ownership import is_set_apart
 
 SCHEDULER_S = 0.5
 """Longest time until it looks at pending pods."""
@@ -68,7 +68,7 @@ class KubeScheduler:
         waiting: list[Manifest] = []
         for record in self._world.store.records("Pod"):
             pod = record.manifest
-            if is_malformed(pod):
+            if is_set_apart(pod):
                 continue
             name = pod["spec"].get("nodeName")
             if name:

@@ -22,7 +22,7 @@ from polyreme_simulator.invariants import Facts
 from polyreme_simulator.kubelets import KUBELET_S, Kubelets
 from polyreme_simulator.launcher import SimLauncher
 from polyreme_simulator.nodes import SimNode, takes_pods
-from polyreme_simulator.ownership import is_malformed
+from polyreme_simulator.ownership import is_set_apart
 from polyreme_simulator.profiles import MIXED, Profile
 from polyreme_simulator.refused_children import exists_child
 from polyreme_simulator.scheduler import KubeScheduler
@@ -128,7 +128,7 @@ class World:
     def _changed(self, change: Change) -> None:
         self.facts.changed(change, self)
         manifest, kind = change.record.manifest, change.record.kind
-        if is_malformed(manifest):
+        if is_set_apart(manifest):
             return
         if kind == "Pod":
             ref, uid = ObjectRef.of(manifest), manifest["metadata"]["uid"]
@@ -294,4 +294,4 @@ class World:
 
 def _relaxed(check: Callable[[Manifest], None]) -> Callable[[Manifest], None]:
     """Return a check that lets those objects through that are malformed on purpose."""
-    return lambda manifest: None if is_malformed(manifest) else check(manifest)
+    return lambda manifest: None if is_set_apart(manifest) else check(manifest)

@@ -1,4 +1,4 @@
-"""``make soak-bench``: every benchmark once, in its smallest form, so that none rots while nobody runs it.
+"""``make soak-bench``: every benchmark once, in its smallest form, so that one that no longer starts is noticed.
 
 A benchmark counts as run when it ends with its line of JSON, whatever its bars say: a smoke form measures nothing.
 One that ends with code 7, since a server, a compiler or a peer is not on this machine, is listed under ``not_run``;

@@ -91,7 +91,7 @@ class Slots:
         base: list[int] = []
         for source, turn in enumerate(turns):
             size, next_size = self.size(segment, source), self.size(following, source)
-            # What fits is told by the tokens of a pack alone, so as many are the same ones. None have no turn.
+            # Which samples fit depends on the tokens of a pack alone: equal counts mean the same samples.
             alike = size == next_size or not size or not next_size
             base.append(turn if alike else -(-turn // size) * next_size)
         return tuple(base)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -68,15 +67,3 @@ def _counted(visits_S: npt.NDArray[np.int32]) -> Visits:
 def _about(epochs: float, samples: int) -> Visits:
     unseen = max(0, math.ceil(samples * (1 - epochs)))
     return Visits(least=math.floor(epochs), most=math.ceil(epochs), unseen=unseen, exact=False)
-
-
-def unseen_words(rows: Sequence[SegmentOutlook]) -> list[str]:
-    """Name the sources of which a run leaves samples out, a sentence each."""
-    if not rows:
-        return []
-    return [
-        f"{'' if of.visits.exact else 'about '}{of.visits.unseen:,} samples of source {of.name} are never seen: "
-        f"{of.epochs:.2f} epochs by step {rows[-1].last_step:,}"
-        for of in rows[-1].sources
-        if of.visits is not None and of.visits.unseen
-    ]

@@ -1,4 +1,4 @@
-"""Files of text that hold many records: JSON Lines, an array of JSON objects, rows with a header (CSV). Pure.
+"""Files of text that hold many records: JSON Lines, an array of JSON objects, rows with a header (CSV).
 
 Each record is a range of the file's bytes, so that it is found again and checked without reading what is before it.
 """

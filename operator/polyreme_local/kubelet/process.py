@@ -24,8 +24,8 @@ SWEEPS_MAX = 20
 LAST_WORDS_BYTES = 4096
 RECORD_FILE = "process.json"
 LOG_FILE = "pod.log"
-STANDING = frozenset("TtZXx")
-"""States of a process that does nothing more, or nothing for now (proc(5))."""
+STOPPED_STATES = frozenset("TtZXx")
+"""States of processes that are stopped, traced or dead (proc(5))."""
 END_WAIT_MS = 5_000
 """How long a killed leftover may take to end."""
 
@@ -206,12 +206,12 @@ def started_ticks(pid: int) -> int | None:
 
 
 def runs(pid: int) -> bool:
-    """Tell whether a process lives and is not stopped; how often it has a turn does not matter."""
+    """Tell whether a process lives and is not stopped; one that waits for a processor runs, too."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return False
-    return text.rpartition(")")[2].split()[0] not in STANDING
+    return text.rpartition(")")[2].split()[0] not in STOPPED_STATES
 
 
 def write_durably(path: Path, data: bytes, *, mode: int = 0o600) -> None:

@@ -31,8 +31,8 @@ MENTION_FREE_CAPACITY = frozenset({Reason.BEHIND_OTHERS, Reason.WAITING_FOR_TOPO
 
 
 CLOSED = frozenset({Reason.QUEUE_MISSING, Reason.QUEUE_STOPPED})
-"""Reasons that more room on nodes does not change. Nor does it change that a job exceeds its quota; but of an elastic
-one, smaller sizes may lack nothing but room."""
+"""Reasons that more room on nodes does not change. ``ExceedsQuota`` is another, but for elastic jobs: a smaller size
+may be within the quota and lack room alone."""
 
 
 @dataclasses.dataclass(slots=True)

@@ -46,7 +46,7 @@ from polyreme_operator.reconcile.pod_waiting import explain
 from polyreme_operator.reconcile.quarantine import with_degraded
 from polyreme_operator.reconcile.status_builder import StatusBuilder
 from polyreme_operator.reconcile.stopping import STOP_GRACE_S
-from polyreme_operator.reconcile.torn import is_torn
+from polyreme_operator.reconcile.torn import is_gang_torn
 from polyreme_operator.reconcile.worker_pods import PodDefaults
 from polyreme_operator.types.actions import (
     Action,
@@ -164,7 +164,7 @@ def _restart(snapshot: JobSnapshot, attempt: AttemptStatus, verdict: Restart, no
             after.set(ConditionType.RESTARTING, True, verdict.failure.cause, verdict.failure.message)
         after.set(ConditionType.RUNNING, False, Reason.STARTING)
         return Decision(actions=_status_write(snapshot, after.build()), wake_at_s=verdict.due_s)
-    if verdict.move or is_torn(snapshot):
+    if verdict.move or is_gang_torn(snapshot):
         # Rescheduling is the scheduler's decision: ``schedule`` writes this attempt.
         return Decision(reschedule=True)
     restarted = transition.restart(snapshot, verdict, attempt.placement.node_by_index(), now_s)

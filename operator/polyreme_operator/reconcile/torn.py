@@ -9,7 +9,7 @@ from polyreme_operator.types.snapshot import JobSnapshot
 from polyreme_operator.types.views import NodeView
 
 
-def is_torn(snapshot: JobSnapshot) -> bool:
+def is_gang_torn(snapshot: JobSnapshot) -> bool:
     """Tell whether the workers of a gang, or of one of its slices, are in more than one domain of the required level.
 
     Nodes that are gone say nothing: losing them is another failure.

@@ -21,7 +21,7 @@ from polyreme_operator.reconcile.pre_checks import is_fresh
 from polyreme_operator.reconcile.quarantine import blaming
 from polyreme_operator.reconcile.status_builder import StatusBuilder
 from polyreme_operator.reconcile.stopping import has_stopped, requested_stop
-from polyreme_operator.reconcile.torn import is_torn as is_gang_torn
+from polyreme_operator.reconcile.torn import is_gang_torn
 from polyreme_operator.scheduler.avoidance import marked
 from polyreme_operator.scheduler.cycle import SchedulingCycle
 from polyreme_operator.scheduler.domains import domain_rows, is_torn, rows_of
@@ -87,11 +87,11 @@ def _due(cycle: SchedulingCycle, snapshot: JobSnapshot, spec: TrainingJobSpec) -
     verdict = judge(snapshot, spec, cycle.now_s)
     if not isinstance(verdict, Restart) or verdict.due_s > cycle.now_s:
         return None
-    torn = verdict.failure.cause is not Cause.CREATE_REFUSED and _is_torn(cycle.inventory, snapshot)
+    torn = verdict.failure.cause is not Cause.CREATE_REFUSED and _has_come_apart(cycle.inventory, snapshot)
     return verdict if verdict.move or torn else None
 
 
-def _is_torn(inventory: Inventory, snapshot: JobSnapshot) -> bool:
+def _has_come_apart(inventory: Inventory, snapshot: JobSnapshot) -> bool:
     """Tell whether a gang has come apart, as the reconciler sees it."""
     named = zip(inventory.levels, inventory.level_labels, strict=True)
     levels = tuple(LevelView(name=name, node_label=label) for name, label in named if name != HOST_LEVEL)

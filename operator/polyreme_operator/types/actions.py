@@ -125,7 +125,7 @@ class WriteQueueStatus:
     status: Mapping[str, Any]
     """Changed fields, whole; None removes a field."""
     events: tuple[EmitEvent, ...] = ()
-    """What the write reports anew."""
+    """To emit after the write, about what it changes."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -185,5 +185,5 @@ def test_hours_for_which_a_run_was_stopped_are_no_loss_of_goodput(*, killed: boo
     times = run_times(ended, records, moments, now=clock.moment("now", 0, HOUR_S + 20.0))
     assert times.wall_s == pytest.approx(HOUR_S + 16.0)
     assert times.goodput == pytest.approx(3 / 27)
-    passed_s = elapsed_s(moments[:-1], clock.moment("now", 0, HOUR_S + 16.0), stopped_too=False)
+    passed_s = elapsed_s(moments[:-1], clock.moment("now", 0, HOUR_S + 16.0))
     assert passed_s == pytest.approx(28.0)

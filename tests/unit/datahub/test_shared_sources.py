@@ -1,4 +1,4 @@
-"""Sources that threads share, and the owners of leases: nobody waits for another version, or is freed by its host."""
+"""Threads that open different sources do not wait for each other; leases are freed by machine, not by host name."""
 
 from __future__ import annotations
 

@@ -14,9 +14,9 @@ packs for (ADRs 39, 56). They are all alike, so they would all go to the same ex
 load would follow them: no expert takes them, and no count has them.
 
 Legend: T tokens, D model width, F expert width, E experts of the model, L experts of this rank, K experts a token, R =
-T * K routed rows of this rank in the order of their tokens, N tokens that are not padding, M = N * K
-rows of these, B places of rows that are sent, in the order of their expert (as many as M where none is dropped), S rows
-that arrived for the experts of this rank.
+T * K routed rows of this rank in the order of their tokens, N tokens that are not padding, M = N * K rows of these, B
+places of rows that are sent, in the order of their expert (as many as M where none is dropped), S rows that arrived for
+the experts of this rank.
 """
 
 from __future__ import annotations

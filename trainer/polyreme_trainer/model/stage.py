@@ -1,8 +1,7 @@
 """A section of the model as a pipeline runs it: a stream of hidden states in, one out; the last one returns its loss.
 
-Legend: T tokens of a microbatch, S rows that a rank holds between layers, N those of them that
-are not padding, D decoder width, P patches, C values of a
-patch.
+Legend: T tokens of a microbatch, S rows that a rank holds between layers, N those of them that are not padding, D
+decoder width, P patches, C values of a patch.
 """
 
 from __future__ import annotations

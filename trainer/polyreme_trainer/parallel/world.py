@@ -82,7 +82,7 @@ def open_world(settings: RankSettings, layout: Layout) -> Iterator[World]:
         timeout = datetime.timedelta(seconds=CHECKPOINT_TIMEOUT_S)
         yield World(meshes=meshes, checkpoint_group=dist.new_group(backend="gloo", timeout=timeout))
     except RuntimeError as error:
-        if (failed := _exchange_error(error)) is None:
+        if (failed := exchange_error(error)) is None:
             raise
         said = str(failed).partition("\n")[0]
         raise EnvironmentFailedError(
@@ -93,16 +93,12 @@ def open_world(settings: RankSettings, layout: Layout) -> Iterator[World]:
         dist.destroy_process_group()
 
 
-def exchange_failed(error: RuntimeError) -> bool:
-    """Return whether gloo, NCCL or the rendezvous store reports a peer that ended, hangs or cannot be reached.
+def exchange_error(error: BaseException) -> BaseException | None:
+    """Return what gloo, NCCL or the rendezvous store says of a peer that ended, hangs or cannot be reached, if it did.
 
     NCCL reports it as ``DistBackendError`` if this thread waits. Otherwise NCCL's watchdog aborts the process
     (SIGABRT), which ends it by a signal and never with code 1.
     """
-    return _exchange_error(error) is not None
-
-
-def _exchange_error(error: BaseException) -> BaseException | None:
     return next((each for each in causes(error) if isinstance(each, dist.DistError) or _GLOO in str(each)), None)
 
 

@@ -17,7 +17,7 @@ from polyreme_planner.schedules import Schedule
 from polyreme_trainer.parallel.causes import CAUSES_MAX, causes
 from polyreme_trainer.parallel.device import full_memory
 from polyreme_trainer.parallel.pipeline import Scheduled
-from polyreme_trainer.parallel.world import exchange_failed
+from polyreme_trainer.parallel.world import exchange_error
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer"
 LOST: list[BaseException] = [RuntimeError(GLOO), dist.DistBackendError("NCCL error")]
@@ -49,7 +49,7 @@ def wrapped(error: BaseException) -> RuntimeError:
 def test_a_lost_peer_and_full_memory_are_known_inside_what_torch_wraps_them_in(error: BaseException) -> None:
     for seen in (wrapped(error), wrapped(wrapped(error))):
         assert str(error) not in str(seen) or not str(error)
-        assert exchange_failed(seen) == (error in LOST)
+        assert (exchange_error(seen) is not None) == (error in LOST)
         assert (full_memory(seen) is not None) == (error in FULL)
 
 
@@ -57,14 +57,14 @@ def test_of_a_backward_for_inputs_alone_too() -> None:
     x = torch.ones(3, requires_grad=True)
     with pytest.raises(RuntimeError) as raised:
         stage_backward_input([Breaks.apply(x * 2, LOST[0])], [torch.ones(3)], [x], iter([]))
-    assert exchange_failed(raised.value)
+    assert exchange_error(raised.value) is not None
 
 
 def test_causes_that_lead_back_to_the_first_end() -> None:
     first, second = RuntimeError("one"), RuntimeError("two")
     first.__cause__, second.__cause__ = second, first
     assert len(list(causes(first))) == CAUSES_MAX
-    assert not exchange_failed(first)
+    assert exchange_error(first) is None
 
 
 @dataclasses.dataclass

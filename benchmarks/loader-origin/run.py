@@ -35,7 +35,7 @@ from polyreme_datahub import hub
 from polyreme_datahub.digests import blob_key
 from polyreme_datahub.index.format import Manifest
 from polyreme_datahub.lakehouse import Lakehouse
-from polyreme_datahub.loader.part_files import PART_BYTES
+from polyreme_datahub.loader.read.part_files import PART_BYTES
 from polyreme_datahub.objects import open_store
 from tools.services.services import shared
 

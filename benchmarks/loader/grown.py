@@ -18,7 +18,7 @@ import work
 from polyreme_api import environment as names
 from polyreme_datahub import hub
 from polyreme_datahub.loader import source as packed_source
-from polyreme_datahub.loader.engine_client import EngineSource
+from polyreme_datahub.loader.engine.client import EngineSource
 
 # Imported here, so that its memory counts as that of imports.
 from polyreme_datahub.operations import encode_text  # noqa: F401

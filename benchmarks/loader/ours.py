@@ -24,8 +24,8 @@ from polyreme_api.batch import BatchSource
 from polyreme_api.history import ResumePoint, attempt_key
 from polyreme_api.job import parse_job
 from polyreme_datahub import hub
-from polyreme_datahub.loader.balance import StepSplit
-from polyreme_datahub.loader.engine_client import EngineSource
+from polyreme_datahub.loader.engine.client import EngineSource
+from polyreme_datahub.loader.order.balance import StepSplit
 
 OPEN_WAIT_S = 60.0
 RESUMES = 5
@@ -121,7 +121,7 @@ def engine(job_file: Path, objects: str, job: dict[str, Any]) -> Iterator[Callab
         listener.bind(str(path))
         listener.listen()
         running = subprocess.Popen(
-            [sys.executable, "-m", "polyreme_datahub.loader.engine", str(listener.fileno()), str(os.getpid())],
+            [sys.executable, "-m", "polyreme_datahub.loader.engine.server", str(listener.fileno()), str(os.getpid())],
             env={
                 **os.environ,
                 names.OBJECTS_URL: objects,

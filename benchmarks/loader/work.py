@@ -20,8 +20,8 @@ import numpy.typing as npt
 import usage
 from PIL import Image, ImageEnhance
 
-from polyreme_datahub.loader.augment import AugmentSettings, Visit, draw_change, unchanged
-from polyreme_datahub.loader.augment_pixels import change_pixels
+from polyreme_datahub.loader.sample.augment import AugmentSettings, Visit, draw_change, unchanged
+from polyreme_datahub.loader.sample.augment_pixels import change_pixels
 from polyreme_datahub.operations.encode_text import encode_conversation, open_tokenizer, token_arrays
 from polyreme_datahub.operations.open_rules import OpenRules
 from polyreme_datahub.operations.page_patches import CHANNELS, colored, cut_patches

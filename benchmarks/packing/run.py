@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from polyreme_datahub.loader.balance import StepSplit, assign_packs, slowest
-from polyreme_datahub.loader.order import Order
-from polyreme_datahub.loader.order_plan import OrderPlan
+from polyreme_datahub.loader.order.balance import StepSplit, assign_packs, slowest
+from polyreme_datahub.loader.order.order import Order
+from polyreme_datahub.loader.order.plan import OrderPlan
 from polyreme_planner.flops import Mix, core_flops, forward_flops, uneven_flops
 from polyreme_planner.mixture import Segment
 from polyreme_planner.model_parts import Part, all_parts

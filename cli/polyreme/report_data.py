@@ -36,7 +36,7 @@ from polyreme_planner.plan import Plan, plan_for
 from polyreme_system.files import read_json
 
 if TYPE_CHECKING:
-    from polyreme_datahub.loader.outlook import SegmentOutlook
+    from polyreme_datahub.loader.order.outlook import SegmentOutlook
 
 PAGES_SHOWN_MAX = 24
 """Held-out pages in the report, wrong ones first."""

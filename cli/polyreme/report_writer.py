@@ -18,7 +18,7 @@ from polyreme_api.errors import PolyremeError
 from polyreme_api.job import TrainingJob
 
 if TYPE_CHECKING:
-    from polyreme_datahub.loader.outlook import SegmentOutlook
+    from polyreme_datahub.loader.order.outlook import SegmentOutlook
 
 _log = logging.getLogger(__name__)
 

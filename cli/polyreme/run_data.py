@@ -12,7 +12,7 @@ from polyreme_system.files import read_json
 if TYPE_CHECKING:
     from polyreme_api.job.spec import TrainingJobSpec
     from polyreme_api.mixture import MixtureRecord
-    from polyreme_datahub.loader.outlook import SegmentOutlook
+    from polyreme_datahub.loader.order.outlook import SegmentOutlook
     from polyreme_datahub.loader.source import PackedSource
 
 

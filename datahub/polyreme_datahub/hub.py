@@ -303,7 +303,7 @@ def open_source(
         EnvironmentFailedError: If the data is not processed in time, or its index is damaged.
     """
     from polyreme_datahub.loader.open import open_packs, sleep_really
-    from polyreme_datahub.loader.origin_budget import origin_budget
+    from polyreme_datahub.loader.read.origin_budget import origin_budget
 
     limit_s = float(spec.data.wait_seconds) if wait_s is None else wait_s
     gate = origin_budget(objects_url, spec, job=job)
@@ -315,7 +315,7 @@ def open_evaluation(
 ) -> HeldOutSource | None:
     """Open the held-out data of a processed job, if it names any; arguments and errors as ``open_source``."""
     from polyreme_datahub.loader.open import open_held_out, sleep_really
-    from polyreme_datahub.loader.origin_budget import origin_budget
+    from polyreme_datahub.loader.read.origin_budget import origin_budget
 
     limit_s = float(spec.data.wait_seconds) if wait_s is None else wait_s
     gate = origin_budget(objects_url, spec, job=job)
@@ -339,7 +339,7 @@ def read_images(registry_url: str, objects_url: str, references: list[str]) -> d
     """
     from polyreme_api.store import ObjectNotFoundError
     from polyreme_datahub.lakehouse import Lakehouse
-    from polyreme_datahub.loader.pictures import digest_of, draw_png, place_of
+    from polyreme_datahub.loader.sample.page_references import digest_of, draw_png, place_of
     from polyreme_datahub.objects import open_store
     from polyreme_datahub.registry.results import places_of
 

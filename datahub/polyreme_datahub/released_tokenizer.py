@@ -11,7 +11,7 @@ from polyreme_api.errors import InvalidConfigError
 from polyreme_api.load import parse_object
 from polyreme_api.store import ObjectNotFoundError
 from polyreme_datahub.chat_format import FIELD, ChatTemplate
-from polyreme_datahub.loader.text import TokenText, byte_characters
+from polyreme_datahub.loader.sample.token_text import TokenText, byte_characters
 from polyreme_datahub.locations import local_root, masked
 from polyreme_datahub.objects import open_store
 from polyreme_datahub.tokenizer_file import with_template

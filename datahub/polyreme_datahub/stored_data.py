@@ -17,7 +17,7 @@ from polyreme_datahub.index.blocks import Journal
 from polyreme_datahub.index.damage import DamageNote, notes_of
 from polyreme_datahub.index.format import Manifest, parse_plan, plan_key
 from polyreme_datahub.job_data import plan_data
-from polyreme_datahub.loader.blob_files import read_blob
+from polyreme_datahub.loader.read.blob_files import read_blob
 from polyreme_datahub.objects import open_store
 
 LOOKS_MAX = 8

@@ -232,7 +232,7 @@ class Serving:
 
     def kill_data_engine(self) -> None:
         """Kill one pod's data engine with SIGKILL."""
-        engine = next(each for each in self.tree() if "polyreme_datahub.loader.engine" in each.cmdline())
+        engine = next(each for each in self.tree() if "polyreme_datahub.loader.engine.server" in each.cmdline())
         engine.kill()
 
     def tree(self) -> list[psutil.Process]:

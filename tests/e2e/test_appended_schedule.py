@@ -89,7 +89,7 @@ def test_a_change_that_is_appended_while_ranks_train_takes_effect_in_that_attemp
 
     running = home.start(written(), POLYREME_DATA_ENGINE=engine)
     with running.held(attempt=1, steps=3):
-        engines = [each for each in running.tree() if "polyreme_datahub.loader.engine" in each.cmdline()]
+        engines = [each for each in running.tree() if "polyreme_datahub.loader.engine.server" in each.cmdline()]
         assert bool(engines) == (engine == "on")
         before = {step: samples(home, step, name) for step in (LATER_BORDER - 1, LATER_BORDER)}
         past = home.call("run", str(written((2, "two"))))

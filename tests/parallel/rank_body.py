@@ -25,8 +25,8 @@ from polyreme_api.batch import BatchSource, TokenizerFile
 from polyreme_api.errors import PolyremeError
 from polyreme_api.job import TrainingJobSpec
 from polyreme_api.progress import ProgressRecord
-from polyreme_datahub.loader.balance import StepSplit
 from polyreme_datahub.loader.open import open_packs, sleep_really
+from polyreme_datahub.loader.order.balance import StepSplit
 from polyreme_planner.costs import Recompute
 from polyreme_planner.curriculum import CurriculumStage, Learner, OwnRate
 from polyreme_planner.layout import Layout

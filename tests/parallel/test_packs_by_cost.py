@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from polyreme_datahub.loader.balance import StepSplit
 from polyreme_datahub.loader.open import open_packs, sleep_really
+from polyreme_datahub.loader.order.balance import StepSplit
 from tests.parallel.gangs import gradients, largest_difference
 from tests.parallel.grid import TOLERANCE
 from tests.unit.datahub.jobs import Home, digits, make_spec, record, write_jsonl

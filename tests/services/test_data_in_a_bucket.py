@@ -14,8 +14,8 @@ from polyreme_datahub import hub, stored_data
 from polyreme_datahub.digests import blob_key
 from polyreme_datahub.errors import IndexDamagedError
 from polyreme_datahub.loader.open import open_token_ids
-from polyreme_datahub.loader.part_files import PARTS
-from polyreme_datahub.loader.shards import SampleDamagedError
+from polyreme_datahub.loader.read.part_files import PARTS
+from polyreme_datahub.loader.sample.mapped_index import SampleDamagedError
 from polyreme_datahub.loader.source import PackedSource
 from polyreme_datahub.objects import open_store
 from tests.unit.datahub.jobs import Home, digits, make_spec

@@ -18,7 +18,7 @@ from polyreme_api.store import StoreFailedError
 from polyreme_datahub import hub
 from polyreme_datahub.digests import blob_key
 from polyreme_datahub.errors import IndexDamagedError
-from polyreme_datahub.loader import blob_files
+from polyreme_datahub.loader.read import blob_files
 from polyreme_datahub.loader.source import PackedSource
 from polyreme_datahub.objects import SAMPLES, Patience, open_store
 from tests.services.cut_proxy import CutProxy

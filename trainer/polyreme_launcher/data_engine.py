@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from polyreme_datahub.loader.engine_wire import receive, send
+from polyreme_datahub.loader.engine.wire import receive, send
 from polyreme_launcher.proc_stats import IDLE_TICKS_MAX, cpu_ticks
 
 DEATHS_MAX = 5
@@ -27,7 +27,7 @@ STUCK_MAX = 2
 BACKLOG = 256
 END_WAIT_S = 2.0
 _SOCKET_NAME = "data-engine.sock"
-_MODULE = "polyreme_datahub.loader.engine"
+_MODULE = "polyreme_datahub.loader.engine.server"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

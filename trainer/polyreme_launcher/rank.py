@@ -25,10 +25,10 @@ from polyreme_api.errors import InvalidConfigError, PolyremeError, RunFailedErro
 from polyreme_api.exit_codes import ExitCode
 from polyreme_api.job import TrainingJob, TrainingJobSpec, parse_job
 from polyreme_api.progress import ProgressRecord, RankPhase
-from polyreme_datahub.loader.balance import StepSplit
-from polyreme_datahub.loader.engine_client import EngineSource
+from polyreme_datahub.loader.engine.client import EngineSource
 from polyreme_datahub.loader.open import open_held_out, open_packs, open_tokenizer, sleep_really
-from polyreme_datahub.loader.origin_budget import OriginBudget, Reader, origin_budget
+from polyreme_datahub.loader.order.balance import StepSplit
+from polyreme_datahub.loader.read.origin_budget import OriginBudget, Reader, origin_budget
 from polyreme_datahub.objects import open_store
 from polyreme_launcher import check_process
 from polyreme_launcher.mixture_leader import SCHEDULE_FILE, MixtureLeader

@@ -18,8 +18,8 @@ from polyreme_api.errors import InvalidConfigError, NotFoundError
 
 if TYPE_CHECKING:
     from polyreme_api.job.spec import TrainingJobSpec
-    from polyreme_datahub.loader.outlook import SourceOutlook
-    from polyreme_datahub.loader.preview import PreviewDocument, PreviewPack
+    from polyreme_datahub.loader.inspect.preview import PreviewDocument, PreviewPack
+    from polyreme_datahub.loader.order.outlook import SourceOutlook
     from polyreme_datahub.loader.source import PackedSource
 
 PACKS_MAX = 64
@@ -55,9 +55,9 @@ def preview(
     """
     from polyreme.report.preview_page import build_preview
     from polyreme_datahub.hub import read_masks
+    from polyreme_datahub.loader.inspect.preview import preview as packs_of
     from polyreme_datahub.loader.open import open_tokenizer
-    from polyreme_datahub.loader.preview import preview as packs_of
-    from polyreme_datahub.loader.text import TokenText
+    from polyreme_datahub.loader.sample.token_text import TokenText
 
     home, (spec, source, uid) = context.obj, _opened(context.obj, job)
     _check_step(step, spec.training.steps)
@@ -214,7 +214,7 @@ def _row(pack: PreviewPack) -> dict[str, Any]:
 
 
 def _document(document: PreviewDocument) -> dict[str, Any]:
-    from polyreme_datahub.loader.preview import Span
+    from polyreme_datahub.loader.inspect.preview import Span
 
     parts: list[dict[str, Any]] = [
         {"kind": "learned" if part.learned else "read", "text": part.text, "tokens": part.tokens}

@@ -8,7 +8,7 @@ from typing import Any
 
 from polyreme.report.style import STYLE
 from polyreme.report.svg import CHARACTERS_MAX, safe
-from polyreme_datahub.loader.preview import Picture, PreviewDocument, PreviewPack, Span
+from polyreme_datahub.loader.inspect.preview import Picture, PreviewDocument, PreviewPack, Span
 
 PICTURE_BYTES_MAX = 32 * 2**20
 """All images of a page; of later ones the page says their size alone."""

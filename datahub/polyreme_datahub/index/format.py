@@ -24,7 +24,7 @@ FORMAT = 3
 PIXELS = "pixels"
 """Field of a plan: how images become pixels. A plan of an earlier release has none."""
 BY_PILLOW, BY_CONVOLUTION = 1, 2
-"""Its values: resized by Pillow; by ``loader.resampling``, and decoded at a smaller scale where the size allows."""
+"""Its values: resized by Pillow; by ``loader.sample.resampling``, decoded at a smaller scale where the size allows."""
 ORDER = "order"
 """Field of a plan: how the windows of the order are cut. A plan of an earlier release has none."""
 WINDOWED, EVEN = 1, 2

@@ -12,11 +12,11 @@ import numpy.typing as npt
 from polyreme_api.batch import EvaluationSample, PackedBatch
 from polyreme_api.store import ObjectStore
 from polyreme_datahub.index.damage import note_damage
-from polyreme_datahub.loader.documents import CHANNELS, assemble, cut
-from polyreme_datahub.loader.packing import pack
-from polyreme_datahub.loader.sample_reader import StoredSample
-from polyreme_datahub.loader.shards import MappedIndex, SampleDamagedError
-from polyreme_datahub.loader.text import TokenText
+from polyreme_datahub.loader.order.packing import pack
+from polyreme_datahub.loader.sample.documents import CHANNELS, assemble, cut
+from polyreme_datahub.loader.sample.mapped_index import MappedIndex, SampleDamagedError
+from polyreme_datahub.loader.sample.reader import StoredSample
+from polyreme_datahub.loader.sample.token_text import TokenText
 
 _Read = TypeVar("_Read")
 _log = logging.getLogger(__name__)

@@ -26,19 +26,19 @@ from polyreme_datahub.index.damage import note_damage
 from polyreme_datahub.index.format import ORDER, PIXELS, order_of, parse_plan, pixels_of, plan_key, special_tokens
 from polyreme_datahub.index.succession import IDENTITIES, identity_of
 from polyreme_datahub.job_data import longest_pack, plan_data
-from polyreme_datahub.loader.amendments import Amendments
-from polyreme_datahub.loader.augment import AugmentSettings, settings_of
-from polyreme_datahub.loader.balance import StepSplit
-from polyreme_datahub.loader.blob_files import BlobFiles, blob_files, read_blob, samples_store
-from polyreme_datahub.loader.decode_pool import DecodeRoom, decode_threads
 from polyreme_datahub.loader.evaluation import HeldOutSource
-from polyreme_datahub.loader.growth import Growth, JournalGrowth
-from polyreme_datahub.loader.identity import Identity, identity_of_order
-from polyreme_datahub.loader.order_plan import OrderPlan, unfilled_segments, used_up
-from polyreme_datahub.loader.outlook import used_up_step
-from polyreme_datahub.loader.shards import MappedIndex
+from polyreme_datahub.loader.order.amendments import Amendments
+from polyreme_datahub.loader.order.balance import StepSplit
+from polyreme_datahub.loader.order.growth import Growth, JournalGrowth
+from polyreme_datahub.loader.order.identity import Identity, identity_of_order
+from polyreme_datahub.loader.order.outlook import used_up_step
+from polyreme_datahub.loader.order.plan import OrderPlan, unfilled_segments, used_up
+from polyreme_datahub.loader.order.weighing import weighed
+from polyreme_datahub.loader.read.blob_files import BlobFiles, blob_files, read_blob, samples_store
+from polyreme_datahub.loader.sample.augment import AugmentSettings, settings_of
+from polyreme_datahub.loader.sample.decode_pool import DecodeRoom, decode_threads
+from polyreme_datahub.loader.sample.mapped_index import MappedIndex
 from polyreme_datahub.loader.source import Balance, PackedSource
-from polyreme_datahub.loader.weighing import weighed
 from polyreme_datahub.objects import SAMPLES, Gate, open_store
 from polyreme_datahub.operations.values import Blob
 from polyreme_datahub.tokenizer_file import split_template, tokenizer_json

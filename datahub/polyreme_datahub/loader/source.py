@@ -26,21 +26,21 @@ from polyreme_api.errors import NotSealedError, RefusedError
 from polyreme_api.store import ObjectStore
 from polyreme_datahub.index.damage import note_damage
 from polyreme_datahub.index.format import EVEN
-from polyreme_datahub.loader.amendments import Amendments
-from polyreme_datahub.loader.augment import AugmentSettings, Visit
-from polyreme_datahub.loader.balance import StepSplit, assign_packs
-from polyreme_datahub.loader.decode_pool import DecodePool
-from polyreme_datahub.loader.documents import CHANNELS, Document, LaidPacks, assemble, cut
-from polyreme_datahub.loader.growth import Growth
-from polyreme_datahub.loader.identity import Identity
-from polyreme_datahub.loader.order import Order
-from polyreme_datahub.loader.order_plan import OrderPlan
-from polyreme_datahub.loader.outlook import SegmentOutlook
-from polyreme_datahub.loader.read_counts import ReadCounts, Tier
-from polyreme_datahub.loader.sample_reader import ImageNote
-from polyreme_datahub.loader.shards import MappedIndex, SampleDamagedError
-from polyreme_datahub.loader.slots import Slot, Turn
-from polyreme_datahub.loader.visits import outlook_with_visits
+from polyreme_datahub.loader.order.amendments import Amendments
+from polyreme_datahub.loader.order.balance import StepSplit, assign_packs
+from polyreme_datahub.loader.order.growth import Growth
+from polyreme_datahub.loader.order.identity import Identity
+from polyreme_datahub.loader.order.order import Order
+from polyreme_datahub.loader.order.outlook import SegmentOutlook
+from polyreme_datahub.loader.order.plan import OrderPlan
+from polyreme_datahub.loader.order.slots import Slot, Turn
+from polyreme_datahub.loader.order.visits import outlook_with_visits
+from polyreme_datahub.loader.read.read_counts import ReadCounts, Tier
+from polyreme_datahub.loader.sample.augment import AugmentSettings, Visit
+from polyreme_datahub.loader.sample.decode_pool import DecodePool
+from polyreme_datahub.loader.sample.documents import CHANNELS, Document, LaidPacks, assemble, cut
+from polyreme_datahub.loader.sample.mapped_index import MappedIndex, SampleDamagedError
+from polyreme_datahub.loader.sample.reader import ImageNote
 from polyreme_planner.flops import uneven_flops
 from polyreme_planner.shapes import ModelShape
 

@@ -1,6 +1,6 @@
 """Compose: the size of each page in whole tokens, and boxes, points and polygons that follow it. No pixel is touched.
 
-The pixels are resized and cut where a document is made of a sample (``loader.sample_reader``), by the sizes of here.
+The pixels are resized and cut where a document is made of a sample (``loader.sample.reader``), by the sizes of here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Drawn pages of digits, and the patches that a model takes of any page. ``loader.augment_pixels`` resizes images."""
+"""Drawn pages of digits, and the patches of any page. ``loader.sample.augment_pixels`` resizes images."""
 
 from __future__ import annotations
 

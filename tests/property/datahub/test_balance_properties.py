@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyreme_api.errors import InvalidConfigError
-from polyreme_datahub.loader.balance import StepSplit, assign_packs, slowest
+from polyreme_datahub.loader.order.balance import StepSplit, assign_packs, slowest
 
 
 @st.composite

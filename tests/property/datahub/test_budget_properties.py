@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyreme_datahub.loader.budget_rules import (
+from polyreme_datahub.loader.read.budget_rules import (
     NOTHING,
     RENEWAL,
     RENEWALS,

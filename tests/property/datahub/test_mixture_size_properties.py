@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from polyreme_api.job.data import Data
 from polyreme_datahub.errors import SourceInvalidError
-from polyreme_datahub.loader.order import Order
-from polyreme_datahub.loader.order_plan import OrderPlan
-from polyreme_datahub.loader.outlook import outlook, used_up_step
-from polyreme_datahub.loader.weighing import PERIOD, weighed
+from polyreme_datahub.loader.order.order import Order
+from polyreme_datahub.loader.order.outlook import outlook, used_up_step
+from polyreme_datahub.loader.order.plan import OrderPlan
+from polyreme_datahub.loader.order.weighing import PERIOD, weighed
 from polyreme_planner.mixture import Segment
 from tests.property.datahub.test_order_properties import STEPS, WINDOW_PACKS, plans, slots_by_step
 

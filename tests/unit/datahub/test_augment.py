@@ -22,14 +22,14 @@ from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_datahub import hub
 from polyreme_datahub.index.format import check_of
 from polyreme_datahub.index.shapes import moved_shapes
-from polyreme_datahub.loader.augment import ImageChange, Visit, draw_change, settings_of, unchanged
-from polyreme_datahub.loader.augment_pixels import ROWS_AT_ONCE, change_pixels
-from polyreme_datahub.loader.augment_text import NOTHING_FORBIDDEN, text_rules
-from polyreme_datahub.loader.balance import StepSplit
-from polyreme_datahub.loader.engine_client import EngineSource
-from polyreme_datahub.loader.preview import Picture, preview
+from polyreme_datahub.loader.engine.client import EngineSource
+from polyreme_datahub.loader.inspect.preview import Picture, preview
+from polyreme_datahub.loader.order.balance import StepSplit
+from polyreme_datahub.loader.sample.augment import ImageChange, Visit, draw_change, settings_of, unchanged
+from polyreme_datahub.loader.sample.augment_pixels import ROWS_AT_ONCE, change_pixels
+from polyreme_datahub.loader.sample.augment_text import NOTHING_FORBIDDEN, text_rules
+from polyreme_datahub.loader.sample.token_text import TokenText
 from polyreme_datahub.loader.source import PackedSource
-from polyreme_datahub.loader.text import TokenText
 from polyreme_datahub.operations.images import open_upright
 from polyreme_launcher.data_engine import DataEngine
 from tests.unit.datahub.jobs import Home, fix_points, make_spec, picture, write_jsonl

@@ -18,11 +18,11 @@ from polyreme_api.environment import DATA_THREADS
 from polyreme_api.errors import InvalidConfigError, RefusedError
 from polyreme_datahub import hub
 from polyreme_datahub.digests import blob_key
-from polyreme_datahub.loader.decode_pool import THREADS_MAX, DecodePool, DecodeRoom, ReadsAhead, decode_threads
-from polyreme_datahub.loader.documents import Document
-from polyreme_datahub.loader.sample_reader import decoded_bytes
-from polyreme_datahub.loader.shards import SampleDamagedError
-from polyreme_datahub.loader.slots import Slot
+from polyreme_datahub.loader.order.slots import Slot
+from polyreme_datahub.loader.sample.decode_pool import THREADS_MAX, DecodePool, DecodeRoom, ReadsAhead, decode_threads
+from polyreme_datahub.loader.sample.documents import Document
+from polyreme_datahub.loader.sample.mapped_index import SampleDamagedError
+from polyreme_datahub.loader.sample.reader import decoded_bytes
 from polyreme_datahub.loader.source import DECODE_BYTES_MIN, PackedSource
 from polyreme_datahub.locations import local_root
 from tests.unit.datahub.jobs import Home, make_spec, picture, record, write_jsonl

@@ -26,14 +26,14 @@ from polyreme_datahub import hub
 from polyreme_datahub.digests import blob_key
 from polyreme_datahub.errors import BadRecordError, IndexDamagedError
 from polyreme_datahub.index.sample_bytes import RECORD_FILE
-from polyreme_datahub.loader import sample_reader
 from polyreme_datahub.loader import source as source_module
-from polyreme_datahub.loader.augment import ImageChange
-from polyreme_datahub.loader.augment_pixels import change_pixels
-from polyreme_datahub.loader.balance import StepSplit
 from polyreme_datahub.loader.evaluation import HeldOutSource
 from polyreme_datahub.loader.open import entries_of_state, open_packs, sleep_really
-from polyreme_datahub.loader.sample_reader import page_image
+from polyreme_datahub.loader.order.balance import StepSplit
+from polyreme_datahub.loader.sample import reader as sample_reader
+from polyreme_datahub.loader.sample.augment import ImageChange
+from polyreme_datahub.loader.sample.augment_pixels import change_pixels
+from polyreme_datahub.loader.sample.reader import page_image
 from polyreme_datahub.loader.source import PackedSource
 from polyreme_datahub.locations import local_root
 from polyreme_datahub.sources.digits import scans_of

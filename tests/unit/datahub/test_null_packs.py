@@ -11,9 +11,9 @@ import pytest
 from polyreme_api.batch import IGNORED_TARGET
 from polyreme_api.errors import RefusedError
 from polyreme_datahub import hub
-from polyreme_datahub.loader.balance import StepSplit
-from polyreme_datahub.loader.documents import Document, assemble
 from polyreme_datahub.loader.open import open_packs, sleep_really
+from polyreme_datahub.loader.order.balance import StepSplit
+from polyreme_datahub.loader.sample.documents import Document, assemble
 from tests.unit.datahub.jobs import Home, digits, make_spec
 
 

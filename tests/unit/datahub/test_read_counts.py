@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from polyreme_datahub import hub
-from polyreme_datahub.loader.blob_files import CopiedBlobs
-from polyreme_datahub.loader.read_counts import FIRST_SAID_S, SAID_EVERY_S, Counting, ReadCounts, ReadTeller, Tier
+from polyreme_datahub.loader.read.blob_files import CopiedBlobs
+from polyreme_datahub.loader.read.read_counts import FIRST_SAID_S, SAID_EVERY_S, Counting, ReadCounts, ReadTeller, Tier
 from polyreme_datahub.objects import open_store
 from tests.unit.datahub.jobs import Home, digits, make_spec
 

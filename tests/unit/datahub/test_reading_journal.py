@@ -10,7 +10,7 @@ import pytest
 
 from polyreme_api.errors import NotSealedError
 from polyreme_datahub import hub
-from polyreme_datahub.loader.growth import Growth
+from polyreme_datahub.loader.order.growth import Growth
 from tests.unit.datahub.jobs import Home, digits, make_spec
 
 pytestmark = pytest.mark.slow

@@ -23,7 +23,7 @@ from polyreme_api.errors import InvalidConfigError, PolyremeError
 from polyreme_datahub import hub
 from polyreme_datahub.chat_format import OWN_TEMPLATE, ChatTemplate, jinja_of
 from polyreme_datahub.loader.open import open_token_ids, open_tokenizer
-from polyreme_datahub.loader.text import TokenText
+from polyreme_datahub.loader.sample.token_text import TokenText
 from polyreme_datahub.operations.encode_text import encode_conversation
 from polyreme_datahub.released_tokenizer import read_released
 from polyreme_datahub.tokens import TextTokenizer, train_tokenizer

@@ -19,13 +19,13 @@ from polyreme_datahub import hub
 from polyreme_datahub.digests import blob_key, digest_bytes
 from polyreme_datahub.errors import IndexDamagedError
 from polyreme_datahub.index import write
-from polyreme_datahub.loader import part_fetches, part_files
-from polyreme_datahub.loader.blob_files import CopiedBlobs
-from polyreme_datahub.loader.copy_folder import LOCK
-from polyreme_datahub.loader.file_locks import STUCK_S, LockWaits
-from polyreme_datahub.loader.part_fetches import FETCH_THREADS, PartFetches
-from polyreme_datahub.loader.part_files import MAKE_TRIES_MAX, PARTS, ROOM_RETRY_S
-from polyreme_datahub.loader.shard_files import ShardFiles
+from polyreme_datahub.loader.read import part_fetches, part_files
+from polyreme_datahub.loader.read.blob_files import CopiedBlobs
+from polyreme_datahub.loader.read.copy_folder import LOCK
+from polyreme_datahub.loader.read.file_locks import STUCK_S, LockWaits
+from polyreme_datahub.loader.read.part_fetches import FETCH_THREADS, PartFetches
+from polyreme_datahub.loader.read.part_files import MAKE_TRIES_MAX, PARTS, ROOM_RETRY_S
+from polyreme_datahub.loader.read.shard_files import ShardFiles
 from polyreme_datahub.loader.source import STEPS_HELD
 from polyreme_datahub.objects import open_store
 from tests.unit.datahub.jobs import Home, digits, make_spec

@@ -20,8 +20,8 @@ from polyreme_datahub.digests import blob_key
 from polyreme_datahub.index.blocks import Journal
 from polyreme_datahub.index.format import plan_key
 from polyreme_datahub.job_data import plan_data
-from polyreme_datahub.loader import growth, order
-from polyreme_datahub.loader.engine_wire import describe_error, error_of
+from polyreme_datahub.loader.engine.wire import describe_error, error_of
+from polyreme_datahub.loader.order import growth, order
 from polyreme_datahub.loader.source import PackedSource
 from polyreme_datahub.objects import open_store
 from polyreme_datahub.runner import flow

@@ -14,7 +14,7 @@ from polyreme_datahub.errors import BadRecordError
 from polyreme_datahub.index.format import BY_PILLOW, check_of
 from polyreme_datahub.index.sample_bytes import sample_bytes
 from polyreme_datahub.index.tar_shards import SampleFiles, members_of
-from polyreme_datahub.loader.sample_reader import SampleReader, StoredSample
+from polyreme_datahub.loader.sample.reader import SampleReader, StoredSample
 from polyreme_datahub.operations.decode_images import DecodeParameters, decode
 from polyreme_datahub.operations.encode_text import TokenizeParameters, tokenize
 from polyreme_datahub.operations.fit_pages import ComposeParameters, compose

@@ -17,9 +17,9 @@ import numpy.typing as npt
 from polyreme_api.batch import PackedBatch, TokenIds
 from polyreme_api.errors import RefusedError
 from polyreme_api.exit_codes import ExitCode
-from polyreme_datahub.loader.documents import LaidPacks
-from polyreme_datahub.loader.engine import Engine, OpenedData, bytes_limit
-from polyreme_datahub.loader.shards import SampleDamagedError
+from polyreme_datahub.loader.engine.server import Engine, OpenedData, bytes_limit
+from polyreme_datahub.loader.sample.documents import LaidPacks
+from polyreme_datahub.loader.sample.mapped_index import SampleDamagedError
 from polyreme_system.parent_death import end_with_parent
 
 PACKS, TOKENS, STEPS = 8, 64, 50

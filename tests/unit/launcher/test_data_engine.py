@@ -19,10 +19,10 @@ import pytest
 from polyreme_api import environment as names
 from polyreme_api.batch import PackedBatch
 from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError, RefusedError
-from polyreme_datahub.loader.balance import StepSplit
-from polyreme_datahub.loader.engine_client import EngineSource
-from polyreme_datahub.loader.read_ahead import ReadAhead
-from polyreme_datahub.loader.shards import SampleDamagedError
+from polyreme_datahub.loader.engine.client import EngineSource
+from polyreme_datahub.loader.engine.read_ahead import ReadAhead
+from polyreme_datahub.loader.order.balance import StepSplit
+from polyreme_datahub.loader.sample.mapped_index import SampleDamagedError
 from polyreme_launcher import data_engine
 from polyreme_launcher.data_engine import DEATHS_MAX, DataEngine, Observation, Watchdog
 from tests.unit.launcher.numbered_packs import DAMAGED_STEP, HANGING_STEP, PACKS, STEPS, NumberedPacks

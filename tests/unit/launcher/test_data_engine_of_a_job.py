@@ -13,10 +13,10 @@ from polyreme_api import environment as names
 from polyreme_api.errors import EnvironmentFailedError, RefusedError
 from polyreme_api.job import parse_job
 from polyreme_datahub import hub
-from polyreme_datahub.loader.balance import StepSplit
-from polyreme_datahub.loader.engine_client import EngineSource
-from polyreme_datahub.loader.engine_wire import BATCH_ARRAYS
+from polyreme_datahub.loader.engine.client import EngineSource
+from polyreme_datahub.loader.engine.wire import BATCH_ARRAYS
 from polyreme_datahub.loader.open import open_packs, sleep_really
+from polyreme_datahub.loader.order.balance import StepSplit
 from polyreme_launcher.data_engine import DataEngine
 from tests.unit.datahub.jobs import Home, digits, fix_points, make_spec
 

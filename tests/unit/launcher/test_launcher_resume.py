@@ -23,7 +23,8 @@ from polyreme_api.history import (
 )
 from polyreme_api.job.spec import STORED, TrainingJobSpec
 from polyreme_api.progress import CheckpointRef
-from polyreme_datahub.loader import read_ahead, source
+from polyreme_datahub.loader import source
+from polyreme_datahub.loader.engine import read_ahead
 from polyreme_datahub.objects import open_store
 from polyreme_launcher.mixture_leader import SCHEDULE_FILE, MixtureLeader
 from polyreme_launcher.resume import fix_resume

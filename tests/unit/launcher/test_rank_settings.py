@@ -17,7 +17,7 @@ from polyreme_api.job import TrainingJobSpec
 from polyreme_api.job.data import Evaluation
 from polyreme_api.job.model import ModelPart, Optimizer, Training, Weights
 from polyreme_api.job.workers import Checkpoint, Export, Parallelism
-from polyreme_datahub.loader.balance import StepSplit
+from polyreme_datahub.loader.order.balance import StepSplit
 from polyreme_datahub.objects import open_store
 from polyreme_launcher import rank as rank_module
 from polyreme_launcher.rank import settings_of

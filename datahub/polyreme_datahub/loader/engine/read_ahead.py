@@ -12,8 +12,8 @@ import threading
 from typing import Protocol, Self
 
 from polyreme_api.batch import BatchSource
-from polyreme_datahub.loader.documents import LaidPacks
-from polyreme_datahub.loader.engine_wire import SharedArrays, share_packs
+from polyreme_datahub.loader.engine.wire import SharedArrays, share_packs
+from polyreme_datahub.loader.sample.documents import LaidPacks
 
 STEPS_AHEAD = 3
 """Steps that are prepared after the newest one that was asked for."""

@@ -14,9 +14,9 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from polyreme_datahub.loader.mixture import Mixture, shares_of
-from polyreme_datahub.loader.order_plan import BlockEnds, OrderPlan
-from polyreme_datahub.loader.permutation import permute
+from polyreme_datahub.loader.order.mixture import Mixture, shares_of
+from polyreme_datahub.loader.order.permutation import permute
+from polyreme_datahub.loader.order.plan import BlockEnds, OrderPlan
 
 MIXTURES_KEPT = 16
 """Mixtures in memory: tables of up to a MiB or two, of segments that follow each other."""

@@ -20,9 +20,9 @@ from polyreme_datahub.index.format import BY_CONVOLUTION, check_of
 from polyreme_datahub.index.pieces import piece_at
 from polyreme_datahub.index.sample_bytes import GRIDS, RECORD_FILE, member_files
 from polyreme_datahub.index.shapes import moved_shapes, shapes_of, vertices_of, written_turns
-from polyreme_datahub.loader.augment import Box, ImageChange, Visit, draw_change, unchanged
-from polyreme_datahub.loader.augment_pixels import change_pixels, least_size
-from polyreme_datahub.loader.augment_text import TextRules, text_rules
+from polyreme_datahub.loader.sample.augment import Box, ImageChange, Visit, draw_change, unchanged
+from polyreme_datahub.loader.sample.augment_pixels import change_pixels, least_size
+from polyreme_datahub.loader.sample.augment_text import TextRules, text_rules
 from polyreme_datahub.operations.values import Blob
 
 if TYPE_CHECKING:

@@ -21,13 +21,13 @@ import numpy.typing as npt
 from polyreme_datahub.digests import blob_key
 from polyreme_datahub.errors import BadRecordError, IndexDamagedError
 from polyreme_datahub.index.format import ARRAYS, Manifest, Shard, structure_of
-from polyreme_datahub.loader.augment import Visit
-from polyreme_datahub.loader.blob_files import BlobFiles
-from polyreme_datahub.loader.decode_pool import DecodeRoom
-from polyreme_datahub.loader.pictures import sample_reference
-from polyreme_datahub.loader.read_counts import ReadCounts
-from polyreme_datahub.loader.sample_reader import SampleReader, StoredSample, decoded_bytes
-from polyreme_datahub.loader.shard_files import ShardFiles
+from polyreme_datahub.loader.read.blob_files import BlobFiles
+from polyreme_datahub.loader.read.read_counts import ReadCounts
+from polyreme_datahub.loader.read.shard_files import ShardFiles
+from polyreme_datahub.loader.sample.augment import Visit
+from polyreme_datahub.loader.sample.decode_pool import DecodeRoom
+from polyreme_datahub.loader.sample.page_references import sample_reference
+from polyreme_datahub.loader.sample.reader import SampleReader, StoredSample, decoded_bytes
 from polyreme_datahub.operations.values import Blob
 
 Arrays = Mapping[str, npt.NDArray[Any]]

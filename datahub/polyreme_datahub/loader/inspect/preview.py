@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from polyreme_api.batch import IGNORED_TARGET, BatchSource, PackedBatch
-from polyreme_datahub.loader.masks import draw_mask
-from polyreme_datahub.loader.sample_reader import ImageNote
-from polyreme_datahub.loader.text import TokenText
+from polyreme_datahub.loader.inspect.masks import draw_mask
+from polyreme_datahub.loader.sample.reader import ImageNote
+from polyreme_datahub.loader.sample.token_text import TokenText
 from polyreme_datahub.operations.values import Blob
 
 CHANNELS = 3

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Callable
 
 from polyreme_api.mixture import MixtureRecord
-from polyreme_datahub.loader.identity import Identity
-from polyreme_datahub.loader.order_plan import OrderPlan
+from polyreme_datahub.loader.order.identity import Identity
+from polyreme_datahub.loader.order.plan import OrderPlan
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

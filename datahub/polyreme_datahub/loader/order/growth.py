@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from polyreme_api.errors import NotSealedError, RefusedError
 from polyreme_datahub.errors import IndexDamagedError
 from polyreme_datahub.index.blocks import Journal, Sizes, shards_of
-from polyreme_datahub.loader.blob_files import BlobFiles
-from polyreme_datahub.loader.order_plan import BlockEnds
-from polyreme_datahub.loader.shards import MappedIndex
+from polyreme_datahub.loader.order.plan import BlockEnds
+from polyreme_datahub.loader.read.blob_files import BlobFiles
+from polyreme_datahub.loader.sample.mapped_index import MappedIndex
 
 LOOK_EVERY_S = 0.2
 BUCKET_LOOK_EVERY_S = 2.0

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 
 from polyreme_api.store import ObjectExistsError, ObjectNotFoundError, ObjectStore, StoreFailedError
-from polyreme_datahub.loader.budget_rules import Lease, Rate, Table
+from polyreme_datahub.loader.read.budget_rules import Lease, Rate, Table
 
 FOLDER = "budgets"
 KEPT = 3

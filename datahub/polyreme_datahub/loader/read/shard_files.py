@@ -14,10 +14,10 @@ from collections.abc import Iterable, Mapping
 
 from polyreme_api.errors import EnvironmentFailedError
 from polyreme_datahub.digests import blob_key
-from polyreme_datahub.loader.blob_files import BlobFiles
-from polyreme_datahub.loader.copy_folder import NoRoomError
-from polyreme_datahub.loader.part_files import OpenFile
-from polyreme_datahub.loader.read_counts import ReadCounts, Tier
+from polyreme_datahub.loader.read.blob_files import BlobFiles
+from polyreme_datahub.loader.read.copy_folder import NoRoomError
+from polyreme_datahub.loader.read.part_files import OpenFile
+from polyreme_datahub.loader.read.read_counts import ReadCounts, Tier
 
 OPEN_MAX = 64
 

@@ -22,9 +22,9 @@ from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError
 from polyreme_api.store import ObjectNotFoundError, ObjectStore, StoreFailedError
 from polyreme_datahub.digests import blob_key
 from polyreme_datahub.errors import IndexDamagedError
-from polyreme_datahub.loader.copy_folder import CopyFolder
-from polyreme_datahub.loader.file_locks import LockWaits
-from polyreme_datahub.loader.part_files import Fetched, OpenFile, PartFiles
+from polyreme_datahub.loader.read.copy_folder import CopyFolder
+from polyreme_datahub.loader.read.file_locks import LockWaits
+from polyreme_datahub.loader.read.part_files import Fetched, OpenFile, PartFiles
 from polyreme_datahub.locations import local_root
 from polyreme_datahub.objects import PACED, SAMPLES, Gate, open_store
 

@@ -19,8 +19,8 @@ from polyreme_api.errors import EnvironmentFailedError, PolyremeError
 from polyreme_api.job.data import BUDGET_BYTES_MIN, BUDGET_REQUESTS_MIN
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.store import StoreFailedError
-from polyreme_datahub.loader.budget_leases import LeaseTable
-from polyreme_datahub.loader.budget_rules import (
+from polyreme_datahub.loader.read.budget_leases import LeaseTable
+from polyreme_datahub.loader.read.budget_rules import (
     GROWN_AFTER_S,
     NOTHING,
     Lease,

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from polyreme_datahub.index.format import BY_CONVOLUTION, BY_PILLOW
-from polyreme_datahub.loader.augment import COLOR_BITS, ColorChange, ImageChange
-from polyreme_datahub.loader.resampling import resample
+from polyreme_datahub.loader.sample.augment import COLOR_BITS, ColorChange, ImageChange
+from polyreme_datahub.loader.sample.resampling import resample
 
 if TYPE_CHECKING:
     from PIL import Image

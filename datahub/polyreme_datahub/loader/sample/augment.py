@@ -1,7 +1,7 @@
 """Draws how the images of a sample change at one visit: settings, counter-based random numbers, the change of an image.
 
 A draw is a function of (seed, source, sample, visit, image, operation) and of nothing else. All arithmetic is of single
-IEEE operations and square roots, so that every machine draws the same. Pixels are made by ``loader.augment_pixels``.
+IEEE operations and square roots, so that every machine draws the same. ``augment_pixels`` makes the pixels.
 """
 
 from __future__ import annotations

@@ -34,10 +34,10 @@ import numpy as np
 from polyreme_api.errors import NotSealedError
 from polyreme_datahub.errors import SourceInvalidError
 from polyreme_datahub.index.format import EVEN
-from polyreme_datahub.loader.order_plan import OrderPlan, unfilled_segments, used_up
-from polyreme_datahub.loader.packing import longest_prefix
-from polyreme_datahub.loader.permutation import permute
-from polyreme_datahub.loader.slots import Place, Slot, Slots
+from polyreme_datahub.loader.order.packing import longest_prefix
+from polyreme_datahub.loader.order.permutation import permute
+from polyreme_datahub.loader.order.plan import OrderPlan, unfilled_segments, used_up
+from polyreme_datahub.loader.order.slots import Place, Slot, Slots
 from polyreme_planner.mixture import WINDOW_PACKS, window_steps
 
 WINDOWS_KEPT = 4

@@ -19,9 +19,9 @@ from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.mixture import MixtureRecord
 from polyreme_datahub.index.blocks import BLOCKS
 from polyreme_datahub.index.format import BY_PILLOW, PIXELS
-from polyreme_datahub.loader.augment import AUGMENT_VERSION, AugmentSettings
-from polyreme_datahub.loader.order_plan import OrderPlan
-from polyreme_datahub.loader.weighing import WEIGHING_VERSION
+from polyreme_datahub.loader.order.plan import OrderPlan
+from polyreme_datahub.loader.order.weighing import WEIGHING_VERSION
+from polyreme_datahub.loader.sample.augment import AUGMENT_VERSION, AugmentSettings
 from polyreme_planner.mixture import WINDOW_PACKS, segments_of, weights_of
 
 

@@ -1,8 +1,9 @@
 """The data engine of a pod: a process that opens a job's data once and prepares packs for all ranks of the pod.
 
-``python -m polyreme_datahub.loader.engine <listening socket> <launcher's pid>``. The launcher starts it, replaces it
-and keeps its listening socket, so a rank that connects while there is no engine waits for the next one. It ends with
-its launcher. Nothing that an engine holds is needed by the one after it: every answer is a function of job and step.
+``python -m polyreme_datahub.loader.engine.server <listening socket> <launcher's pid>``. The launcher starts it,
+replaces it and keeps its listening socket, so a rank that connects while there is no engine waits for the next one. It
+ends with its launcher. Nothing that an engine holds is needed by the one after it: every answer is a function of job
+and step.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from polyreme_api.checkpoint_inventory import read_mixture
 from polyreme_api.errors import InvalidConfigError, PolyremeError, RefusedError
 from polyreme_api.exit_codes import ExitCode
 from polyreme_api.job import parse_job
-from polyreme_datahub.loader.balance import StepSplit
-from polyreme_datahub.loader.engine_wire import SharedArrays, describe_error, receive, send
+from polyreme_datahub.loader.engine.read_ahead import BYTES_MAX, READ_THREADS_MAX, LaidSource, ReadAhead
+from polyreme_datahub.loader.engine.wire import SharedArrays, describe_error, receive, send
 from polyreme_datahub.loader.open import open_packs, sleep_really
-from polyreme_datahub.loader.origin_budget import OriginBudget, Reader, origin_budget
-from polyreme_datahub.loader.read_ahead import BYTES_MAX, READ_THREADS_MAX, LaidSource, ReadAhead
-from polyreme_datahub.loader.read_counts import Counting, ReadTeller
+from polyreme_datahub.loader.order.balance import StepSplit
+from polyreme_datahub.loader.read.origin_budget import OriginBudget, Reader, origin_budget
+from polyreme_datahub.loader.read.read_counts import Counting, ReadTeller
 from polyreme_datahub.objects import open_store
 from polyreme_system.parent_death import end_with_parent
 

@@ -26,8 +26,8 @@ from polyreme_api.environment import CACHE_BYTES
 from polyreme_api.store import ObjectNotFoundError, ObjectStore
 from polyreme_datahub.digests import blob_key
 from polyreme_datahub.errors import IndexDamagedError
-from polyreme_datahub.loader.copy_folder import CopyFolder, NoRoomError
-from polyreme_datahub.loader.part_fetches import PartFetches
+from polyreme_datahub.loader.read.copy_folder import CopyFolder, NoRoomError
+from polyreme_datahub.loader.read.part_fetches import PartFetches
 
 PART_BYTES = 4 * 2**20
 """Bytes that one request asks for: few requests for a shard, and not too many bytes for the first sample of it."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from polyreme_datahub.index.sample_bytes import RECORD_FILE, member_files
-from polyreme_datahub.loader.sample_reader import page_pixels
+from polyreme_datahub.loader.sample.reader import page_pixels
 
 if TYPE_CHECKING:
     from polyreme_datahub.lakehouse import Artifact

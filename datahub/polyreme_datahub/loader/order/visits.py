@@ -1,7 +1,7 @@
 """How often a run visits the samples of each source: the least, the most, and how many it never sees.
 
 Counted by a walk through the order where the run is short enough. Otherwise from epochs: after any step, the samples of
-a source have been visited n or n + 1 times (``loader.order``).
+a source have been visited n or n + 1 times (``loader.order.order``).
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from polyreme_datahub.loader.order import Order
-from polyreme_datahub.loader.order_plan import OrderPlan
-from polyreme_datahub.loader.outlook import SegmentOutlook, Visits, outlook
+from polyreme_datahub.loader.order.order import Order
+from polyreme_datahub.loader.order.outlook import SegmentOutlook, Visits, outlook
+from polyreme_datahub.loader.order.plan import OrderPlan
 
 TURNS_WALKED_MAX = 400_000
 """Turns of samples that are counted one by one: about 2 s."""

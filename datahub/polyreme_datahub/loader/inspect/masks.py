@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from polyreme_datahub.loader.augment import ImageChange
-from polyreme_datahub.loader.augment_pixels import move_labels
+from polyreme_datahub.loader.sample.augment import ImageChange
+from polyreme_datahub.loader.sample.augment_pixels import move_labels
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -13,7 +13,7 @@ import functools
 from decimal import ROUND_HALF_EVEN, Context, Decimal
 
 from polyreme_api.job.data import Data
-from polyreme_datahub.loader.order_plan import OrderPlan
+from polyreme_datahub.loader.order.plan import OrderPlan
 
 WEIGHING_VERSION = 1
 """Goes up when the same sizes give other weights: states of another version are refused."""

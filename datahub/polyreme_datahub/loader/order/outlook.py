@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from polyreme_datahub.loader.order_plan import OrderPlan
+from polyreme_datahub.loader.order.plan import OrderPlan
 from polyreme_planner.mixture import Segment
 
 MARGIN_PERCENT = 1

@@ -24,8 +24,8 @@ from polyreme_api import errors as api_errors
 from polyreme_api.batch import PackedBatch
 from polyreme_api.errors import PolyremeError
 from polyreme_datahub import errors as datahub_errors
-from polyreme_datahub.loader.documents import LaidPacks
-from polyreme_datahub.loader.shards import SampleDamagedError
+from polyreme_datahub.loader.sample.documents import LaidPacks
+from polyreme_datahub.loader.sample.mapped_index import SampleDamagedError
 
 MESSAGE_BYTES_MAX = 1 << 17
 """Longest message; less than a socket's send buffer takes at once."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from polyreme_datahub.index.sample_bytes import MIRROR_SAFE
-from polyreme_datahub.loader.augment import AugmentSettings
+from polyreme_datahub.loader.sample.augment import AugmentSettings
 
 _NUMBER = r"[-+]?\d+(?:\.\d+)?"
 COORDINATES = (

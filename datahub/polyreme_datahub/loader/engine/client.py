@@ -18,8 +18,8 @@ import numpy as np
 
 from polyreme_api.batch import Array, PackedBatch, TokenIds
 from polyreme_api.errors import EnvironmentFailedError
-from polyreme_datahub.loader.balance import StepSplit
-from polyreme_datahub.loader.engine_wire import Received, batch_of, error_of, mapped, receive, send
+from polyreme_datahub.loader.engine.wire import Received, batch_of, error_of, mapped, receive, send
+from polyreme_datahub.loader.order.balance import StepSplit
 
 CONNECTIONS_MAX = 10
 """Connections that one request may use up: the launcher replaces fewer engines before it gives up."""

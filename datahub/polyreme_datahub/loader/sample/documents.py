@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from polyreme_api.batch import IGNORED_TARGET, PackedBatch
-from polyreme_datahub.loader.sample_reader import ImageNote, StoredSample
-from polyreme_datahub.loader.shards import MappedIndex
+from polyreme_datahub.loader.sample.mapped_index import MappedIndex
+from polyreme_datahub.loader.sample.reader import ImageNote, StoredSample
 
 CHANNELS = 3
 NULL_DOCUMENT_TOKENS = 128

@@ -21,7 +21,7 @@ from typing import BinaryIO
 
 from polyreme_api.environment import CACHE_BYTES, CACHE_DIRECTORY
 from polyreme_api.errors import EnvironmentFailedError
-from polyreme_datahub.loader.file_locks import STUCK_S, LockWaits
+from polyreme_datahub.loader.read.file_locks import STUCK_S, LockWaits
 
 PARTIAL = ".partial"
 LOCK = ".lock"

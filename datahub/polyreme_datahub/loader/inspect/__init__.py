@@ -1,0 +1,1 @@
+"""What a run trains on, as people see it."""

@@ -1,0 +1,1 @@
+"""Stored bytes as files of this machine, or ranges of them."""

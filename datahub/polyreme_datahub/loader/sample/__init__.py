@@ -1,0 +1,1 @@
+"""Samples: from their encoded bytes to the documents of a pack."""

@@ -7,7 +7,7 @@ from typing import Any
 from polyreme_api import labels
 from polyreme_api.progress import ProgressRecord
 from polyreme_api.signed_progress import ProgressSigner
-from polyreme_operator.port import Manifest
+from polyreme_cluster.port import Manifest
 
 
 class Leaders:

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from polyreme.data.metrics import DataMetrics
-from polyreme_operator.metric_registry import MetricRegistry
+from polyreme_cluster.metric_registry import MetricRegistry
 from polyreme_operator.publishing.metrics import Metrics
 
 HEAD = """# Metrics

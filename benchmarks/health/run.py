@@ -35,9 +35,9 @@ from benchmarks.shared.api_server import (
 
 from polyreme_api import labels
 from polyreme_api.times import rfc3339
+from polyreme_cluster.port import Manifest, ObjectRef
 from polyreme_operator.health.breaker import limit_of
 from polyreme_operator.health.record import HEALTH
-from polyreme_operator.port import Manifest, ObjectRef
 
 BURST_P99_MS, MANY_S, RAW_RATIO = 1_000.0, 15.0, 1.5
 WITHIN_S = 180.0

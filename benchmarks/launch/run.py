@@ -24,10 +24,10 @@ import aiohttp
 
 from polyreme_api import labels
 from polyreme_api.errors import RetryableError
-from polyreme_operator.adapters.kubernetes.cluster import CONNECTIONS_MAX, KubernetesCluster
-from polyreme_operator.adapters.kubernetes.connection import Connection, from_kubeconfig
+from polyreme_cluster.adapters.kubernetes.cluster import CONNECTIONS_MAX, KubernetesCluster
+from polyreme_cluster.adapters.kubernetes.connection import Connection, from_kubeconfig
+from polyreme_cluster.port import Manifest, ObjectRef, WatchEventType
 from polyreme_operator.cache.kinds import WATCHED_KINDS
-from polyreme_operator.port import Manifest, ObjectRef, WatchEventType
 from polyreme_operator.reconcile.binding import BindingMode
 from polyreme_operator.reconcile.transition import admit
 from polyreme_operator.reconcile.worker_pods import PodDefaults, WorkerPods

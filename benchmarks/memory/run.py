@@ -22,15 +22,15 @@ from typing import Any
 from polyreme_api import labels
 from polyreme_api.progress import ProgressRecord, RankPhase
 from polyreme_api.signed_progress import ProgressSigner
+from polyreme_cluster.adapters.kubernetes.cluster import KubernetesCluster
+from polyreme_cluster.adapters.kubernetes.connection import Connection
+from polyreme_cluster.port import STATUS_SUBRESOURCE, Manifest, NotFoundError, ObjectRef, WatchEventType
 from polyreme_local.api_server.cluster import EmbeddedCluster
 from polyreme_local.api_server.record import Change
 from polyreme_local.api_server.server import ApiServer
 from polyreme_local.api_server.store import Store
 from polyreme_local.api_server.tokens import TokenTable
-from polyreme_operator.adapters.kubernetes.cluster import KubernetesCluster
-from polyreme_operator.adapters.kubernetes.connection import Connection
 from polyreme_operator.controller import run_operator
-from polyreme_operator.port import STATUS_SUBRESOURCE, Manifest, NotFoundError, ObjectRef, WatchEventType
 from polyreme_operator.settings import Settings
 from polyreme_system.clock import SystemClock
 

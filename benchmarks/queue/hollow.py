@@ -17,12 +17,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from polyreme_api import labels
-from polyreme_local.api_server.cluster import EmbeddedCluster
-from polyreme_local.api_server.store import Store
-from polyreme_operator.adapters.kubernetes.cluster import KubernetesCluster
-from polyreme_operator.adapters.kubernetes.connection import from_kubeconfig
-from polyreme_operator.controller import run_operator
-from polyreme_operator.port import (
+from polyreme_cluster.adapters.kubernetes.cluster import KubernetesCluster
+from polyreme_cluster.adapters.kubernetes.connection import from_kubeconfig
+from polyreme_cluster.port import (
     STATUS_SUBRESOURCE,
     ClusterPort,
     ListPage,
@@ -31,6 +28,9 @@ from polyreme_operator.port import (
     ObjectRef,
     WatchEvent,
 )
+from polyreme_local.api_server.cluster import EmbeddedCluster
+from polyreme_local.api_server.store import Store
+from polyreme_operator.controller import run_operator
 from polyreme_operator.settings import Settings
 from polyreme_system.clock import SystemClock
 

@@ -22,9 +22,9 @@ from benchmarks.shared import kueue
 
 from polyreme_api import labels
 from polyreme_api.times import parse_rfc3339
-from polyreme_operator.adapters.kubernetes.cluster import KubernetesCluster
-from polyreme_operator.adapters.kubernetes.connection import from_kubeconfig
-from polyreme_operator.port import Manifest
+from polyreme_cluster.adapters.kubernetes.cluster import KubernetesCluster
+from polyreme_cluster.adapters.kubernetes.connection import from_kubeconfig
+from polyreme_cluster.port import Manifest
 from tools.cluster.binaries import programs
 
 ROOT = Path(__file__).parents[2]

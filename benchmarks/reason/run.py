@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from polyreme_api import labels
-from polyreme_operator.adapters.kubernetes.cluster import KubernetesCluster
-from polyreme_operator.adapters.kubernetes.connection import from_kubeconfig
-from polyreme_operator.port import ConflictError, Manifest, NotFoundError, ObjectRef
+from polyreme_cluster.adapters.kubernetes.cluster import KubernetesCluster
+from polyreme_cluster.adapters.kubernetes.connection import from_kubeconfig
+from polyreme_cluster.port import ConflictError, Manifest, NotFoundError, ObjectRef
 
 ROOT = Path(__file__).parents[2]
 P50_MAX_S, P99_MAX_S = 0.2, 0.5

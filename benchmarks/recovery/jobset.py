@@ -15,7 +15,7 @@ import aiohttp
 from benchmarks.shared.api_server import Server, install
 
 from polyreme_api import labels
-from polyreme_operator.port import Manifest
+from polyreme_cluster.port import Manifest
 from tools.cluster.servers import free_ports, http_status
 
 MODULE = "sigs.k8s.io/jobset@v0.11.1"

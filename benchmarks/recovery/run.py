@@ -31,8 +31,8 @@ from benchmarks.shared.api_server import (
 
 from polyreme_api import labels
 from polyreme_api.times import rfc3339
+from polyreme_cluster.port import Manifest, ObjectRef
 from polyreme_operator.health.record import HEALTH
-from polyreme_operator.port import Manifest, ObjectRef
 
 REPLACE_S, JOBSET_RATIO = 2.0, 1.0
 FAULTY = (1, 2, 8)

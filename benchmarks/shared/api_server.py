@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 import aiohttp
 
 from polyreme_api.times import parse_rfc3339
-from polyreme_operator.adapters.kubernetes.cluster import KubernetesCluster
-from polyreme_operator.adapters.kubernetes.connection import Connection, from_kubeconfig
-from polyreme_operator.port import Manifest, ObjectRef
+from polyreme_cluster.adapters.kubernetes.cluster import KubernetesCluster
+from polyreme_cluster.adapters.kubernetes.connection import Connection, from_kubeconfig
+from polyreme_cluster.port import Manifest, ObjectRef
 from tools.cluster.binaries import programs
 from tools.cluster.cluster import down, up
 from tools.cluster.servers import Servers

@@ -25,6 +25,14 @@ from polyreme_api.errors import EnvironmentFailedError
 from polyreme_api.job import TrainingJob, parse_job
 from polyreme_api.labels import ANNOTATION_PROGRESS, KIND_JOB
 from polyreme_api.progress import ProgressRecord
+from polyreme_cluster.port import (
+    STATUS_SUBRESOURCE,
+    AlreadyExistsError,
+    ConflictError,
+    Manifest,
+    NotFoundError,
+    ObjectRef,
+)
 from polyreme_launcher.agent import PROCESSES_FILE
 from polyreme_launcher.urls import checkpoint_folder
 from polyreme_local.api_server.cluster import EmbeddedCluster
@@ -35,14 +43,6 @@ from polyreme_local.kubelet.container import job_of
 from polyreme_local.kubelet.kubelet import ProcessKubelet
 from polyreme_local.kubelet.leader_sockets import LeaderSockets
 from polyreme_operator.controller import run_operator
-from polyreme_operator.port import (
-    STATUS_SUBRESOURCE,
-    AlreadyExistsError,
-    ConflictError,
-    Manifest,
-    NotFoundError,
-    ObjectRef,
-)
 from polyreme_operator.reconcile.status_builder import reopen
 from polyreme_operator.reconcile.worker_pods import PodDefaults
 from polyreme_operator.settings import Settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from polyreme_api.job import TrainingJob
 from polyreme_api.labels import API_VERSION, GROUP, KIND_QUEUE, KIND_TOPOLOGY
 from polyreme_api.topology import DEFAULT_TOPOLOGY, HOST_LABEL, HOST_NAME
-from polyreme_operator.port import Manifest
+from polyreme_cluster.port import Manifest
 from polyreme_operator.queueing.tree import DEFAULT_QUEUE
 
 

@@ -22,11 +22,11 @@ from polyreme.paths import Home
 from polyreme.store_variables import store_variables
 from polyreme_api import environment as names
 from polyreme_api.errors import InvalidConfigError
+from polyreme_cluster.adapters.kubernetes.cluster import KubernetesCluster
+from polyreme_cluster.adapters.kubernetes.connection import from_kubeconfig
+from polyreme_cluster.port import ClusterPort, Manifest, NotFoundError, ObjectRef, PortError
 from polyreme_local.kubelet.kubelet import ProcessKubelet
 from polyreme_local.kubelet.leader_sockets import LeaderSockets
-from polyreme_operator.adapters.kubernetes.cluster import KubernetesCluster
-from polyreme_operator.adapters.kubernetes.connection import from_kubeconfig
-from polyreme_operator.port import ClusterPort, Manifest, NotFoundError, ObjectRef, PortError
 from polyreme_system.clock import SystemClock
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 
 from polyreme_api import labels
+from polyreme_cluster.port import Manifest, ObjectRef, WatchEvent, WatchEventType
 from polyreme_operator.cache.absent_nodes import AbsentNodes
 from polyreme_operator.cache.access import AccessIndex
 from polyreme_operator.cache.admission import AdmissionIndex
@@ -30,7 +31,6 @@ from polyreme_operator.cache.priorities import PriorityIndex
 from polyreme_operator.cache.refusals import RefusalIndex
 from polyreme_operator.cache.seen_versions import VOID, SeenVersions
 from polyreme_operator.cache.usage import UsageLedger
-from polyreme_operator.port import Manifest, ObjectRef, WatchEvent, WatchEventType
 from polyreme_operator.publishing.pending_reasons import PendingReasons
 from polyreme_operator.publishing.queue_status import queue_statuses, topology_status
 from polyreme_operator.queueing.tree import QueueTree

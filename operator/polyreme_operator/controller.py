@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from polyreme_api import labels
 from polyreme_api.clock import Clock, MonotonicWallClock
 from polyreme_api.errors import RetryableError
+from polyreme_cluster.port import ClusterPort, ConflictError, InvalidObjectError, NotFoundError, ObjectRef, PortError
 from polyreme_operator.cache.kinds import watched_kinds
 from polyreme_operator.cluster_cache import ClusterCache
 from polyreme_operator.health_worker import HealthWorker
@@ -24,7 +25,6 @@ from polyreme_operator.incident_worker import IncidentWorker
 from polyreme_operator.installation_key import InstallationKey
 from polyreme_operator.node_marks import NodeMarks
 from polyreme_operator.plan_worker import InlinePlanner, Planner, Planning
-from polyreme_operator.port import ClusterPort, ConflictError, InvalidObjectError, NotFoundError, ObjectRef, PortError
 from polyreme_operator.publishing.event_recorder import EventRecorder
 from polyreme_operator.publishing.status_throttle import StatusThrottle
 from polyreme_operator.quarantine import Quarantine

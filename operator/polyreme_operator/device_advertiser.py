@@ -19,11 +19,11 @@ from polyreme_api import labels
 from polyreme_api.clock import Clock
 from polyreme_api.errors import PolyremeError
 from polyreme_api.exit_codes import ExitCode
-from polyreme_operator.adapters.kubernetes.cluster import KubernetesCluster
-from polyreme_operator.adapters.kubernetes.connection import Connection, from_kubeconfig, from_service_account
-from polyreme_operator.arguments import Arguments, in_cluster, level
-from polyreme_operator.logging_setup import LogFormat, set_up
-from polyreme_operator.port import ClusterPort, ConflictError, Manifest, NotFoundError, ObjectRef, PortError, pages_of
+from polyreme_cluster.adapters.kubernetes.cluster import KubernetesCluster
+from polyreme_cluster.adapters.kubernetes.connection import Connection, from_kubeconfig, from_service_account
+from polyreme_cluster.arguments import Arguments, in_cluster, level
+from polyreme_cluster.logging_setup import LogFormat, set_up
+from polyreme_cluster.port import ClusterPort, ConflictError, Manifest, NotFoundError, ObjectRef, PortError, pages_of
 from polyreme_system.clock import SystemClock
 
 VARIABLE_PREFIX = "POLYREME_DEVICES_"

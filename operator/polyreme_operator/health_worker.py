@@ -16,6 +16,16 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from polyreme_api import labels
 from polyreme_api.clock import Clock
+from polyreme_cluster.port import (
+    STATUS_SUBRESOURCE,
+    ClusterPort,
+    ConflictError,
+    InvalidObjectError,
+    Manifest,
+    NotFoundError,
+    ObjectRef,
+    PortError,
+)
 from polyreme_operator.cluster_cache import ClusterCache
 from polyreme_operator.health import breaker, table
 from polyreme_operator.health.breaker import BreakerState
@@ -30,16 +40,6 @@ from polyreme_operator.health.signs import Reading, read_conditions
 from polyreme_operator.health.states import decide
 from polyreme_operator.health.status import NodeSummary, StatusFacts, StatusPatches, breaker_of
 from polyreme_operator.incident_worker import IncidentWorker
-from polyreme_operator.port import (
-    STATUS_SUBRESOURCE,
-    ClusterPort,
-    ConflictError,
-    InvalidObjectError,
-    Manifest,
-    NotFoundError,
-    ObjectRef,
-    PortError,
-)
 from polyreme_operator.repair_worker import RepairWorker
 from polyreme_operator.settings import Settings
 from polyreme_operator.types.actions import EmitEvent

@@ -13,6 +13,18 @@ from collections.abc import Callable
 from polyreme_api import labels
 from polyreme_api.clock import Clock
 from polyreme_api.incident import JOBS_MAX
+from polyreme_cluster.port import (
+    STATUS_SUBRESOURCE,
+    AlreadyExistsError,
+    ClusterPort,
+    ConflictError,
+    InvalidObjectError,
+    Manifest,
+    NotFoundError,
+    ObjectRef,
+    PortError,
+    pages_of,
+)
 from polyreme_operator.cluster_cache import ClusterCache
 from polyreme_operator.health.facts import Note, Step
 from polyreme_operator.health.incidents import (
@@ -28,18 +40,6 @@ from polyreme_operator.health.incidents import (
 )
 from polyreme_operator.health.node import HealthNode
 from polyreme_operator.health.record import Record, parse
-from polyreme_operator.port import (
-    STATUS_SUBRESOURCE,
-    AlreadyExistsError,
-    ClusterPort,
-    ConflictError,
-    InvalidObjectError,
-    Manifest,
-    NotFoundError,
-    ObjectRef,
-    PortError,
-    pages_of,
-)
 from polyreme_operator.reconcile.incident_cost import JobFacts, was_moved, with_costs, with_entries
 from polyreme_operator.reconcile.observe import current_record
 from polyreme_operator.settings import Settings

@@ -16,7 +16,7 @@ from polyreme_api.clock import Clock
 from polyreme_api.errors import InvalidConfigError, RetryableError
 from polyreme_api.labels import INSTALLATION_KEY_NAME
 from polyreme_api.signed_progress import KEY_BYTES
-from polyreme_operator.port import AlreadyExistsError, ClusterPort, Manifest, NotFoundError, ObjectRef, PortError
+from polyreme_cluster.port import AlreadyExistsError, ClusterPort, Manifest, NotFoundError, ObjectRef, PortError
 from polyreme_operator.settings import Settings
 from polyreme_operator.types.job_keys import JobKeys
 

@@ -17,9 +17,9 @@ import kopf
 
 from polyreme_api.clock import Clock
 from polyreme_api.labels import GROUP, VERSION
-from polyreme_operator.adapters.kubernetes.resources import resource_of, tidy
-from polyreme_operator.forwarding_port import ForwardingPort
-from polyreme_operator.port import (
+from polyreme_cluster.adapters.kubernetes.resources import resource_of, tidy
+from polyreme_cluster.forwarding_port import ForwardingPort
+from polyreme_cluster.port import (
     PAGE_OBJECTS,
     ClusterPort,
     GoneError,

@@ -19,8 +19,7 @@ from polyreme_api.clock import Clock
 from polyreme_api.job.status import FailedNode
 from polyreme_api.node_report import CONDITION_POD_START, CONDITION_PRE_CHECK, NodeEvent, decode, encode
 from polyreme_api.times import rfc3339
-from polyreme_operator.cluster_cache import ClusterCache
-from polyreme_operator.port import (
+from polyreme_cluster.port import (
     STATUS_SUBRESOURCE,
     ClusterPort,
     ConflictError,
@@ -29,6 +28,7 @@ from polyreme_operator.port import (
     ObjectRef,
     PortError,
 )
+from polyreme_operator.cluster_cache import ClusterCache
 from polyreme_operator.reconcile.observe import current_record
 from polyreme_operator.types.changes import Changes
 from polyreme_operator.types.reasons import Cause, ConditionType

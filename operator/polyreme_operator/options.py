@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import get_args
 
 from polyreme_api.url_passwords import has_password
-from polyreme_operator.arguments import LOOPBACK, Arguments, level
-from polyreme_operator.logging_setup import LogFormat
+from polyreme_cluster.arguments import LOOPBACK, Arguments, level
+from polyreme_cluster.logging_setup import LogFormat
 from polyreme_operator.reconcile.binding import BindingMode
 from polyreme_operator.reconcile.ca_bundle import CaBundle
 from polyreme_operator.reconcile.worker_pods import PodDefaults

@@ -12,8 +12,8 @@ import math
 from collections.abc import Callable
 
 from polyreme_api.clock import Clock
+from polyreme_cluster.port import InvalidObjectError
 from polyreme_operator.cluster_cache import ClusterCache
-from polyreme_operator.port import InvalidObjectError
 from polyreme_operator.reconcile.quarantine import fault_message
 from polyreme_operator.types.actions import EmitEvent, WriteStatus
 from polyreme_operator.types.changes import Changes

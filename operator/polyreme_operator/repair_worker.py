@@ -12,14 +12,7 @@ import logging
 from collections.abc import Callable
 
 from polyreme_api.clock import Clock
-from polyreme_operator.cluster_cache import ClusterCache
-from polyreme_operator.health import repair
-from polyreme_operator.health.node import HealthNode
-from polyreme_operator.health.policy import PolicyView
-from polyreme_operator.health.record import HEALTH, Leave, NodeState, Record, Repair, RepairPhase, parse
-from polyreme_operator.health.repair import JobSight
-from polyreme_operator.health.status import breaker_of
-from polyreme_operator.port import (
+from polyreme_cluster.port import (
     AlreadyExistsError,
     ClusterPort,
     ConflictError,
@@ -31,6 +24,13 @@ from polyreme_operator.port import (
     TooManyRequestsError,
     pages_of,
 )
+from polyreme_operator.cluster_cache import ClusterCache
+from polyreme_operator.health import repair
+from polyreme_operator.health.node import HealthNode
+from polyreme_operator.health.policy import PolicyView
+from polyreme_operator.health.record import HEALTH, Leave, NodeState, Record, Repair, RepairPhase, parse
+from polyreme_operator.health.repair import JobSight
+from polyreme_operator.health.status import breaker_of
 from polyreme_operator.settings import Settings
 from polyreme_operator.types.actions import EmitEvent
 

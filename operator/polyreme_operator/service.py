@@ -16,19 +16,19 @@ import kopf
 from polyreme_api import labels
 from polyreme_api.errors import PolyremeError
 from polyreme_api.exit_codes import ExitCode
-from polyreme_operator import election, metrics_server
-from polyreme_operator.adapters.kubernetes.cluster import KubernetesCluster
-from polyreme_operator.adapters.kubernetes.connection import Connection, from_kubeconfig, from_service_account
-from polyreme_operator.arguments import in_cluster
+from polyreme_cluster import election, metrics_server
+from polyreme_cluster.adapters.kubernetes.cluster import KubernetesCluster
+from polyreme_cluster.adapters.kubernetes.connection import Connection, from_kubeconfig, from_service_account
+from polyreme_cluster.arguments import in_cluster
+from polyreme_cluster.instrumented_client import InstrumentedCluster
+from polyreme_cluster.leader_port import LeaderPort
+from polyreme_cluster.logging_setup import set_up
+from polyreme_cluster.port import PAGE_OBJECTS, ClusterPort
 from polyreme_operator.cache.kinds import watched_kinds
 from polyreme_operator.controller import run_operator
-from polyreme_operator.instrumented_client import InstrumentedCluster
 from polyreme_operator.kopf_feed import KopfFeed, own_kinds, wait_until_served
-from polyreme_operator.leader_port import LeaderPort
-from polyreme_operator.logging_setup import set_up
 from polyreme_operator.options import Options
 from polyreme_operator.plan_worker import ProcessPlanner
-from polyreme_operator.port import PAGE_OBJECTS, ClusterPort
 from polyreme_operator.publishing.metrics import Metrics
 from polyreme_system.clock import SystemClock
 

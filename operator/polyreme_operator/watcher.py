@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 from polyreme_api.clock import MonotonicWallClock
 from polyreme_api.errors import RetryableError
+from polyreme_cluster.port import ClusterPort, GoneError, NotFoundError, ObjectRef, PortError, pages_of
 from polyreme_operator.cache.kinds import watched_kinds
 from polyreme_operator.cluster_cache import ClusterCache
-from polyreme_operator.port import ClusterPort, GoneError, NotFoundError, ObjectRef, PortError, pages_of
 from polyreme_operator.settings import Settings
 from polyreme_operator.types.changes import Changes
 

@@ -12,9 +12,7 @@ from polyreme_api import labels
 from polyreme_api.clock import Clock
 from polyreme_api.job import TrainingJobStatus
 from polyreme_api.ownership import job_owner
-from polyreme_operator.cache.kinds import WATCHED_KINDS
-from polyreme_operator.cluster_cache import ClusterCache
-from polyreme_operator.port import (
+from polyreme_cluster.port import (
     STATUS_SUBRESOURCE,
     AlreadyExistsError,
     ClusterPort,
@@ -25,6 +23,8 @@ from polyreme_operator.port import (
     ObjectRef,
     PortError,
 )
+from polyreme_operator.cache.kinds import WATCHED_KINDS
+from polyreme_operator.cluster_cache import ClusterCache
 from polyreme_operator.settings import Settings
 from polyreme_operator.types.actions import (
     Action,

@@ -16,7 +16,7 @@ from typing import Any
 
 from polyreme_api import labels
 from polyreme_api.progress import Outcome, ProgressRecord, RankExit, RankPhase
-from polyreme_operator.port import Manifest, ObjectRef, PortError
+from polyreme_cluster.port import Manifest, ObjectRef, PortError
 from polyreme_simulator.anomaly_facts import OWNED_KINDS
 from polyreme_simulator.event_loop import SimClock
 from polyreme_simulator.foreign_queues import ForeignQueues

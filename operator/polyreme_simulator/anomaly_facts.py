@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from polyreme_api import labels
-from polyreme_operator.port import Manifest, ObjectRef
+from polyreme_cluster.port import Manifest, ObjectRef
 from polyreme_simulator.batches import BatchFacts
 from polyreme_simulator.capacity import BLIND_S, CapacityFacts
 from polyreme_simulator.cluster_view import ClusterView

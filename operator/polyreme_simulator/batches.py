@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from polyreme_api import labels
-from polyreme_operator.port import Manifest
+from polyreme_cluster.port import Manifest
 from polyreme_simulator.cluster_view import ClusterView
 from polyreme_simulator.observed_state import ObservedState
 

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 
 from polyreme_api import labels
+from polyreme_cluster.port import Manifest, WatchEventType
 from polyreme_local.api_server.record import Change
-from polyreme_operator.port import Manifest, WatchEventType
 from polyreme_simulator.cluster_view import ClusterView
 from polyreme_simulator.domains import Domains
 from polyreme_simulator.leaders import LeaderFacts

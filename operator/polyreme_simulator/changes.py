@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from polyreme_api import labels
-from polyreme_operator.port import ObjectRef, PortError
+from polyreme_cluster.port import ObjectRef, PortError
 from polyreme_simulator.nodes import OWNED
 from polyreme_simulator.ownership import owner_uid
 from polyreme_simulator.quotas import queue_manifest

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from polyreme_api.exit_codes import ExitCode
+from polyreme_cluster.port import KINDS, ObjectRef, PortError
 from polyreme_local.api_server.record import Record
-from polyreme_operator.port import KINDS, ObjectRef, PortError
 from polyreme_simulator.changes import Changes
 from polyreme_simulator.launcher import SimLauncher
 from polyreme_simulator.ownership import is_set_apart

@@ -7,8 +7,8 @@ from typing import Any
 
 from polyreme_api.data_report import DataReport, DataState, data_digest, read_report
 from polyreme_api.job import parse_job
+from polyreme_cluster.port import Manifest, WatchEventType
 from polyreme_local.api_server.record import Change
-from polyreme_operator.port import Manifest, WatchEventType
 from polyreme_simulator.anomaly_facts import AnomalyFacts
 from polyreme_simulator.capacity import CapacityFacts
 from polyreme_simulator.cluster_view import ClusterView

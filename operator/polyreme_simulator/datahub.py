@@ -13,7 +13,7 @@ from polyreme_api.data_report import (
     data_digest,
 )
 from polyreme_api.job import parse_job
-from polyreme_operator.port import Manifest, ObjectRef, PortError
+from polyreme_cluster.port import Manifest, ObjectRef, PortError
 from polyreme_simulator.malformed import REPORTS
 from polyreme_simulator.ownership import is_set_apart
 from polyreme_simulator.world import World

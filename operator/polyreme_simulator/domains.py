@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from polyreme_operator.port import Manifest
+from polyreme_cluster.port import Manifest
 
 HOST = "host"
 TOPOLOGY = "default"

@@ -13,10 +13,9 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from polyreme_local.api_server.cluster import EmbeddedCluster
-from polyreme_operator.election import LEASE_NAME
-from polyreme_operator.forwarding_port import Call, ForwardingPort
-from polyreme_operator.port import (
+from polyreme_cluster.election import LEASE_NAME
+from polyreme_cluster.forwarding_port import Call, ForwardingPort
+from polyreme_cluster.port import (
     ConflictError,
     GoneError,
     InvalidObjectError,
@@ -27,6 +26,7 @@ from polyreme_operator.port import (
     TooManyRequestsError,
     WatchEvent,
 )
+from polyreme_local.api_server.cluster import EmbeddedCluster
 from polyreme_simulator.invariants import LATENCY_S
 
 _Answer = TypeVar("_Answer")

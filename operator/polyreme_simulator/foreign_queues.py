@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 from polyreme_api import labels
-from polyreme_operator.port import Manifest
+from polyreme_cluster.port import Manifest
 from polyreme_simulator.foreign_queue_facts import MISSING
 from polyreme_simulator.ownership import FOREIGN
 from polyreme_simulator.world import World

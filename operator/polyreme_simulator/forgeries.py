@@ -12,7 +12,7 @@ from polyreme_api.exit_codes import ExitCode
 from polyreme_api.job.status import replacements_by_index
 from polyreme_api.progress import CheckpointRef, Outcome, ProgressRecord, RankExit, RankPhase
 from polyreme_api.signed_progress import ProgressSigner
-from polyreme_operator.port import Manifest, ObjectRef
+from polyreme_cluster.port import Manifest, ObjectRef
 from polyreme_simulator.forgery_facts import FORGED_STEP, FORGED_WORDS
 from polyreme_simulator.ownership import is_set_apart
 from polyreme_simulator.world import World

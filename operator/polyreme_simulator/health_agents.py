@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from polyreme_api import labels
+from polyreme_cluster.port import Manifest, ObjectRef, PortError
 from polyreme_operator.health.record import HEALTH, NodeState, parse
-from polyreme_operator.port import Manifest, ObjectRef, PortError
 from polyreme_simulator.health_facts import BY_HAND, GPU, KERNEL, LOST
 from polyreme_simulator.repair_hooks import RepairHooks
 from polyreme_simulator.scenario import RACK

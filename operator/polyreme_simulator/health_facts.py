@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from polyreme_cluster.port import Manifest, WatchEventType
 from polyreme_local.api_server.record import Change
 from polyreme_operator.health.breaker import limit_of
 from polyreme_operator.health.record import HEALTH, NodeState, Record, parse
 from polyreme_operator.health.signs import DOMAIN_FAULT
-from polyreme_operator.port import Manifest, WatchEventType
 from polyreme_simulator.capacity import CapacityFacts
 from polyreme_simulator.cluster_view import ClusterView
 from polyreme_simulator.observed_state import ObservedState

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
+from polyreme_cluster.election import LEASE_NAME
+from polyreme_cluster.port import Manifest, WatchEventType
 from polyreme_local.api_server.record import Change
-from polyreme_operator.election import LEASE_NAME
 from polyreme_operator.health.incidents import Incident, concerns, name_of, parse_incident
 from polyreme_operator.health.record import HEALTH, parse
-from polyreme_operator.port import Manifest, WatchEventType
 from polyreme_simulator.capacity import BLIND_S, CapacityFacts
 from polyreme_simulator.cluster_view import ClusterView
 from polyreme_simulator.observed_state import ObservedState

@@ -9,10 +9,10 @@ from polyreme_api import labels
 from polyreme_api.exit_codes import ExitCode
 from polyreme_api.job.placement import Placement
 from polyreme_api.job.status import replacements_by_index
+from polyreme_cluster.election import LEASE_NAME
+from polyreme_cluster.port import Manifest, WatchEventType
 from polyreme_launcher.protocol.messages import Joined, Release
 from polyreme_local.api_server.record import Change
-from polyreme_operator.election import LEASE_NAME
-from polyreme_operator.port import Manifest, WatchEventType
 from polyreme_simulator.anomaly_facts import AnomalyFacts
 from polyreme_simulator.batches import BatchFacts
 from polyreme_simulator.capacity import CapacityFacts

@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 
-from polyreme_operator.port import Manifest, ObjectRef
+from polyreme_cluster.port import Manifest, ObjectRef
 from polyreme_simulator.nodes import SimNode
 from polyreme_simulator.ownership import is_set_apart, owner_uid
 from polyreme_simulator.world import World

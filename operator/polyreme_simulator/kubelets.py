@@ -12,7 +12,7 @@ from polyreme_api import labels
 from polyreme_api.environment import PodEnvironment
 from polyreme_api.exit_codes import ExitCode, code_of_signal
 from polyreme_api.times import rfc3339
-from polyreme_operator.port import Manifest, NotFoundError, ObjectRef, PortError
+from polyreme_cluster.port import Manifest, NotFoundError, ObjectRef, PortError
 from polyreme_simulator.launcher import LauncherContext, SimLauncher
 from polyreme_simulator.nodes import OWNED, SimNode, devices_of
 from polyreme_simulator.ownership import is_set_apart, owner_uid

@@ -16,10 +16,10 @@ from polyreme_api.ownership import is_marked, job_object_metadata
 from polyreme_api.progress import ProgressRecord
 from polyreme_api.resume_point import fix_resume_point
 from polyreme_api.signed_progress import ProgressSigner
+from polyreme_cluster.port import Manifest, ObjectRef, PortError
 from polyreme_launcher.protocol import follower as f
 from polyreme_launcher.protocol import leader as l
 from polyreme_launcher.protocol.messages import Joined, Message, Release
-from polyreme_operator.port import Manifest, ObjectRef, PortError
 from polyreme_simulator.cluster_view import ClusterView
 from polyreme_simulator.invariants import Facts
 from polyreme_simulator.profiles import Profile

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from polyreme_operator.election import LEASE_S
-from polyreme_operator.port import Manifest
+from polyreme_cluster.election import LEASE_S
+from polyreme_cluster.port import Manifest
 from polyreme_simulator.cluster_view import ClusterView
 from polyreme_simulator.observed_state import ObservedState
 

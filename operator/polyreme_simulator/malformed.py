@@ -10,7 +10,7 @@ from typing import Any
 
 from polyreme_api import labels
 from polyreme_api.data_report import ANNOTATION_DATA
-from polyreme_operator.port import Manifest
+from polyreme_cluster.port import Manifest
 from polyreme_simulator.ownership import MALFORMED
 
 DEVICES = 6

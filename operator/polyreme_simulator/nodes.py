@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from polyreme_api import labels
+from polyreme_cluster.port import Manifest
 from polyreme_operator.health.record import HEALTH, NodeState, parse
-from polyreme_operator.port import Manifest
 
 OWNED = {"key": "polyreme.dev/owned", "effect": "NoSchedule"}
 """Taint of nodes that are reserved for training jobs."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 
-from polyreme_operator.port import Manifest
+from polyreme_cluster.port import Manifest
 from polyreme_simulator.cluster_view import ClusterView
 
 REPORTED_MAX = 3

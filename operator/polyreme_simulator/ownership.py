@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from polyreme_api import labels
-from polyreme_operator.port import Manifest
+from polyreme_cluster.port import Manifest
 
 MALFORMED = "malformed-"
 """Prefix of the names of objects that break their schemas: oracles, kubelets and kube-scheduler skip them."""

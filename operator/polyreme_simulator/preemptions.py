@@ -8,7 +8,7 @@ from typing import Any
 
 from polyreme_api import labels
 from polyreme_api.times import parse_rfc3339
-from polyreme_operator.port import Manifest
+from polyreme_cluster.port import Manifest
 from polyreme_simulator.anomaly_facts import AnomalyFacts
 from polyreme_simulator.batches import BatchFacts
 from polyreme_simulator.capacity import CapacityFacts

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from polyreme_operator.port import Manifest
+from polyreme_cluster.port import Manifest
 
 DEFAULT = "default"
 

@@ -6,7 +6,7 @@ A quota is checked before existence, so a create of what exists is refused too.
 from __future__ import annotations
 
 from polyreme_api import labels
-from polyreme_operator.port import Manifest, NotFoundError, ObjectRef
+from polyreme_cluster.port import Manifest, NotFoundError, ObjectRef
 from polyreme_simulator.capacity import CapacityFacts
 from polyreme_simulator.cluster_view import ClusterView
 from polyreme_simulator.observed_state import ObservedState

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from polyreme_api import labels
+from polyreme_cluster.port import Manifest, WatchEventType
 from polyreme_local.api_server.record import Change
 from polyreme_operator.health.owners import OURS, REPAIR_OWNER
 from polyreme_operator.health.record import HEALTH, parse
 from polyreme_operator.health.repair import LATE_S, NODE
-from polyreme_operator.port import Manifest, WatchEventType
 from polyreme_simulator.capacity import CapacityFacts
 from polyreme_simulator.cluster_view import ClusterView
 from polyreme_simulator.observed_state import ObservedState

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+from polyreme_cluster.port import Manifest, NotFoundError, ObjectRef
 from polyreme_operator.health.owners import OURS, REPAIR_OWNER
 from polyreme_operator.health.repair import NODE
-from polyreme_operator.port import Manifest, NotFoundError, ObjectRef
 from polyreme_simulator.world import World
 
 LOOK_S = 0.5

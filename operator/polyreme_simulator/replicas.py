@@ -6,10 +6,10 @@ import asyncio
 import random
 from collections.abc import Callable
 
+from polyreme_cluster.election import LEASE_NAME, lead
+from polyreme_cluster.leader_port import LeaderPort
+from polyreme_cluster.port import ObjectRef
 from polyreme_operator.controller import run_operator
-from polyreme_operator.election import LEASE_NAME, lead
-from polyreme_operator.leader_port import LeaderPort
-from polyreme_operator.port import ObjectRef
 from polyreme_operator.settings import Settings
 from polyreme_operator.types.observer import NullObserver
 from polyreme_simulator.event_loop import Process, SimClock, VirtualLoop

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from polyreme_api.times import rfc3339
-from polyreme_operator.port import Manifest, ObjectRef
+from polyreme_cluster.port import Manifest, ObjectRef
 from polyreme_simulator.cluster_view import ClusterView
 from polyreme_simulator.nodes import devices_of
 from polyreme_simulator.ownership import is_set_apart

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from polyreme_api import labels
 from polyreme_api.times import parse_rfc3339
-from polyreme_operator.port import Manifest, ObjectRef
+from polyreme_cluster.port import Manifest, ObjectRef
 from polyreme_operator.types.views import ENDS_WITHIN_S
 from polyreme_simulator.capacity import ENDED
 from polyreme_simulator.cluster_view import ClusterView

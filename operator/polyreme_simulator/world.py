@@ -11,12 +11,12 @@ from polyreme_api.environment import PodEnvironment
 from polyreme_api.exit_codes import ExitCode
 from polyreme_api.history import parse_checkpoint_name
 from polyreme_api.progress import CheckpointRef, Outcome, ProgressRecord, RankPhase, StepRecord
+from polyreme_cluster.port import Manifest, NotFoundError, ObjectRef, WatchEventType
 from polyreme_launcher.protocol.messages import Release
 from polyreme_local.api_server.cluster import EmbeddedCluster
 from polyreme_local.api_server.record import Change
 from polyreme_local.api_server.schema import SCHEMAS
 from polyreme_local.api_server.store import Store
-from polyreme_operator.port import Manifest, NotFoundError, ObjectRef, WatchEventType
 from polyreme_simulator.event_loop import SimClock, VirtualLoop
 from polyreme_simulator.invariants import Facts
 from polyreme_simulator.kubelets import KUBELET_S, Kubelets

@@ -5,8 +5,8 @@ import urllib.error
 import urllib.request
 from typing import Any
 
-from polyreme_operator.adapters.kubernetes.connection import from_kubeconfig
-from polyreme_operator.port import Manifest
+from polyreme_cluster.adapters.kubernetes.connection import from_kubeconfig
+from polyreme_cluster.port import Manifest
 from tests.cluster.kube import kubectl
 
 TOKEN_S = 3600

@@ -10,7 +10,7 @@ from polyreme_api import labels
 from polyreme_api.job.status import AttemptStatus
 from polyreme_api.ownership import job_object_metadata
 from polyreme_api.progress import CheckpointRef, Outcome, ProgressRecord, RankPhase
-from polyreme_operator.port import ClusterPort, ConflictError, Manifest, NotFoundError, ObjectRef
+from polyreme_cluster.port import ClusterPort, ConflictError, Manifest, NotFoundError, ObjectRef
 from tests.leaders import Leaders
 
 LOOK_S = 0.2

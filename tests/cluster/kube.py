@@ -19,10 +19,10 @@ import yaml
 from kubernetes import client, config
 from kubernetes.client import ApiException
 
-from polyreme_operator.adapters.kubernetes.cluster import KubernetesCluster
-from polyreme_operator.adapters.kubernetes.connection import from_kubeconfig
-from polyreme_operator.forwarding_port import ForwardingPort
-from polyreme_operator.port import CLUSTER_SCOPED, PAGE_OBJECTS, ClusterPort, ListPage, Manifest, ObjectRef, WatchEvent
+from polyreme_cluster.adapters.kubernetes.cluster import KubernetesCluster
+from polyreme_cluster.adapters.kubernetes.connection import from_kubeconfig
+from polyreme_cluster.forwarding_port import ForwardingPort
+from polyreme_cluster.port import CLUSTER_SCOPED, PAGE_OBJECTS, ClusterPort, ListPage, Manifest, ObjectRef, WatchEvent
 from tests.contract.adapters import Harness
 from tools.cluster.binaries import client_path, missing_programs
 from tools.cluster.cluster import FOLDER, down, named_cluster, up

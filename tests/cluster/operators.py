@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from polyreme_api import labels
-from polyreme_operator.port import ClusterPort, ConflictError, Manifest, NotFoundError, ObjectRef
+from polyreme_cluster.port import ClusterPort, ConflictError, Manifest, NotFoundError, ObjectRef
 from tests.cluster.kube import kubectl
 from tools.charts.render import VALUES, rendered
 

@@ -13,9 +13,9 @@ from polyreme.plugin.main import invoke
 from polyreme_api import labels
 from polyreme_api.job.placement import Placement
 from polyreme_api.times import rfc3339
-from polyreme_operator.adapters.kubernetes.cluster import KubernetesCluster
-from polyreme_operator.adapters.kubernetes.connection import from_kubeconfig
-from polyreme_operator.port import ClusterPort, ConflictError, Manifest, NotFoundError, ObjectRef
+from polyreme_cluster.adapters.kubernetes.cluster import KubernetesCluster
+from polyreme_cluster.adapters.kubernetes.connection import from_kubeconfig
+from polyreme_cluster.port import ClusterPort, ConflictError, Manifest, NotFoundError, ObjectRef
 from polyreme_system.clock import SystemClock
 from tests.cluster.hollow import HollowLaunchers
 from tests.cluster.kube import api_client, kubectl, new_namespace

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import yaml
 
-from polyreme_operator.adapters.kubernetes.cluster import KubernetesCluster
-from polyreme_operator.adapters.kubernetes.connection import from_kubeconfig
+from polyreme_cluster.adapters.kubernetes.cluster import KubernetesCluster
+from polyreme_cluster.adapters.kubernetes.connection import from_kubeconfig
+from polyreme_cluster.port import InvalidObjectError, ObjectRef
 from polyreme_operator.device_advertiser import RESOURCE, offer
-from polyreme_operator.port import InvalidObjectError, ObjectRef
 from tests.cluster.kube import ROOT, apply_crds, kubectl, until
 from tests.cluster.operators import nodes
 from tools.charts.render import CHART, NAMESPACE, RELEASE, HelmError, helm, rendered

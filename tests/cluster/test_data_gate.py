@@ -14,8 +14,8 @@ import yaml
 from polyreme_api import labels
 from polyreme_api.fields import Condition
 from polyreme_api.job import TrainingJobStatus, parse_job
+from polyreme_cluster.port import ClusterPort, Manifest, ObjectRef
 from polyreme_datahub.hub import register
-from polyreme_operator.port import ClusterPort, Manifest, ObjectRef
 from polyreme_operator.settings import Settings
 from tests.cluster import laptop
 from tests.cluster.kube import ROOT, api_client, kubectl, new_namespace

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from polyreme_operator.port import Manifest, ObjectRef
+from polyreme_cluster.port import Manifest, ObjectRef
 from tests.cluster.operators import OWNED, install, replica
 from tests.cluster.stage import Stage, condition_of, play
 

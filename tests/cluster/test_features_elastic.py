@@ -3,7 +3,7 @@
 import pytest
 
 from polyreme_api.exit_codes import ExitCode
-from polyreme_operator.port import ObjectRef
+from polyreme_cluster.port import ObjectRef
 from tests.cluster.stage import Stage, condition_of, play
 
 

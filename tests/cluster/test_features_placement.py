@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from polyreme_api import labels
-from polyreme_operator.port import Manifest, ObjectRef
+from polyreme_cluster.port import Manifest, ObjectRef
 from tests.cluster.kube import api_client
 from tests.cluster.stage import BLOCK, RACK, Stage, condition_of, places, play
 from tests.cluster.topologies import default_topology

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from polyreme_api import labels
-from polyreme_operator.port import Manifest, ObjectRef
+from polyreme_cluster.port import Manifest, ObjectRef
 from tests.cluster.stage import Stage, condition_of, play
 
 AT_ONCE = {"cooldownSeconds": 0}

@@ -5,7 +5,7 @@ import re
 from collections import Counter
 
 from polyreme_api import labels
-from polyreme_operator.port import Manifest, NotFoundError, ObjectRef
+from polyreme_cluster.port import Manifest, NotFoundError, ObjectRef
 from tests.cluster.operators import until_empty
 from tests.cluster.stage import Stage, condition_of, places, play
 

@@ -6,13 +6,13 @@ import asyncio
 import time
 
 from polyreme.plugin.incidents import read_incidents
-from polyreme_operator.adapters.kubernetes.cluster import KubernetesCluster
-from polyreme_operator.adapters.kubernetes.connection import from_kubeconfig
+from polyreme_cluster.adapters.kubernetes.cluster import KubernetesCluster
+from polyreme_cluster.adapters.kubernetes.connection import from_kubeconfig
+from polyreme_cluster.port import ObjectRef
 from polyreme_operator.health.incidents import Incident
 from polyreme_operator.health.node import patch_of
 from polyreme_operator.health.record import HEALTH, Leave, NodeState, Record
 from polyreme_operator.health.states import quarantined_by, released_by
-from polyreme_operator.port import ObjectRef
 from polyreme_operator.types.parse_node import parse_health_node
 from tests.cluster.kube import kubectl
 from tests.cluster.operators import nodes

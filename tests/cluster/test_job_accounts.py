@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from polyreme_api import labels
-from polyreme_operator.port import Manifest, ObjectRef
+from polyreme_cluster.port import Manifest, ObjectRef
 from tests.cluster.accounts import FORBIDDEN, Account, paths
 from tests.cluster.operators import NAMESPACE, install, replica
 from tests.cluster.stage import Stage, condition_of, play

@@ -12,10 +12,10 @@ import pytest
 import yaml
 
 from polyreme_api import labels
-from polyreme_operator.adapters.kubernetes.cluster import KubernetesCluster
-from polyreme_operator.adapters.kubernetes.connection import from_kubeconfig
-from polyreme_operator.adapters.kubernetes.resources import RESOURCES, Resource
-from polyreme_operator.port import (
+from polyreme_cluster.adapters.kubernetes.cluster import KubernetesCluster
+from polyreme_cluster.adapters.kubernetes.connection import from_kubeconfig
+from polyreme_cluster.adapters.kubernetes.resources import RESOURCES, Resource
+from polyreme_cluster.port import (
     InvalidObjectError,
     Manifest,
     NotFoundError,

@@ -6,8 +6,8 @@ from typing import Any
 import aiohttp
 from kubernetes import client
 
-from polyreme_operator.adapters.kubernetes.connection import from_kubeconfig
-from polyreme_operator.metrics_server import AccessReviewer, CachedReviewer, serve
+from polyreme_cluster.adapters.kubernetes.connection import from_kubeconfig
+from polyreme_cluster.metrics_server import AccessReviewer, CachedReviewer, serve
 from polyreme_operator.publishing.metrics import Metrics
 from polyreme_system.clock import SystemClock
 from tests.cluster.kube import api_client, new_namespace, until

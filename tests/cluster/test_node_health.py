@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from polyreme_operator.adapters.kubernetes.cluster import KubernetesCluster
-from polyreme_operator.adapters.kubernetes.connection import from_kubeconfig
+from polyreme_cluster.adapters.kubernetes.cluster import KubernetesCluster
+from polyreme_cluster.adapters.kubernetes.connection import from_kubeconfig
+from polyreme_cluster.port import Manifest, NotFoundError, ObjectRef, TooManyRequestsError
 from polyreme_operator.health.record import HEALTH, parse
-from polyreme_operator.port import Manifest, NotFoundError, ObjectRef, TooManyRequestsError
 from tests.cluster.kube import kubectl
 from tests.cluster.operators import nodes
 

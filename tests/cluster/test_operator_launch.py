@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from polyreme_api import labels
-from polyreme_operator.adapters.kubernetes.cluster import KubernetesCluster
-from polyreme_operator.adapters.kubernetes.connection import from_kubeconfig
-from polyreme_operator.election import LEASE_NAME
-from polyreme_operator.port import Manifest, ObjectRef
+from polyreme_cluster.adapters.kubernetes.cluster import KubernetesCluster
+from polyreme_cluster.adapters.kubernetes.connection import from_kubeconfig
+from polyreme_cluster.election import LEASE_NAME
+from polyreme_cluster.port import Manifest, ObjectRef
 from tests.cluster.kube import api_client, kubectl, new_namespace
 from tests.cluster.operators import (
     NAMESPACE,

@@ -10,10 +10,10 @@ import pytest
 
 from polyreme_api import labels
 from polyreme_api.times import parse_rfc3339
-from polyreme_operator.adapters.kubernetes.cluster import KubernetesCluster
-from polyreme_operator.adapters.kubernetes.connection import from_kubeconfig
-from polyreme_operator.election import LEASE_NAME, LEASE_S
-from polyreme_operator.port import Manifest, NotFoundError, ObjectRef
+from polyreme_cluster.adapters.kubernetes.cluster import KubernetesCluster
+from polyreme_cluster.adapters.kubernetes.connection import from_kubeconfig
+from polyreme_cluster.election import LEASE_NAME, LEASE_S
+from polyreme_cluster.port import Manifest, NotFoundError, ObjectRef
 from tests.cluster.kube import api_client, kubectl, new_namespace, until
 from tests.cluster.operators import (
     NAMESPACE,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from polyreme_api import labels
-from polyreme_operator.port import Manifest, NotFoundError, ObjectRef
+from polyreme_cluster.port import Manifest, NotFoundError, ObjectRef
 from tests.cluster.operators import NAMESPACE, install, replica
 from tests.cluster.stage import Stage, condition_of, play
 

@@ -11,9 +11,9 @@ import yaml
 from polyreme_api.exit_codes import ExitCode
 from polyreme_api.incident import NodeIncidentSpec
 from polyreme_api.times import rfc3339
+from polyreme_cluster.port import ObjectRef
 from polyreme_operator.health.incidents import Incident
 from polyreme_operator.health.record import HEALTH
-from polyreme_operator.port import ObjectRef
 from tests.cluster.kube import ROOT, kubectl
 from tests.cluster.stage import Stage, play
 

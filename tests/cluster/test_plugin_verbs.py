@@ -19,9 +19,9 @@ from polyreme.plugin.operator_lease import NAMESPACE_VARIABLE
 from polyreme_api import labels
 from polyreme_api.exit_codes import ExitCode
 from polyreme_api.times import rfc3339
-from polyreme_operator.adapters.kubernetes.cluster import KubernetesCluster
-from polyreme_operator.adapters.kubernetes.connection import from_kubeconfig
-from polyreme_operator.port import Manifest, NotFoundError, ObjectRef
+from polyreme_cluster.adapters.kubernetes.cluster import KubernetesCluster
+from polyreme_cluster.adapters.kubernetes.connection import from_kubeconfig
+from polyreme_cluster.port import Manifest, NotFoundError, ObjectRef
 from tests.cluster.kube import api_client, new_namespace
 from tests.contract.manifests import job as sample_job
 from tools.cluster.binaries import program_path

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kubernetes import client
 from kubernetes.client import ApiException
 
-from polyreme_operator.port import Manifest
+from polyreme_cluster.port import Manifest
 from polyreme_operator.reconcile.worker_pods import PodDefaults, WorkerPods
 from polyreme_operator.types.admission import Additions, parse_limit_range, parse_runtime_class, worker_requests
 from polyreme_operator.types.resources import larger, pod_requests

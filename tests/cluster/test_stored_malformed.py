@@ -11,9 +11,9 @@ from kubernetes import client
 from kubernetes.client import ApiException
 
 from polyreme_api import labels
-from polyreme_operator.adapters.kubernetes.cluster import KubernetesCluster
-from polyreme_operator.adapters.kubernetes.connection import from_kubeconfig
-from polyreme_operator.port import STATUS_SUBRESOURCE, InvalidObjectError, Manifest, ObjectRef
+from polyreme_cluster.adapters.kubernetes.cluster import KubernetesCluster
+from polyreme_cluster.adapters.kubernetes.connection import from_kubeconfig
+from polyreme_cluster.port import STATUS_SUBRESOURCE, InvalidObjectError, Manifest, ObjectRef
 from tests.cluster.kube import ROOT, api_client, apply_crds, kubectl, new_namespace, until
 from tests.cluster.operators import gang, install, nodes, replica, until_bound
 

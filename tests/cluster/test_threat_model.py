@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from polyreme_api import labels
-from polyreme_operator.port import Manifest, ObjectRef
+from polyreme_cluster.port import Manifest, ObjectRef
 from tests.cluster.accounts import FORBIDDEN, Account, paths
 from tests.cluster.kube import kubectl
 from tests.cluster.operators import NAMESPACE

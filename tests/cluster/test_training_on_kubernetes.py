@@ -20,12 +20,12 @@ from polyreme.records import read_records
 from polyreme_api import environment, labels
 from polyreme_api.job import TrainingJob, parse_job
 from polyreme_api.job.spec import TrainingJobSpec
+from polyreme_cluster.adapters.kubernetes.cluster import KubernetesCluster
+from polyreme_cluster.adapters.kubernetes.connection import from_kubeconfig
+from polyreme_cluster.port import ClusterPort, Manifest, ObjectRef
 from polyreme_datahub.hub import process
 from polyreme_local.kubelet.kubelet import ProcessKubelet
-from polyreme_operator.adapters.kubernetes.cluster import KubernetesCluster
-from polyreme_operator.adapters.kubernetes.connection import from_kubeconfig
 from polyreme_operator.controller import run_operator
-from polyreme_operator.port import ClusterPort, Manifest, ObjectRef
 from polyreme_operator.reconcile.worker_pods import PodDefaults
 from polyreme_operator.settings import Settings
 from polyreme_system.clock import SystemClock

@@ -8,15 +8,15 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
+from polyreme_cluster.adapters.kubernetes.cluster import KubernetesCluster
+from polyreme_cluster.adapters.kubernetes.connection import Connection
+from polyreme_cluster.forwarding_port import ForwardingPort
+from polyreme_cluster.port import KINDS, ClusterPort
 from polyreme_local.api_server.cluster import EmbeddedCluster
 from polyreme_local.api_server.journal import open_store
 from polyreme_local.api_server.server import ApiServer
 from polyreme_local.api_server.store import Store
 from polyreme_local.api_server.tokens import TokenTable
-from polyreme_operator.adapters.kubernetes.cluster import KubernetesCluster
-from polyreme_operator.adapters.kubernetes.connection import Connection
-from polyreme_operator.forwarding_port import ForwardingPort
-from polyreme_operator.port import KINDS, ClusterPort
 
 
 class Harness(Protocol):

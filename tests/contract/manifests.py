@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from polyreme_operator.port import Manifest, ObjectRef
+from polyreme_cluster.port import Manifest, ObjectRef
 
 SAMPLE = Path(__file__).parents[2] / "manifests/samples/quickstart.yaml"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from polyreme_operator.port import ConflictError, InvalidObjectError, Manifest, NotFoundError, WatchEventType
+from polyreme_cluster.port import ConflictError, InvalidObjectError, Manifest, NotFoundError, WatchEventType
 from tests.contract.adapters import ADAPTERS, Harness, Opener, run
 from tests.contract.manifests import config, owned_by, pod, ref, uid, version
 from tests.contract.test_port_objects import until_gone

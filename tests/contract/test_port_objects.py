@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from polyreme_operator.port import (
+from polyreme_cluster.port import (
     AlreadyExistsError,
     ConflictError,
     InvalidObjectError,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from polyreme_operator.port import GoneError, ListPage, Manifest, WatchEvent, WatchEventType
+from polyreme_cluster.port import GoneError, ListPage, Manifest, WatchEvent, WatchEventType
 from tests.contract.adapters import ADAPTERS, Harness, Opener, run
 from tests.contract.manifests import config, lease, pod, ref, uid, version
 

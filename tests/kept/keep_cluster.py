@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from polyreme_api import labels
-from polyreme_operator.port import KINDS, STATUS_SUBRESOURCE, ObjectRef
+from polyreme_cluster.port import KINDS, STATUS_SUBRESOURCE, ObjectRef
 from tests.kept.leaders import Leaders
 from tests.unit.operator.operator_scenes import DEVICE
 from tests.unit.operator.operator_stage import Stage, node_manifest

@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 from polyreme_api import labels
-from polyreme_operator.port import NotFoundError
+from polyreme_cluster.port import NotFoundError
 from tests.unit.operator.operator_stage import Stage
 
 RENEW_EVERY_S = 5.0

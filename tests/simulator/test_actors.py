@@ -7,7 +7,7 @@ import random
 import pytest
 
 from polyreme_api import labels
-from polyreme_operator.port import ObjectRef
+from polyreme_cluster.port import ObjectRef
 from polyreme_simulator.event_loop import VirtualLoop
 from polyreme_simulator.invariants import Facts
 from polyreme_simulator.run import simulate

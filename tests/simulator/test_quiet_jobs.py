@@ -9,9 +9,9 @@ from collections import Counter
 import pytest
 
 from polyreme_api import labels
+from polyreme_cluster.port import KINDS
 from polyreme_local.api_server.record import Change
 from polyreme_operator.controller import run_operator
-from polyreme_operator.port import KINDS
 from polyreme_operator.settings import Settings
 from polyreme_operator.types.intents import INTENTS_KEY
 from polyreme_simulator.cluster_view import ClusterView

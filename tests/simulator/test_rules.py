@@ -14,8 +14,8 @@ from polyreme_api import labels
 from polyreme_api.job.placement import Placement
 from polyreme_api.job.status import AttemptStatus
 from polyreme_api.times import rfc3339
+from polyreme_cluster.port import Manifest, ObjectRef
 from polyreme_operator.health.record import HEALTH, NodeState, Record, render
-from polyreme_operator.port import Manifest, ObjectRef
 from polyreme_operator.types.intents import INTENTS_KEY
 from polyreme_simulator.event_loop import VirtualLoop
 from polyreme_simulator.invariants import Facts

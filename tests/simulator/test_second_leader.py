@@ -8,8 +8,8 @@ import random
 import pytest
 
 from polyreme_api import labels
+from polyreme_cluster.port import ObjectRef
 from polyreme_operator.controller import run_operator
-from polyreme_operator.port import ObjectRef
 from polyreme_operator.settings import Settings
 from polyreme_simulator.event_loop import VirtualLoop
 from polyreme_simulator.invariants import Facts

@@ -10,7 +10,7 @@ from typing import Any
 from polyreme_api import labels
 from polyreme_api.data_report import DataReport, DataState, data_digest, read_report
 from polyreme_api.job import TrainingJob, parse_job
-from polyreme_operator.port import Manifest, ObjectRef
+from polyreme_cluster.port import Manifest, ObjectRef
 
 SPECS_KEPT = 4096
 """Specs that are kept parsed, by UID and generation."""

@@ -27,8 +27,8 @@ from polyreme_api.errors import (
     RefusedError,
 )
 from polyreme_api.job import TrainingJob
-from polyreme_operator.port import ClusterPort, PortError, WatchEvent, WatchEventType, pages_of
-from polyreme_operator.port import NotFoundError as NoSuchKindError
+from polyreme_cluster.port import ClusterPort, PortError, WatchEvent, WatchEventType, pages_of
+from polyreme_cluster.port import NotFoundError as NoSuchKindError
 
 RELIST_S = 300.0
 WATCH_RETRY_S = 1.0

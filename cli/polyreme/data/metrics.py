@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from polyreme_cluster.metric_registry import MetricRegistry
 from polyreme_datahub.registry.backlog import Backlog
 from polyreme_datahub.registry.rows import StageCount
 from polyreme_datahub.registry.work_items import WorkItem
-from polyreme_operator.metric_registry import MetricRegistry
 
 OPERATIONS_MAX = 200
 """Operations with series of their own; further ones are counted as ``OTHER``."""

@@ -10,8 +10,8 @@ from pathlib import Path
 from polyreme.data.controller import JOBS_MAX
 from polyreme.data.stages import STAGES
 from polyreme.paths import Home
-from polyreme_operator.arguments import Arguments, level
-from polyreme_operator.logging_setup import LogFormat
+from polyreme_cluster.arguments import Arguments, level
+from polyreme_cluster.logging_setup import LogFormat
 
 VARIABLE_PREFIX = "POLYREME_DATAHUB_"
 JOBS_MOST = 64

@@ -23,7 +23,7 @@ from polyreme_api.data_report import (
 )
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.job import parse_job
-from polyreme_operator.port import ClusterPort, ConflictError, Manifest, NotFoundError, ObjectRef, PortError
+from polyreme_cluster.port import ClusterPort, ConflictError, Manifest, NotFoundError, ObjectRef, PortError
 
 PROGRESS_EVERY_S = 2.0
 """Shortest time between two reports of progress on one job; a new state is reported at once."""

@@ -25,15 +25,15 @@ from polyreme.paths import Home
 from polyreme_api.environment import TOPICS_URL
 from polyreme_api.errors import InvalidConfigError, PolyremeError
 from polyreme_api.exit_codes import ExitCode
+from polyreme_cluster import election, metrics_server
+from polyreme_cluster.adapters.kubernetes.cluster import KubernetesCluster
+from polyreme_cluster.adapters.kubernetes.connection import Connection, from_kubeconfig, from_service_account
+from polyreme_cluster.arguments import LOOPBACK, in_cluster
+from polyreme_cluster.leader_port import LeaderPort
+from polyreme_cluster.logging_setup import set_up
+from polyreme_cluster.port import ClusterPort, ObjectRef, PortError
 from polyreme_datahub.probe import Probe
 from polyreme_datahub.runner.pool_sizes import PoolLimits
-from polyreme_operator import election, metrics_server
-from polyreme_operator.adapters.kubernetes.cluster import KubernetesCluster
-from polyreme_operator.adapters.kubernetes.connection import Connection, from_kubeconfig, from_service_account
-from polyreme_operator.arguments import LOOPBACK, in_cluster
-from polyreme_operator.leader_port import LeaderPort
-from polyreme_operator.logging_setup import set_up
-from polyreme_operator.port import ClusterPort, ObjectRef, PortError
 from polyreme_system.clock import SystemClock
 
 LEASE_NAME = "polyreme-datahub"

@@ -12,12 +12,12 @@ from polyreme.data.metrics import DataMetrics
 from polyreme.data.service import StoreChecks
 from polyreme.paths import Home
 from polyreme_api.errors import InvalidConfigError, PolyremeError
+from polyreme_cluster import metrics_server
+from polyreme_cluster.adapters.kubernetes.connection import from_kubeconfig, from_service_account
+from polyreme_cluster.arguments import LOOPBACK, address, in_cluster
+from polyreme_cluster.logging_setup import LogFormat, set_up
+from polyreme_cluster.metrics_server import Reviewer, ReviewError
 from polyreme_datahub.hub import work
-from polyreme_operator import metrics_server
-from polyreme_operator.adapters.kubernetes.connection import from_kubeconfig, from_service_account
-from polyreme_operator.arguments import LOOPBACK, address, in_cluster
-from polyreme_operator.logging_setup import LogFormat, set_up
-from polyreme_operator.metrics_server import Reviewer, ReviewError
 from polyreme_system.clock import SystemClock
 
 _log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from polyreme.plugin.reading import read_job
 from polyreme.plugin.rows import state_of
 from polyreme.plugin.snapshot import read_view
 from polyreme_api.errors import InvalidConfigError, RefusedError
-from polyreme_operator.port import ClusterPort, ConflictError
+from polyreme_cluster.port import ClusterPort, ConflictError
 from polyreme_operator.types.views import JobView
 
 TRIES_MAX = 8

@@ -14,7 +14,7 @@ from polyreme.plugin.rows import age, goodput, message_of, progress_of, ready_of
 from polyreme.plugin.snapshot import Snapshot
 from polyreme_api.job.status import AttemptStatus
 from polyreme_api.progress import ProgressRecord
-from polyreme_operator.port import Manifest
+from polyreme_cluster.port import Manifest
 from polyreme_operator.types.timestamps import parse_time_or
 from polyreme_operator.types.views import JobView
 

@@ -14,10 +14,10 @@ from polyreme.plugin import nodes as one
 from polyreme.plugin.reading import NotAllowedError, list_all
 from polyreme_api.errors import InvalidConfigError, NotFoundError
 from polyreme_api.labels import KIND_FAULT_POLICY, KIND_TOPOLOGY
+from polyreme_cluster.port import ClusterPort
 from polyreme_operator.health.breaker import limit_of
 from polyreme_operator.health.node import HealthNode
 from polyreme_operator.health.record import Record, parse
-from polyreme_operator.port import ClusterPort
 from polyreme_operator.types.parse_settings import parse_fault_policy, parse_topology
 
 SHOWN_EVERY = 10

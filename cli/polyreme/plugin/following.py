@@ -23,8 +23,8 @@ from polyreme_api.errors import (
     RunFailedError,
     WaitTimeoutError,
 )
-from polyreme_operator.port import ClusterPort
-from polyreme_operator.port import NotFoundError as PortNotFoundError
+from polyreme_cluster.port import ClusterPort
+from polyreme_cluster.port import NotFoundError as PortNotFoundError
 from polyreme_operator.types.parse import parse_pod
 from polyreme_operator.types.reasons import Reason
 from polyreme_operator.types.views import JobView

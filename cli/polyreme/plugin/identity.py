@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import getpass
 
+from polyreme_cluster.port import ClusterPort, InvalidObjectError
+from polyreme_cluster.port import NotFoundError as PortNotFoundError
 from polyreme_operator.health.record import OWNER_CHARACTERS_MAX, PERSON
-from polyreme_operator.port import ClusterPort, InvalidObjectError
-from polyreme_operator.port import NotFoundError as PortNotFoundError
 
 REVIEW = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview", "metadata": {}}
 

@@ -14,9 +14,9 @@ from polyreme_api.errors import InvalidConfigError, NotFoundError
 from polyreme_api.incident import IncidentJob
 from polyreme_api.labels import KIND_INCIDENT
 from polyreme_api.times import rfc3339
+from polyreme_cluster.port import ClusterPort, ObjectRef
+from polyreme_cluster.port import NotFoundError as PortNotFoundError
 from polyreme_operator.health.incidents import Incident, escaped, parse_incident, time_of
-from polyreme_operator.port import ClusterPort, ObjectRef
-from polyreme_operator.port import NotFoundError as PortNotFoundError
 
 HEADINGS = ("NAME", "NODE", "CLASS", "REASON", "STATE", "SINCE", "LASTED", "DEVICE-HOURS")
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}

@@ -14,8 +14,8 @@ from polyreme.plugin.reading import list_all, read_job
 from polyreme.plugin.rows import message_of, state_of
 from polyreme.plugin.snapshot import read_view
 from polyreme_api.errors import NotFoundError, RefusedError
-from polyreme_operator.adapters.kubernetes.connection import Connection
-from polyreme_operator.port import ClusterPort, PortError
+from polyreme_cluster.adapters.kubernetes.connection import Connection
+from polyreme_cluster.port import ClusterPort, PortError
 from polyreme_operator.types.views import PodPhase, PodView
 
 POLL_S = 1.0

@@ -14,9 +14,9 @@ from polyreme_api import environment
 from polyreme_api.errors import InvalidConfigError, NotFoundError, PolyremeError
 from polyreme_api.labels import LABEL_JOB
 from polyreme_api.rank_logs import split_line
-from polyreme_operator.adapters.kubernetes.connection import Connection
+from polyreme_cluster.adapters.kubernetes.connection import Connection
+from polyreme_cluster.port import Manifest, PortError
 from polyreme_operator.cache.pods import is_worker_of
-from polyreme_operator.port import Manifest, PortError
 from polyreme_operator.types.parse import parse_pod
 from polyreme_operator.types.views import JobView, PodView
 

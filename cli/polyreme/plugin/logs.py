@@ -12,10 +12,10 @@ from aiohttp.connector import NEEDS_CLEANUP_CLOSED
 
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.rank_logs import split_line
-from polyreme_operator.adapters.kubernetes.answers import error_of
-from polyreme_operator.adapters.kubernetes.connection import Connection
-from polyreme_operator.adapters.kubernetes.resources import object_path
-from polyreme_operator.port import ObjectRef, PortTimeoutError
+from polyreme_cluster.adapters.kubernetes.answers import error_of
+from polyreme_cluster.adapters.kubernetes.connection import Connection
+from polyreme_cluster.adapters.kubernetes.resources import object_path
+from polyreme_cluster.port import ObjectRef, PortTimeoutError
 from polyreme_operator.types.views import JobView
 
 CONNECT_S = 10.0

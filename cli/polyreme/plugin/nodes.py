@@ -9,14 +9,14 @@ from typing import Any
 from polyreme.plugin.reading import list_all
 from polyreme_api.errors import InvalidConfigError, NotFoundError, RefusedError
 from polyreme_api.times import rfc3339
+from polyreme_cluster.port import ClusterPort, ConflictError, Manifest, ObjectRef
+from polyreme_cluster.port import NotFoundError as PortNotFoundError
 from polyreme_operator.health.incidents import escaped
 from polyreme_operator.health.node import HealthNode, patch_of
 from polyreme_operator.health.record import Leave, NodeState, Record, parse
 from polyreme_operator.health.signs import DOMAIN_FAULT, Reading, read_conditions
 from polyreme_operator.health.states import quarantined_by, released_by
 from polyreme_operator.health.table import decode, is_agents, lookup, polarity
-from polyreme_operator.port import ClusterPort, ConflictError, Manifest, ObjectRef
-from polyreme_operator.port import NotFoundError as PortNotFoundError
 from polyreme_operator.types.parse_node import OUT_OF_SERVICE, parse_health_node
 from polyreme_operator.types.parse_settings import parse_topology
 from polyreme_operator.types.timestamps import parse_time_or

@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from polyreme.formatting import duration
 from polyreme_api.labels import MANAGER
-from polyreme_operator.election import LEASE_NAME, RENEW_S
-from polyreme_operator.port import ClusterPort, ForbiddenError, ObjectRef
-from polyreme_operator.port import NotFoundError as PortNotFoundError
+from polyreme_cluster.election import LEASE_NAME, RENEW_S
+from polyreme_cluster.port import ClusterPort, ForbiddenError, ObjectRef
+from polyreme_cluster.port import NotFoundError as PortNotFoundError
 from polyreme_operator.settings import Settings
 from polyreme_operator.types.timestamps import parse_time_or
 from polyreme_operator.types.views import JobView

@@ -14,9 +14,9 @@ from polyreme.output import nearest
 from polyreme.plugin.snapshot import Snapshot, snapshot_of
 from polyreme_api.errors import NotFoundError, RefusedError
 from polyreme_api.labels import KIND_JOB, KIND_QUEUE, KIND_TOPOLOGY
-from polyreme_operator.adapters.kubernetes.resources import resource_of
-from polyreme_operator.port import CLUSTER_SCOPED, ClusterPort, ForbiddenError, Manifest, ObjectRef
-from polyreme_operator.port import NotFoundError as PortNotFoundError
+from polyreme_cluster.adapters.kubernetes.resources import resource_of
+from polyreme_cluster.port import CLUSTER_SCOPED, ClusterPort, ForbiddenError, Manifest, ObjectRef
+from polyreme_cluster.port import NotFoundError as PortNotFoundError
 from polyreme_operator.types.views import JobView
 
 PAGES_MAX = 400

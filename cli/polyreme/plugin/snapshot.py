@@ -12,9 +12,9 @@ from pydantic import ValidationError
 from polyreme_api.labels import KIND_JOB
 from polyreme_api.queue import TrainingQueueStatus
 from polyreme_api.topology import DEFAULT_TOPOLOGY
+from polyreme_cluster.port import Manifest, ObjectRef
 from polyreme_operator.cache.leases import LeaseIndex
 from polyreme_operator.cache.pods import is_worker_of
-from polyreme_operator.port import Manifest, ObjectRef
 from polyreme_operator.types.job_keys import JobKeys
 from polyreme_operator.types.parse import parse_foreign_pod, parse_job_view, parse_node, parse_pod
 from polyreme_operator.types.parse_settings import parse_queue, parse_topology

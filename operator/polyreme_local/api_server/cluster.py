@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from polyreme_local.api_server.store import BOOKMARK_EVERY, Store
-from polyreme_operator.port import (
+from polyreme_cluster.port import (
     PAGE_OBJECTS,
     GoneError,
     InvalidObjectError,
@@ -15,6 +14,7 @@ from polyreme_operator.port import (
     WatchEvent,
     WatchEventType,
 )
+from polyreme_local.api_server.store import BOOKMARK_EVERY, Store
 
 WATCH_BATCH = 500
 

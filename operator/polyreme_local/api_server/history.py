@@ -6,8 +6,8 @@ import asyncio
 import bisect
 from collections.abc import Sequence
 
+from polyreme_cluster.port import GoneError
 from polyreme_local.api_server.record import Change
-from polyreme_operator.port import GoneError
 
 
 class WatchHistory:

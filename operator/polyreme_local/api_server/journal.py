@@ -16,6 +16,7 @@ from typing import Any
 
 from polyreme_api.clock import Clock
 from polyreme_api.errors import EnvironmentFailedError, RefusedError
+from polyreme_cluster.port import KINDS, Manifest, ServerError
 from polyreme_local.api_server.journal_file import (
     JournalContent,
     change_line,
@@ -27,7 +28,6 @@ from polyreme_local.api_server.record import Change, Record
 from polyreme_local.api_server.rules import Validator
 from polyreme_local.api_server.schema import SCHEMAS
 from polyreme_local.api_server.store import HISTORY_CHANGES, Store
-from polyreme_operator.port import KINDS, Manifest, ServerError
 
 COMPACT_LINES_MIN = 2_000
 """Lines under which a journal is never compacted."""

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from polyreme_api.errors import EnvironmentFailedError
+from polyreme_cluster.port import Manifest, WatchEventType
 from polyreme_local.api_server.record import Change
-from polyreme_operator.port import Manifest, WatchEventType
 
 FORMAT = 1
 

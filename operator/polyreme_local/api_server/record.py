@@ -7,7 +7,7 @@ import json
 import marshal
 from typing import Any, cast
 
-from polyreme_operator.port import InvalidObjectError, Manifest, WatchEvent, WatchEventType
+from polyreme_cluster.port import InvalidObjectError, Manifest, WatchEvent, WatchEventType
 
 _ENCODER = json.JSONEncoder(allow_nan=False)
 _MARSHAL_VERSION = 2

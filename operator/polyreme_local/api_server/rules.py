@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from polyreme_operator.port import CLUSTER_SCOPED, KINDS, ConflictError, InvalidObjectError, Manifest, ObjectRef
+from polyreme_cluster.port import CLUSTER_SCOPED, KINDS, ConflictError, InvalidObjectError, Manifest, ObjectRef
 
 Validator = Callable[[Manifest], None]
 """Raises ``InvalidObjectError`` for an object that its schema refuses."""

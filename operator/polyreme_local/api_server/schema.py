@@ -9,7 +9,7 @@ from polyreme_api.job.load import parse_new_job
 from polyreme_api.kinds import KINDS
 from polyreme_api.labels import KIND_JOB
 from polyreme_api.load import parse_object
-from polyreme_operator.port import InvalidObjectError, Manifest, ObjectRef
+from polyreme_cluster.port import InvalidObjectError, Manifest, ObjectRef
 
 _CHECKED = ("apiVersion", "kind", "metadata", "spec")
 """What people write; the status is the operator's own word."""

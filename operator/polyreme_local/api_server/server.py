@@ -10,10 +10,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from polyreme_api.labels import GROUP, PLURAL_JOB, VERSION
-from polyreme_local.api_server.cluster import EmbeddedCluster
-from polyreme_local.api_server.rules import selects
-from polyreme_local.api_server.tokens import Rights, TokenTable
-from polyreme_operator.port import (
+from polyreme_cluster.port import (
     PAGE_OBJECTS,
     AlreadyExistsError,
     ConflictError,
@@ -25,6 +22,9 @@ from polyreme_operator.port import (
     PortError,
     TooManyRequestsError,
 )
+from polyreme_local.api_server.cluster import EmbeddedCluster
+from polyreme_local.api_server.rules import selects
+from polyreme_local.api_server.tokens import Rights, TokenTable
 
 LOOPBACK = "127.0.0.1"
 _HOSTS = frozenset({LOOPBACK, "localhost"})

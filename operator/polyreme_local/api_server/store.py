@@ -12,10 +12,7 @@ import json
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from polyreme_local.api_server import rules
-from polyreme_local.api_server.history import WatchHistory
-from polyreme_local.api_server.record import Change, Record, merge, own_json
-from polyreme_operator.port import (
+from polyreme_cluster.port import (
     KINDS,
     PAGE_OBJECTS,
     AlreadyExistsError,
@@ -28,6 +25,9 @@ from polyreme_operator.port import (
     ObjectRef,
     WatchEventType,
 )
+from polyreme_local.api_server import rules
+from polyreme_local.api_server.history import WatchHistory
+from polyreme_local.api_server.record import Change, Record, merge, own_json
 
 HISTORY_CHANGES = 10_000
 """Changes of a kind that a watch can at least resume over."""

@@ -10,7 +10,7 @@ import dataclasses
 import secrets
 
 from polyreme_api.labels import job_object_name
-from polyreme_operator.port import ObjectRef
+from polyreme_cluster.port import ObjectRef
 
 TOKEN_BYTES = 32
 READS = frozenset({"get", "list", "watch"})

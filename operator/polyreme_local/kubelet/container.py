@@ -10,7 +10,7 @@ from typing import Any
 
 from polyreme_api import environment
 from polyreme_api.ownership import owner_of_pod
-from polyreme_operator.port import Manifest
+from polyreme_cluster.port import Manifest
 
 LOOPBACK = "127.0.0.1"
 _POD_FIELDS = {

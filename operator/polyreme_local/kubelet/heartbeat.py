@@ -6,7 +6,7 @@ import logging
 
 from polyreme_api.clock import Clock
 from polyreme_api.times import rfc3339
-from polyreme_operator.port import ClusterPort, Manifest, NotFoundError, ObjectRef, PortError
+from polyreme_cluster.port import ClusterPort, Manifest, NotFoundError, ObjectRef, PortError
 
 LEASE_NAMESPACE = "kube-node-lease"
 LEASE_S = 40

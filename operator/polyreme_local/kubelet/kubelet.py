@@ -19,6 +19,18 @@ from polyreme_api import environment, labels
 from polyreme_api.clock import Clock
 from polyreme_api.errors import EnvironmentFailedError
 from polyreme_api.times import rfc3339
+from polyreme_cluster.port import (
+    STATUS_SUBRESOURCE,
+    AlreadyExistsError,
+    ClusterPort,
+    ConflictError,
+    GoneError,
+    Manifest,
+    NotFoundError,
+    ObjectRef,
+    PortError,
+    WatchEventType,
+)
 from polyreme_local.kubelet import container, status
 from polyreme_local.kubelet.heartbeat import beat
 from polyreme_local.kubelet.leader_sockets import LeaderSockets
@@ -30,18 +42,6 @@ from polyreme_local.kubelet.process import (
     last_line,
     start_process,
     write_durably,
-)
-from polyreme_operator.port import (
-    STATUS_SUBRESOURCE,
-    AlreadyExistsError,
-    ClusterPort,
-    ConflictError,
-    GoneError,
-    Manifest,
-    NotFoundError,
-    ObjectRef,
-    PortError,
-    WatchEventType,
 )
 
 RETRY_S = 0.2

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from polyreme_api.exit_codes import ExitCode, code_of_signal
+from polyreme_cluster.port import Manifest
 from polyreme_local.kubelet.container import LOOPBACK
-from polyreme_operator.port import Manifest
 
 MESSAGE_CHARACTERS_MAX = 1024
 CODE_UNKNOWN = code_of_signal(signal.SIGKILL)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from polyreme_cluster.port import Manifest
 from polyreme_operator.cache.jobs import JobIndex
-from polyreme_operator.port import Manifest
 from polyreme_operator.queueing.access import refusal
 from polyreme_operator.queueing.tree import QueueTree
 from polyreme_operator.types.changes import Changes

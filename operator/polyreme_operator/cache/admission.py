@@ -10,9 +10,9 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from polyreme_api.job import TrainingJobSpec
+from polyreme_cluster.port import Manifest, ObjectRef
 from polyreme_operator.cache.jobs import JobIndex
 from polyreme_operator.cache.pods import is_worker_of
-from polyreme_operator.port import Manifest, ObjectRef
 from polyreme_operator.types.admission import (
     Additions,
     parse_limit_range,

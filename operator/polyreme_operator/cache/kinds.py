@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 from polyreme_api import labels
+from polyreme_cluster.port import Manifest, ObjectRef
 from polyreme_operator.cache.admission import KINDS as ADMISSION_KINDS
 from polyreme_operator.cache.leases import LeaseIndex
 from polyreme_operator.cache.pods import PodChange
-from polyreme_operator.port import Manifest, ObjectRef
 from polyreme_operator.types.changes import Changes
 from polyreme_operator.types.queues import QueueView
 from polyreme_operator.types.views import JobView

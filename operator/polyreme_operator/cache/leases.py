@@ -14,7 +14,7 @@ from typing import Any
 from polyreme_api import labels
 from polyreme_api.ownership import owner_of_job_object
 from polyreme_api.progress import ProgressRecord
-from polyreme_operator.port import Manifest, ObjectRef
+from polyreme_cluster.port import Manifest, ObjectRef
 from polyreme_operator.types.changes import Changes
 from polyreme_operator.types.job_keys import JobKeys
 from polyreme_operator.types.lease_record import (

@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable
 
+from polyreme_cluster.port import ObjectRef
 from polyreme_operator.cache.nodes import NodeTable
 from polyreme_operator.cache.usage import UsageLedger, pod_charge
-from polyreme_operator.port import ObjectRef
 from polyreme_operator.types.views import ForeignPod, JobView, PodPhase, PodView
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection
 
-from polyreme_operator.port import ObjectRef
+from polyreme_cluster.port import ObjectRef
 
 VOID = -1
 """Void version of an object: every state of it is newer."""

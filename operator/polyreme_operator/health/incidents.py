@@ -25,9 +25,9 @@ from polyreme_api.incident import (
     NodeIncidentStatus,
 )
 from polyreme_api.times import parse_rfc3339, rfc3339
+from polyreme_cluster.port import Manifest
 from polyreme_operator.health.facts import Note
 from polyreme_operator.health.record import NodeState, Record
-from polyreme_operator.port import Manifest
 
 ENDED = "ended"
 """State of an incident that is over."""

@@ -14,7 +14,7 @@ from polyreme_api import labels
 from polyreme_api.clock import Clock
 from polyreme_api.kinds import KINDS
 from polyreme_api.times import rfc3339
-from polyreme_operator.port import ClusterPort, Manifest, PortError
+from polyreme_cluster.port import ClusterPort, Manifest, PortError
 from polyreme_operator.types.actions import EmitEvent
 
 QUEUE_MAX = 1_000

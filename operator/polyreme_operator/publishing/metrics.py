@@ -15,7 +15,7 @@ from prometheus_client import Gauge
 
 from polyreme_api.job import TrainingJobStatus
 from polyreme_api.job.status import Accounting, RestartRecord
-from polyreme_operator.metric_registry import MetricRegistry
+from polyreme_cluster.metric_registry import MetricRegistry
 from polyreme_operator.reconcile.observe import current_record
 from polyreme_operator.types.observer import CycleReport
 from polyreme_operator.types.reasons import ConditionType, Reason, Scope

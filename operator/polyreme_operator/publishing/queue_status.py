@@ -18,9 +18,9 @@ from polyreme_api.queue import (
 )
 from polyreme_api.times import rfc3339
 from polyreme_api.topology import SPARES_SHOWN_MAX, UNLABELLED_MAX, ClusterTopologyStatus, LevelCount
+from polyreme_cluster.port import ObjectRef
 from polyreme_operator.cache.jobs import JobIndex
 from polyreme_operator.placement.topology import Arrangement
-from polyreme_operator.port import ObjectRef
 from polyreme_operator.publishing.queue_resources import RESOURCES_NAMED, named_resources
 from polyreme_operator.queueing.fair_share import decayed
 from polyreme_operator.queueing.order import first_of

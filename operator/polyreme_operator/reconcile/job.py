@@ -14,7 +14,7 @@ from polyreme_api.job import TrainingJobSpec, TrainingJobStatus
 from polyreme_api.job.status import AttemptStatus
 from polyreme_api.progress import Outcome, ProgressRecord, RankPhase
 from polyreme_api.times import rfc3339
-from polyreme_operator.port import ObjectRef
+from polyreme_cluster.port import ObjectRef
 from polyreme_operator.reconcile import (
     binding,
     children,

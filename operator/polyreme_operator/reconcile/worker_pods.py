@@ -11,7 +11,7 @@ from polyreme_api import environment, labels
 from polyreme_api.job import TrainingJobSpec
 from polyreme_api.job.status import AttemptStatus
 from polyreme_api.ownership import job_object_metadata, owner_reference
-from polyreme_operator.port import Manifest
+from polyreme_cluster.port import Manifest
 from polyreme_operator.reconcile import binding, ca_bundle, environment_runtime, pod_security
 from polyreme_operator.reconcile.binding import BindingMode
 from polyreme_operator.reconcile.ca_bundle import CaBundle

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from polyreme_cluster.port import ObjectRef
 from polyreme_operator.cache.jobs import JobIndex
 from polyreme_operator.cache.nodes import NodeTable
 from polyreme_operator.cache.usage import UsageLedger, pod_charge
-from polyreme_operator.port import ObjectRef
 from polyreme_operator.queueing.tree import QueueTree
 from polyreme_operator.queueing.waiting import WaitingIndex
 from polyreme_operator.types.intents import Intents

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol, TypeAlias
 
 from polyreme_api.job import TrainingJobStatus
-from polyreme_operator.port import Manifest, ObjectRef
+from polyreme_cluster.port import Manifest, ObjectRef
 from polyreme_operator.types.intents import Intent
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from polyreme_api.job import TrainingJobSpec
-from polyreme_operator.port import Manifest
+from polyreme_cluster.port import Manifest
 from polyreme_operator.types.inventory import PODS, Requests
 from polyreme_operator.types.resources import amounts, canonical, larger, pod_requests
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from polyreme_operator.port import ObjectRef
+from polyreme_cluster.port import ObjectRef
 from polyreme_operator.types.lease_record import RefusedRecord
 from polyreme_operator.types.views import ForeignPod
 

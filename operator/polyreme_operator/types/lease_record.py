@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from polyreme_api import labels
 from polyreme_api.progress import ProgressRecord
 from polyreme_api.signed_progress import is_signed
-from polyreme_operator.port import ObjectRef
+from polyreme_cluster.port import ObjectRef
 from polyreme_operator.types.views import JobView
 
 Order: TypeAlias = tuple[int, int, int]

@@ -19,8 +19,8 @@ from polyreme_api.job.schedule import schedule_faults
 from polyreme_api.metadata import ObjectMeta
 from polyreme_api.ownership import owner_of_pod
 from polyreme_api.pod_template import unknown_fields
+from polyreme_cluster.port import Manifest
 from polyreme_operator.health.record import PROBATION
-from polyreme_operator.port import Manifest
 from polyreme_operator.types.admission import NONE, Additions, worker_requests
 from polyreme_operator.types.intents import INTENTS_KEY, Intents, parse_intents
 from polyreme_operator.types.inventory import Constraints, Requests

@@ -9,11 +9,11 @@ from typing import Any
 
 from polyreme_api import labels
 from polyreme_api.node_report import CONDITION_AGENT, CONDITION_POD_START, CONDITION_PRE_CHECK
+from polyreme_cluster.port import Manifest
 from polyreme_operator.health.node import HealthNode
 from polyreme_operator.health.owners import REPAIR_OWNER, other_owner
 from polyreme_operator.health.record import HEALTH, PROBATION, Leave, NodeState, parse
 from polyreme_operator.health.signs import ConditionView
-from polyreme_operator.port import Manifest
 from polyreme_operator.types.inventory import HOST_LEVEL, Taint
 from polyreme_operator.types.resources import allocatable
 from polyreme_operator.types.timestamps import parse_time_or

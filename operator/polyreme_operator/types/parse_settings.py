@@ -11,8 +11,8 @@ from pydantic.alias_generators import to_camel
 from polyreme_api.fault_policy import NodeFaultPolicySpec
 from polyreme_api.queue import TrainingQueueSpec, TrainingQueueStatus
 from polyreme_api.topology import DEFAULT_TOPOLOGY, ClusterTopologySpec, ClusterTopologyStatus
+from polyreme_cluster.port import Manifest
 from polyreme_operator.health.policy import Answer, EvacuationRule, Hook, PolicyView, Rule
-from polyreme_operator.port import Manifest
 from polyreme_operator.types.inventory import LevelView, SparesView
 from polyreme_operator.types.label_selector import parse_selector
 from polyreme_operator.types.queues import QueueView, Quota, Reclaim, StopPolicy

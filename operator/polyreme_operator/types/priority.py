@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from polyreme_api.job import TrainingJobSpec
-from polyreme_operator.port import Manifest
+from polyreme_cluster.port import Manifest
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

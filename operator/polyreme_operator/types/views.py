@@ -11,8 +11,8 @@ from polyreme_api.data_report import DataReport
 from polyreme_api.job import TrainingJobSpec, TrainingJobStatus
 from polyreme_api.job.status import AttemptStatus
 from polyreme_api.progress import ProgressRecord
+from polyreme_cluster.port import ObjectRef
 from polyreme_operator.health.record import HEALTH, Leave
-from polyreme_operator.port import ObjectRef
 from polyreme_operator.types.inventory import Constraints, LevelView, Requests, SparesView, Taint
 from polyreme_operator.types.plans import PlanRequest
 from polyreme_operator.types.pod_start import RAN, PodStart

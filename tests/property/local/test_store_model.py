@@ -8,10 +8,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from polyreme_cluster.port import AlreadyExistsError, ConflictError, GoneError, Manifest, NotFoundError, ObjectRef
 from polyreme_local.api_server.cluster import EmbeddedCluster
 from polyreme_local.api_server.record import merge
 from polyreme_local.api_server.store import Store
-from polyreme_operator.port import AlreadyExistsError, ConflictError, GoneError, Manifest, NotFoundError, ObjectRef
 from tests.contract.manifests import config, ref, uid, version
 
 NAMES = st.sampled_from(["a", "b", "c"])

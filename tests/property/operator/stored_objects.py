@@ -20,7 +20,7 @@ from polyreme_api import labels
 from polyreme_api.data_report import ANNOTATION_DATA, DataState, data_digest
 from polyreme_api.job import TrainingJobSpec
 from polyreme_api.progress import ProgressRecord
-from polyreme_operator.port import STATUS_SUBRESOURCE, AlreadyExistsError, Manifest, NotFoundError, ObjectRef
+from polyreme_cluster.port import STATUS_SUBRESOURCE, AlreadyExistsError, Manifest, NotFoundError, ObjectRef
 from polyreme_operator.settings import Settings
 from polyreme_operator.types.intents import INTENTS_KEY
 from tests.unit.operator.operator_scenes import DEVICE, admitted, job, job_manifest

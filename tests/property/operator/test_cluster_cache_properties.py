@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyreme_api import labels
+from polyreme_cluster.port import Manifest, ObjectRef, WatchEvent, WatchEventType
 from polyreme_operator.cache.plan_book import planned
 from polyreme_operator.cache.usage import by_queue, usage_of
 from polyreme_operator.cluster_cache import ClusterCache
-from polyreme_operator.port import Manifest, ObjectRef, WatchEvent, WatchEventType
 from polyreme_operator.reconcile.transition import admit
 from polyreme_operator.scheduler import cluster_of
 from polyreme_operator.types.parse import parse_foreign_pod, parse_job_view, parse_node, parse_pod

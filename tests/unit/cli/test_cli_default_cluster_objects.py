@@ -12,9 +12,9 @@ from polyreme.default_cluster_objects import cluster_objects, node_labels
 from polyreme_api.job import TrainingJob, parse_job
 from polyreme_api.labels import KIND_QUEUE, KIND_TOPOLOGY, RESOURCE_DEVICE
 from polyreme_api.times import rfc3339
+from polyreme_cluster.port import Manifest
 from polyreme_local.kubelet.status import node
 from polyreme_operator.cache.plan_book import planned
-from polyreme_operator.port import Manifest
 from polyreme_operator.scheduler import cluster_of, schedule
 from polyreme_operator.types.parse import parse_job_view, parse_node
 from polyreme_operator.types.parse_settings import parse_queue, parse_topology

@@ -13,7 +13,7 @@ from polyreme_api import labels
 from polyreme_api.data_report import ANNOTATION_DATA, DataState
 from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError, PolyremeError
 from polyreme_api.job import TrainingJob
-from polyreme_operator.port import ObjectRef
+from polyreme_cluster.port import ObjectRef
 from polyreme_operator.settings import Settings
 from tests.unit.operator.operator_stage import Stage
 

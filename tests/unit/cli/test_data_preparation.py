@@ -19,10 +19,10 @@ from polyreme_api import labels
 from polyreme_api.data_report import ANNOTATION_DATA, DataState, data_digest, read_report
 from polyreme_api.errors import InvalidConfigError, RefusedError
 from polyreme_api.job import TrainingJob, parse_job
+from polyreme_cluster.port import ObjectRef
 from polyreme_datahub.hub import register, remove_dataset
 from polyreme_local.api_server.cluster import EmbeddedCluster
 from polyreme_local.api_server.store import Store
-from polyreme_operator.port import ObjectRef
 from polyreme_system.clock import SystemClock
 from polyreme_system.files import write_json
 from tests.unit.operator.operator_scenes import job_manifest

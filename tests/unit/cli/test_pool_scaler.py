@@ -6,13 +6,13 @@ from typing import Any
 from polyreme.data.metrics import DataMetrics
 from polyreme.data.work_watch import ASSERT_EVERY, LETTERS_EVERY, LOOK_EVERY_S, PoolScaler, WorkerPools, WorkWatch
 from polyreme_api.errors import EnvironmentFailedError
+from polyreme_cluster.forwarding_port import ForwardingPort
+from polyreme_cluster.port import Manifest, NotFoundError, ObjectRef, PortError
 from polyreme_datahub.probe import Work
 from polyreme_datahub.registry.backlog import Backlog
 from polyreme_datahub.runner.pool_sizes import PoolLimits
 from polyreme_local.api_server.cluster import EmbeddedCluster
 from polyreme_local.api_server.store import Store
-from polyreme_operator.forwarding_port import ForwardingPort
-from polyreme_operator.port import Manifest, NotFoundError, ObjectRef, PortError
 from polyreme_system.clock import SystemClock
 
 CPU = ObjectRef(kind="Deployment", namespace="system", name="workers")

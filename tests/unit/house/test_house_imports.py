@@ -32,7 +32,7 @@ CLUSTER_LIBRARIES = {"kopf", "kubernetes"}
 ON_A_CLUSTER = (
     "polyreme_operator.service",
     "polyreme_operator.kopf_feed",
-    "polyreme_operator.adapters.kubernetes",
+    "polyreme_cluster.adapters.kubernetes",
     "polyreme.plugin",
     "polyreme.node_host",
 )
@@ -50,6 +50,7 @@ def import_all(package: str, forbidden: set[str], *, without: tuple[str, ...] = 
     [
         "polyreme_api",
         "polyreme_planner",
+        "polyreme_cluster",
         "polyreme_operator",
         "polyreme_local",
         "polyreme_simulator",
@@ -86,7 +87,14 @@ def test_a_foreign_import_is_found(line: str) -> None:
 @pytest.mark.slow
 def test_what_runs_on_one_machine_imports_without_cluster_libraries() -> None:
     """The extra ``run`` has neither kopf nor kubernetes."""
-    for package in ("polyreme_operator", "polyreme_local", "polyreme_simulator", "polyreme_launcher", "polyreme"):
+    for package in (
+        "polyreme_cluster",
+        "polyreme_operator",
+        "polyreme_local",
+        "polyreme_simulator",
+        "polyreme_launcher",
+        "polyreme",
+    ):
         result = import_all(package, CLUSTER_LIBRARIES, without=ON_A_CLUSTER)
         assert result.returncode == 0, result.stderr
 

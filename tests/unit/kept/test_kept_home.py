@@ -17,6 +17,7 @@ from polyreme.paths import Home
 from polyreme_api.job import parse_job
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.labels import KIND_JOB
+from polyreme_cluster.port import ObjectRef
 from polyreme_datahub import hub
 from polyreme_datahub.errors import IndexDamagedError
 from polyreme_datahub.index.format import plan_key
@@ -25,7 +26,6 @@ from polyreme_datahub.objects import open_store as open_objects
 from polyreme_local.api_server.journal import open_store
 from polyreme_local.api_server.journal_file import read_journal
 from polyreme_local.api_server.store import Store
-from polyreme_operator.port import ObjectRef
 from polyreme_planner.plan import plan_for
 from polyreme_system.files import read_json
 from polyreme_trainer.export.names import to_checkpoint

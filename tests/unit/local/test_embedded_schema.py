@@ -9,9 +9,9 @@ import pytest
 
 from polyreme_api.kinds import KINDS
 from polyreme_api.labels import KIND_JOB
+from polyreme_cluster.port import InvalidObjectError, ObjectRef
 from polyreme_local.api_server.journal import open_store
 from polyreme_local.api_server.store import Store
-from polyreme_operator.port import InvalidObjectError, ObjectRef
 from tests.cluster.crd_cases import BOUNDED, RULED, Case, case_id, thing
 from tests.contract.adapters import ManualClock, uids
 

@@ -10,12 +10,12 @@ import pytest
 
 from polyreme_api.errors import NotFoundError
 from polyreme_api.labels import job_object_name
+from polyreme_cluster.port import Manifest
 from polyreme_launcher.api_client import ApiClient, ApiConflictError, ApiGoneError, ApiRefusedError
 from polyreme_local.api_server.cluster import EmbeddedCluster
 from polyreme_local.api_server.server import ApiServer
 from polyreme_local.api_server.store import Store
 from polyreme_local.api_server.tokens import TokenTable
-from polyreme_operator.port import Manifest
 from tests.contract.adapters import uids
 from tests.contract.manifests import lease, ref, uid, version
 

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from polyreme_api.errors import EnvironmentFailedError, RefusedError
+from polyreme_cluster.port import KINDS, GoneError, Manifest, ServerError
 from polyreme_local.api_server import journal as journal_module
 from polyreme_local.api_server.cluster import EmbeddedCluster
 from polyreme_local.api_server.journal import open_store
 from polyreme_local.api_server.journal_file import JournalContent, read_journal
 from polyreme_local.api_server.store import Store
-from polyreme_operator.port import KINDS, GoneError, Manifest, ServerError
 from tests.contract.adapters import ManualClock, uids
 from tests.contract.manifests import config, lease, owned_by, ref, uid
 

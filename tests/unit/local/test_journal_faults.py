@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from polyreme_api.errors import EnvironmentFailedError
+from polyreme_cluster.port import ServerError
 from polyreme_local.api_server import journal as journal_module
 from polyreme_local.api_server.cluster import EmbeddedCluster
 from polyreme_local.api_server.journal import LOCK_SUFFIX, open_store
 from polyreme_local.api_server.journal_file import read_journal
-from polyreme_operator.port import ServerError
 from tests.contract.adapters import ManualClock, uids
 from tests.contract.manifests import config, lease, ref
 from tests.unit.local.test_journal import contents, look, with_store

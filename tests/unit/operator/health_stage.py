@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from polyreme_cluster.port import STATUS_SUBRESOURCE, Manifest, ObjectRef
 from polyreme_operator.health.record import HEALTH, Record, parse
-from polyreme_operator.port import STATUS_SUBRESOURCE, Manifest, ObjectRef
 from polyreme_operator.settings import Settings
 from tests.unit.operator.operator_stage import Stage, node_manifest
 

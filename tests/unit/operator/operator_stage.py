@@ -9,10 +9,10 @@ from polyreme_api import labels
 from polyreme_api.data_report import ANNOTATION_DATA, DataReport, DataState, data_digest
 from polyreme_api.job import parse_job
 from polyreme_api.progress import ProgressRecord
+from polyreme_cluster.port import STATUS_SUBRESOURCE, ClusterPort, Manifest, ObjectRef
 from polyreme_local.api_server.cluster import EmbeddedCluster
 from polyreme_local.api_server.store import Store
 from polyreme_operator.controller import run_operator
-from polyreme_operator.port import STATUS_SUBRESOURCE, ClusterPort, Manifest, ObjectRef
 from polyreme_operator.publishing.metrics import Metrics
 from polyreme_operator.settings import Settings
 from polyreme_operator.types.observer import Observer

@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 
 from polyreme_api import labels
 from polyreme_api.progress import ProgressRecord
+from polyreme_cluster.forwarding_port import Call, ForwardingPort
+from polyreme_cluster.port import STATUS_SUBRESOURCE, Manifest, NotFoundError, ObjectRef, PortError
 from polyreme_local.api_server.cluster import EmbeddedCluster
 from polyreme_local.api_server.store import Store
 from polyreme_operator.controller import run_operator
-from polyreme_operator.forwarding_port import Call, ForwardingPort
 from polyreme_operator.plan_worker import Planner
-from polyreme_operator.port import STATUS_SUBRESOURCE, Manifest, NotFoundError, ObjectRef, PortError
 from polyreme_operator.publishing.metrics import Metrics
 from polyreme_operator.reconcile.worker_pods import PodDefaults
 from polyreme_operator.settings import Settings

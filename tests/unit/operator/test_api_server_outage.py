@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 import pytest
 
 from polyreme_api import labels
-from polyreme_operator.forwarding_port import Call, ForwardingPort
-from polyreme_operator.port import (
+from polyreme_cluster.forwarding_port import Call, ForwardingPort
+from polyreme_cluster.port import (
     ClusterPort,
     InvalidObjectError,
     ObjectRef,

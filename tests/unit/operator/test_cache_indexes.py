@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from polyreme_api import labels
+from polyreme_cluster.port import Manifest, ObjectRef
 from polyreme_operator.cache import absent_nodes
 from polyreme_operator.cache.absent_nodes import AbsentNodes
 from polyreme_operator.cache.children import ChildIndex
@@ -18,7 +19,6 @@ from polyreme_operator.cache.seen_versions import SeenVersions
 from polyreme_operator.health.node import HealthNode
 from polyreme_operator.health.policy import PolicyView
 from polyreme_operator.health.signs import AGENT_SILENT_S, ConditionView
-from polyreme_operator.port import Manifest, ObjectRef
 from polyreme_operator.types.job_keys import JobKeys
 from polyreme_operator.types.resources import canonical
 from polyreme_operator.types.views import JobView

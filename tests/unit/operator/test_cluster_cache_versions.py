@@ -3,8 +3,8 @@
 from typing import Any
 
 from polyreme_api import labels
+from polyreme_cluster.port import ObjectRef, WatchEvent, WatchEventType
 from polyreme_operator.cluster_cache import ClusterCache
-from polyreme_operator.port import ObjectRef, WatchEvent, WatchEventType
 from tests.unit.operator.operator_scenes import DEVICE, NOW_S, job_manifest
 
 JOB = ObjectRef(kind=labels.KIND_JOB, namespace="default", name="j")

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from polyreme_cluster.port import ClusterPort, Manifest, ObjectRef, PortTimeoutError
 from polyreme_operator.device_advertiser import EVERY_S, RESOURCE, advertise, main, offer
-from polyreme_operator.port import ClusterPort, Manifest, ObjectRef, PortTimeoutError
 from tests.contract.adapters import open_in_memory
 
 

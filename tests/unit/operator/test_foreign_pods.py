@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from polyreme_operator.port import STATUS_SUBRESOURCE, ObjectRef
+from polyreme_cluster.port import STATUS_SUBRESOURCE, ObjectRef
 from polyreme_operator.publishing.metrics import Metrics
 from polyreme_operator.types.observer import CycleReport
 from tests.unit.operator.operator_scenes import DEVICE

@@ -12,8 +12,8 @@ import pytest
 from polyreme_api import labels
 from polyreme_api.progress import ProgressRecord
 from polyreme_api.signed_progress import KEY_BYTES, ProgressSigner, job_key
+from polyreme_cluster.port import Manifest, ObjectRef, WatchEvent, WatchEventType
 from polyreme_operator.cluster_cache import ClusterCache
-from polyreme_operator.port import Manifest, ObjectRef, WatchEvent, WatchEventType
 from polyreme_operator.reconcile.observe import REFUSED_S
 from polyreme_operator.reconcile.worker_pods import PodDefaults
 from polyreme_operator.settings import Settings

@@ -10,8 +10,8 @@ import pytest
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.labels import INSTALLATION_KEY_NAME
 from polyreme_api.signed_progress import KEY_BYTES, job_key, key_id
+from polyreme_cluster.port import InvalidObjectError, Manifest, ObjectRef, PortError, PortTimeoutError
 from polyreme_operator.installation_key import RESTORE_EVERY_S, InstallationKey, keys_of
-from polyreme_operator.port import InvalidObjectError, Manifest, ObjectRef, PortError, PortTimeoutError
 from polyreme_operator.settings import Settings
 from polyreme_operator.types.job_keys import JobKeys
 from tests.unit.operator.operator_stories import Story, play

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from polyreme_cluster.port import GoneError, Manifest
 from polyreme_operator.kopf_feed import Feed
-from polyreme_operator.port import GoneError, Manifest
 
 FOREVER_S = 3600.0
 

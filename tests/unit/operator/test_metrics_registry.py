@@ -10,12 +10,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from polyreme_api.job.status import Accounting, LostTime, Preemption, RestartRecord
 from polyreme_api.progress import ProgressRecord, RoutingByLayer
 from polyreme_api.times import rfc3339
+from polyreme_cluster.adapters.kubernetes.connection import Connection
+from polyreme_cluster.instrumented_client import InstrumentedCluster, code_of
+from polyreme_cluster.port import ConflictError, NotFoundError, ObjectRef, PortTimeoutError
 from polyreme_local.api_server.cluster import EmbeddedCluster
 from polyreme_local.api_server.store import Store
-from polyreme_operator.adapters.kubernetes.connection import Connection
-from polyreme_operator.instrumented_client import InstrumentedCluster, code_of
 from polyreme_operator.options import parse
-from polyreme_operator.port import ConflictError, NotFoundError, ObjectRef, PortTimeoutError
 from polyreme_operator.publishing.metrics import GOODPUT_JOBS_MAX, OTHER_QUEUES, QUEUES_MAX, TRAINING_JOBS_MAX, Metrics
 from polyreme_operator.reconcile.status_builder import StatusBuilder
 from polyreme_operator.reconcile.transition import admit

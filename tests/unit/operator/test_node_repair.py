@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from polyreme_cluster.port import STATUS_SUBRESOURCE, Manifest, ObjectRef
 from polyreme_operator.health.facts import Step
 from polyreme_operator.health.owners import OURS, REPAIR_OWNER
 from polyreme_operator.health.policy import Hook
 from polyreme_operator.health.record import HEALTH, NodeState, Record, RepairPhase, parse, render
 from polyreme_operator.health.repair import LATE_S, JobSight, JobState
 from polyreme_operator.health.repair_rules import repair_result
-from polyreme_operator.port import STATUS_SUBRESOURCE, Manifest, ObjectRef
 from tests.unit.operator.health_stage import SETTINGS, HealthStage
 from tests.unit.operator.node_health_scenes import POLICY, Node, bus_sign, shown
 

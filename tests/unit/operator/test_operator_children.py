@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from polyreme_api import labels
+from polyreme_cluster.port import InvalidObjectError, Manifest, ObjectRef, PortError
 from polyreme_operator.cache.children import CONFIRMED_S
-from polyreme_operator.port import InvalidObjectError, Manifest, ObjectRef, PortError
 from tests.unit.operator.operator_stories import NAMESPACE, Story, play
 
 CHILDREN = ("Service", "Secret", "ServiceAccount", "Role", "RoleBinding", "Lease")

@@ -12,10 +12,10 @@ from polyreme_api.clock import MonotonicWallClock
 from polyreme_api.job import TrainingJobStatus
 from polyreme_api.job.status import RestartRecord
 from polyreme_api.times import parse_rfc3339, rfc3339
+from polyreme_cluster.port import Manifest
 from polyreme_local.api_server.cluster import EmbeddedCluster
 from polyreme_operator.cluster_cache import ClusterCache
 from polyreme_operator.controller import run_operator
-from polyreme_operator.port import Manifest
 from polyreme_operator.reconcile import stopping, transition
 from polyreme_operator.reconcile.failure_policy import SKEW_S, Restart, judge
 from polyreme_operator.reconcile.job import reconcile

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from polyreme_api.times import rfc3339
+from polyreme_cluster.port import STATUS_SUBRESOURCE, ObjectRef
 from polyreme_operator.health.record import HEALTH, NodeState
 from polyreme_operator.health.signs import DOMAIN_FAULT
-from polyreme_operator.port import STATUS_SUBRESOURCE, ObjectRef
 from tests.unit.operator.health_stage import HealthStage
 
 NETWORK = "polyreme.dev/Network"

@@ -14,9 +14,9 @@ from polyreme_api.job.placement import Placement
 from polyreme_api.job.status import FailedNode
 from polyreme_api.node_report import CONDITION_POD_START, decode
 from polyreme_api.times import rfc3339
+from polyreme_cluster.port import STATUS_SUBRESOURCE, Manifest, ObjectRef
 from polyreme_operator.health.record import HEALTH
 from polyreme_operator.node_marks import COUNTED_S, Mark, with_condition
-from polyreme_operator.port import STATUS_SUBRESOURCE, Manifest, ObjectRef
 from polyreme_operator.reconcile.failed_nodes import REMEMBERED_S, remembered
 from polyreme_operator.settings import Settings
 from polyreme_operator.types.views import ENDS_WITHIN_S

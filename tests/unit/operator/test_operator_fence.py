@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from polyreme_cluster.port import ObjectRef
 from polyreme_operator.cluster_cache import ClusterCache
-from polyreme_operator.port import ObjectRef
 from polyreme_operator.scheduler import schedule
 from polyreme_operator.types.actions import Decision, DeletePod
 from polyreme_operator.types.intents import INTENTS_KEY

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from polyreme_api import labels
+from polyreme_cluster.forwarding_port import ForwardingPort
+from polyreme_cluster.port import ClusterPort, ObjectRef
 from polyreme_operator.controller import run_operator
-from polyreme_operator.forwarding_port import ForwardingPort
-from polyreme_operator.port import ClusterPort, ObjectRef
 from polyreme_operator.reconcile.binding import BindingMode
 from polyreme_operator.reconcile.worker_pods import PodDefaults
 from polyreme_operator.settings import Settings

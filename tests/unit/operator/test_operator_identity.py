@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from polyreme_api import labels
+from polyreme_cluster.port import ObjectRef
 from polyreme_local.kubelet.container import is_leader, job_of
 from polyreme_operator.cluster_cache import ClusterCache
-from polyreme_operator.port import ObjectRef
 from tests.unit.operator.operator_scenes import DEVICE, NOW_S, admitted, job, job_manifest, owner_reference
 from tests.unit.operator.operator_stories import Story, play
 

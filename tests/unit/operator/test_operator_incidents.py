@@ -7,9 +7,9 @@ from typing import Any
 
 from polyreme_api.incident import STEPS_MAX, NodeIncidentSpec
 from polyreme_api.job.placement import Placement
+from polyreme_cluster.port import Manifest, ObjectRef, ServerError
 from polyreme_operator.health.incidents import Incident, Kept, escaped, name_of, surplus, with_step
 from polyreme_operator.health.record import HEALTH, NodeState, Record, render
-from polyreme_operator.port import Manifest, ObjectRef, ServerError
 from tests.unit.operator.health_stage import HealthStage
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from polyreme_api import labels
 from polyreme_api.times import rfc3339
+from polyreme_cluster.port import STATUS_SUBRESOURCE, ConflictError, Manifest, ObjectRef, PortError
 from polyreme_operator.cluster_cache import ClusterCache
-from polyreme_operator.port import STATUS_SUBRESOURCE, ConflictError, Manifest, ObjectRef, PortError
 from polyreme_operator.scheduler import Batch, Limits, cluster_of, schedule
 from polyreme_operator.types.intents import INTENTS_KEY, Intents, IntentState, assume_all, intent_state, next_attempt
 from polyreme_operator.types.views import JobView

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from polyreme_api.times import rfc3339
+from polyreme_cluster.port import STATUS_SUBRESOURCE, ObjectRef
 from polyreme_operator.health.record import HEALTH, NodeState
-from polyreme_operator.port import STATUS_SUBRESOURCE, ObjectRef
 from tests.unit.operator.health_stage import FOREIGN, GPU, HealthStage
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from polyreme_operator.logging_setup import LogFormat
+from polyreme_cluster.logging_setup import LogFormat
 from polyreme_operator.options import parse
 
 

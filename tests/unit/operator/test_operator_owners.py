@@ -1,6 +1,6 @@
 """Every object that the operator creates for a job has the job as its controller."""
 
-from polyreme_operator.port import Manifest
+from polyreme_cluster.port import Manifest
 from polyreme_operator.reconcile import worker_pods
 from polyreme_operator.reconcile.worker_pods import PodDefaults, WorkerPods
 from tests.unit.operator.operator_scenes import admitted, job

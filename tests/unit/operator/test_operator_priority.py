@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from polyreme_cluster.port import ObjectRef
 from polyreme_operator.cluster_cache import ClusterCache
-from polyreme_operator.port import ObjectRef
 from polyreme_operator.reconcile import transition
 from polyreme_operator.reconcile.job import reconcile
 from polyreme_operator.reconcile.worker_pods import PodDefaults, WorkerPods

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from polyreme_api import labels
-from polyreme_operator.port import STATUS_SUBRESOURCE, Manifest, ObjectRef
+from polyreme_cluster.port import STATUS_SUBRESOURCE, Manifest, ObjectRef
 from polyreme_operator.quarantine import FORGIVEN_AFTER_S, RETRIES_MAX, RETRY_FIRST_S, RETRY_LONGEST_S, Retries
 from polyreme_operator.scheduler import gangs
 from polyreme_operator.types.intents import parse_intents

@@ -9,7 +9,7 @@ import pytest
 from polyreme_api import labels
 from polyreme_api.job.status import RestartRecord
 from polyreme_api.times import rfc3339
-from polyreme_operator.port import InvalidObjectError, Manifest, ObjectRef, PortError
+from polyreme_cluster.port import InvalidObjectError, Manifest, ObjectRef, PortError
 from polyreme_operator.reconcile.failure_policy import REFUSALS_MAX, GiveUp, Restart, judge
 from polyreme_operator.reconcile.observe import REFUSED_S
 from polyreme_operator.scheduler.elastic import REFUSED_GROWTH_S, sizes, was_refused_lately

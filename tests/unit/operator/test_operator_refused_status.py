@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from polyreme_api import labels
+from polyreme_cluster.port import InvalidObjectError, Manifest, ObjectRef, PortError
 from polyreme_operator.cluster_cache import ClusterCache
-from polyreme_operator.port import InvalidObjectError, Manifest, ObjectRef, PortError
 from polyreme_operator.quarantine import IN_FLIGHT_S
 from polyreme_operator.types.intents import INTENTS_KEY, Intent, render_intents
 from tests.unit.operator.operator_stories import NAMESPACE, Refusal, Story, play

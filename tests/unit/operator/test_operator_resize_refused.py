@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from polyreme_api.labels import API_VERSION, LABEL_JOB_UID
-from polyreme_operator.port import InvalidObjectError, Manifest, NotFoundError, ObjectRef, PortError
+from polyreme_cluster.port import InvalidObjectError, Manifest, NotFoundError, ObjectRef, PortError
 from tests.unit.operator.operator_scenes import DEVICE
 from tests.unit.operator.operator_stories import Story, play
 

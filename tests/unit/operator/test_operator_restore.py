@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from polyreme_api import labels
+from polyreme_cluster.forwarding_port import ForwardingPort
+from polyreme_cluster.port import ClusterPort, GoneError, ListPage, Manifest, ObjectRef, WatchEvent
 from polyreme_operator.cluster_cache import ClusterCache
-from polyreme_operator.forwarding_port import ForwardingPort
 from polyreme_operator.kopf_feed import Feed
-from polyreme_operator.port import ClusterPort, GoneError, ListPage, Manifest, ObjectRef, WatchEvent
 from tests.unit.operator.operator_scenes import NOW_S, admitted, job, job_manifest
 from tests.unit.operator.operator_stage import Stage
 

@@ -6,13 +6,13 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from polyreme_api import labels
+from polyreme_cluster.forwarding_port import Call, ForwardingPort
+from polyreme_cluster.port import Manifest, ObjectRef
 from polyreme_local.api_server.cluster import EmbeddedCluster
 from polyreme_operator.cache.jobs import JobIndex
 from polyreme_operator.cache.nodes import NodeTable
 from polyreme_operator.cache.usage import UsageLedger
 from polyreme_operator.controller import run_operator
-from polyreme_operator.forwarding_port import Call, ForwardingPort
-from polyreme_operator.port import Manifest, ObjectRef
 from polyreme_operator.publishing.pending_reasons import PendingReasons
 from polyreme_operator.queueing.tree import QueueTree
 from polyreme_operator.scheduler import Batch

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from polyreme_api import labels
+from polyreme_cluster.port import Manifest, ObjectRef
 from polyreme_operator.cluster_cache import ClusterCache
-from polyreme_operator.port import Manifest, ObjectRef
 from polyreme_operator.reconcile.worker_pods import PodDefaults
 from polyreme_operator.settings import Settings
 from polyreme_operator.types.admission import parse_limit_range

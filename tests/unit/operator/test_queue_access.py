@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from polyreme_api import labels
-from polyreme_operator.port import ObjectRef
+from polyreme_cluster.port import ObjectRef
 from polyreme_operator.queueing.access import refusal
 from polyreme_operator.queueing.tree import QueueTree
 from polyreme_operator.settings import Settings

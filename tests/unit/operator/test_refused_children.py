@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from polyreme_api import labels
-from polyreme_operator.port import InvalidObjectError, Manifest, ObjectRef, PortError
+from polyreme_cluster.port import InvalidObjectError, Manifest, ObjectRef, PortError
 from polyreme_operator.reconcile.refusals import RETRY_MAX_S
 from polyreme_operator.reconcile.worker_pods import PodDefaults
 from polyreme_operator.settings import Settings

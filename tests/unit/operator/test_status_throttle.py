@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+from polyreme_cluster.port import Manifest, ObjectRef
 from polyreme_local.api_server.cluster import EmbeddedCluster
 from polyreme_local.api_server.store import Store
-from polyreme_operator.port import Manifest, ObjectRef
 from polyreme_operator.publishing.event_recorder import OBJECT_BURST, QUEUE_MAX, EventRecorder
 from polyreme_operator.publishing.status_throttle import StatusThrottle
 from polyreme_operator.types.actions import EmitEvent

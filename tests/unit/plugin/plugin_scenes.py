@@ -6,7 +6,7 @@ from polyreme.plugin.snapshot import Snapshot, snapshot_of
 from polyreme_api import labels
 from polyreme_api.job.placement import Placement
 from polyreme_api.times import rfc3339
-from polyreme_operator.port import Manifest
+from polyreme_cluster.port import Manifest
 from polyreme_operator.types.views import JobView
 from tests.unit.operator.operator_scenes import owner_reference
 

@@ -12,9 +12,9 @@ from polyreme.plugin.main import app, invoke
 from polyreme.plugin.printing import bar, show
 from polyreme_api.errors import InvalidConfigError, RefusedError
 from polyreme_api.exit_codes import ExitCode
+from polyreme_cluster.port import ConflictError, Manifest, ObjectRef
 from polyreme_local.api_server.cluster import EmbeddedCluster
 from polyreme_local.api_server.store import Store
-from polyreme_operator.port import ConflictError, Manifest, ObjectRef
 from tests.unit.plugin.plugin_scenes import NOW_S, condition, job
 
 REF = ObjectRef(kind="TrainingJob", namespace="team", name="big")

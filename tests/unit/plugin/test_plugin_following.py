@@ -11,9 +11,9 @@ from polyreme.plugin import following
 from polyreme.plugin.snapshot import read_view
 from polyreme_api.errors import EnvironmentFailedError
 from polyreme_api.exit_codes import ExitCode
+from polyreme_cluster.port import Manifest
 from polyreme_local.api_server.cluster import EmbeddedCluster
 from polyreme_local.api_server.store import Store
-from polyreme_operator.port import Manifest
 from polyreme_operator.types.views import JobView
 from tests.unit.plugin.plugin_scenes import NOW_S, condition, job, runs, waits
 

@@ -10,10 +10,10 @@ from polyreme.plugin import incidents as views
 from polyreme_api.errors import InvalidConfigError, NotFoundError
 from polyreme_api.incident import IncidentJob, NodeIncidentSpec
 from polyreme_api.times import rfc3339
+from polyreme_cluster.port import STATUS_SUBRESOURCE, ObjectRef
 from polyreme_local.api_server.cluster import EmbeddedCluster
 from polyreme_local.api_server.store import Store
 from polyreme_operator.health.incidents import Incident, name_of, with_jobs, with_step
-from polyreme_operator.port import STATUS_SUBRESOURCE, ObjectRef
 
 NOW_S = 1_800_000_000.0
 DAY_S = 86_400.0

@@ -19,10 +19,10 @@ from polyreme_api import labels
 from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError, NotFoundError, PolyremeError
 from polyreme_api.exit_codes import ExitCode
 from polyreme_api.rank_logs import RankAttempt
+from polyreme_cluster.adapters.kubernetes.connection import Connection
+from polyreme_cluster.port import Manifest, ObjectRef
 from polyreme_local.api_server.cluster import EmbeddedCluster
 from polyreme_local.api_server.store import Store
-from polyreme_operator.adapters.kubernetes.connection import Connection
-from polyreme_operator.port import Manifest, ObjectRef
 from polyreme_operator.types.views import JobView
 from tests.unit.plugin import plugin_scenes as scenes
 from tests.unit.plugin.plugin_scenes import NOW_S, condition, job, runs, snapshot

@@ -13,7 +13,7 @@ from polyreme.plugin.description import render as describe
 from polyreme.plugin.printing import show
 from polyreme.plugin.rows import get_table, top_rows, top_table
 from polyreme_api import labels
-from polyreme_operator.port import Manifest
+from polyreme_cluster.port import Manifest
 from tests.property.operator.stored_objects import Generated, generate, mutated
 from tests.unit.operator.operator_scenes import owner_reference
 from tests.unit.plugin.plugin_scenes import NOW_S, job, node, pod, queue, runs, snapshot, topology, waits

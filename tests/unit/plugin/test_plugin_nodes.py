@@ -10,6 +10,7 @@ import pytest
 from polyreme.plugin import domain_change, nodes
 from polyreme.plugin.reading import list_all
 from polyreme_api.errors import InvalidConfigError, NotFoundError, RefusedError
+from polyreme_cluster.port import ObjectRef
 from polyreme_local.api_server.cluster import EmbeddedCluster
 from polyreme_local.api_server.store import Store
 from polyreme_operator.health.owners import REPAIR_OWNER
@@ -24,7 +25,6 @@ from polyreme_operator.health.record import (
     render,
 )
 from polyreme_operator.health.signs import DOMAIN_FAULT
-from polyreme_operator.port import ObjectRef
 
 NOW_S = 1_800_000_000.0
 READY = {"type": "Ready", "status": "True", "reason": "KubeletReady"}

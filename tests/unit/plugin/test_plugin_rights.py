@@ -15,11 +15,11 @@ from polyreme.plugin.reading import NotAllowedError, Sight, list_all, look, read
 from polyreme_api.errors import NotFoundError
 from polyreme_api.labels import KIND_JOB
 from polyreme_api.times import rfc3339
+from polyreme_cluster.forwarding_port import Call, ForwardingPort
+from polyreme_cluster.port import ForbiddenError, Manifest
+from polyreme_cluster.port import NotFoundError as PortNotFoundError
 from polyreme_local.api_server.cluster import EmbeddedCluster
 from polyreme_local.api_server.store import Store
-from polyreme_operator.forwarding_port import Call, ForwardingPort
-from polyreme_operator.port import ForbiddenError, Manifest
-from polyreme_operator.port import NotFoundError as PortNotFoundError
 from tests.unit.plugin.plugin_scenes import NOW_S, condition, job, node, runs, snapshot
 
 _Answer = TypeVar("_Answer")
@@ -133,7 +133,7 @@ def test_an_operator_works_while_its_lease_is_renewed_whatever_the_clocks_say() 
 
 
 def _ref(manifest: Manifest) -> Any:
-    from polyreme_operator.port import ObjectRef
+    from polyreme_cluster.port import ObjectRef
 
     return ObjectRef.of(manifest)
 

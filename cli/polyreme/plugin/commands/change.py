@@ -23,7 +23,7 @@ def suspend(
     Example: kubectl polyreme suspend big --wait
     """
     from polyreme.plugin import change, following
-    from polyreme_operator.port import ClusterPort
+    from polyreme_cluster.port import ClusterPort
 
     where = target(kubeconfig, context, namespace)
 
@@ -56,7 +56,7 @@ def resume(
     Example: kubectl polyreme resume big
     """
     from polyreme.plugin import change, following
-    from polyreme_operator.port import ClusterPort
+    from polyreme_cluster.port import ClusterPort
 
     where = target(kubeconfig, context, namespace)
 
@@ -99,7 +99,7 @@ def scale(
     Example: kubectl polyreme scale big --replicas 8
     """
     from polyreme.plugin import change, following
-    from polyreme_operator.port import ClusterPort
+    from polyreme_cluster.port import ClusterPort
 
     where = target(kubeconfig, context, namespace)
 
@@ -132,7 +132,7 @@ def cancel(
     Example: kubectl polyreme cancel big --yes
     """
     from polyreme.plugin import change, following
-    from polyreme_operator.port import ClusterPort
+    from polyreme_cluster.port import ClusterPort
 
     where = target(kubeconfig, context, namespace)
     space, short = where.split(name)

@@ -60,7 +60,7 @@ def logs(
     from polyreme.plugin.log_view import Workers, show, wanted
     from polyreme.plugin.reading import list_all, read_job
     from polyreme.plugin.snapshot import read_view
-    from polyreme_operator.port import ClusterPort
+    from polyreme_cluster.port import ClusterPort
 
     if rank is not None and index is not None:
         raise InvalidConfigError("--rank and --index can't be combined; drop one", field="--index")

@@ -39,7 +39,7 @@ def nodes(
     from polyreme.plugin import nodes as views
     from polyreme.plugin.reading import NotAllowedError, list_all
     from polyreme_api.labels import KIND_TOPOLOGY
-    from polyreme_operator.port import ClusterPort, Manifest
+    from polyreme_cluster.port import ClusterPort, Manifest
 
     async def story(cluster: ClusterPort) -> tuple[list[Manifest], list[Manifest] | None]:
         nodes = await list_all(cluster, "Node")
@@ -79,7 +79,7 @@ def quarantine(
     from polyreme.plugin import nodes as views
     from polyreme.plugin.domain_change import quarantine_domain
     from polyreme.plugin.identity import who_acts
-    from polyreme_operator.port import ClusterPort
+    from polyreme_cluster.port import ClusterPort
 
     _one_of(node, domain)
     now_s = time.time()
@@ -114,7 +114,7 @@ def release(
     from polyreme.plugin import nodes as views
     from polyreme.plugin.domain_change import release_domain
     from polyreme.plugin.identity import who_acts
-    from polyreme_operator.port import ClusterPort
+    from polyreme_cluster.port import ClusterPort
 
     _one_of(node, domain)
     now_s = time.time()

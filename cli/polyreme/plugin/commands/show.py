@@ -46,7 +46,7 @@ def get(
     from polyreme.plugin.reading import list_all, read_job
     from polyreme.plugin.rows import get_table
     from polyreme.plugin.snapshot import Snapshot, snapshot_of
-    from polyreme_operator.port import ClusterPort
+    from polyreme_cluster.port import ClusterPort
 
     where = target(kubeconfig, context, namespace, everywhere=everywhere)
 
@@ -87,7 +87,7 @@ def describe(
     from polyreme.plugin import description
     from polyreme.plugin.operator_lease import doubt_of, silence
     from polyreme.plugin.reading import Sight, look, read_job
-    from polyreme_operator.port import ClusterPort
+    from polyreme_cluster.port import ClusterPort
     from polyreme_operator.types.views import JobView
 
     where = target(kubeconfig, context, namespace)
@@ -127,7 +127,7 @@ def why(
     from polyreme.plugin.reading import Sight, look, read_job
     from polyreme.plugin.snapshot import read_view
     from polyreme.plugin.waiting import is_waiting
-    from polyreme_operator.port import ClusterPort
+    from polyreme_cluster.port import ClusterPort
     from polyreme_operator.types.views import JobView
 
     where = target(kubeconfig, context, namespace)

@@ -18,6 +18,7 @@ from polyreme_api import environment, labels
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.job.status import replacement_runs
 from polyreme_api.progress import ProgressRecord
+from polyreme_cluster.port import Manifest, NotFoundError, ObjectRef
 from polyreme_launcher.fork_server import TARGET_VARIABLE
 from polyreme_local.api_server.cluster import EmbeddedCluster
 from polyreme_local.api_server.server import ApiServer
@@ -25,7 +26,6 @@ from polyreme_local.api_server.store import Store
 from polyreme_local.api_server.tokens import TokenTable
 from polyreme_local.kubelet.container import job_of
 from polyreme_local.kubelet.kubelet import ProcessKubelet
-from polyreme_operator.port import Manifest, NotFoundError, ObjectRef
 from polyreme_planner.plan import Plan, plan_for
 from polyreme_system.clock import SystemClock
 

@@ -15,8 +15,8 @@ from polyreme_api import labels
 from polyreme_api.ownership import is_marked
 from polyreme_api.progress import ProgressRecord
 from polyreme_api.signed_progress import ProgressSigner
+from polyreme_cluster.port import ObjectRef
 from polyreme_launcher.peers import FollowerLink
-from polyreme_operator.port import ObjectRef
 from polyreme_system.clock import SystemClock
 from tests.unit.local.kubelet.stack import ROOT, Stack, lives
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from polyreme_cluster.port import Manifest
 from polyreme_local.kubelet import status
 from polyreme_local.kubelet.container import (
     PodFiles,
@@ -26,7 +27,6 @@ from polyreme_local.kubelet.process import (
     runs,
     start_process,
 )
-from polyreme_operator.port import Manifest
 
 FILES = PodFiles(directory=Path("/p"), secret=Path("/p/secret"), token=Path("/p/token"))
 

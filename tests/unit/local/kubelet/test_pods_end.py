@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from polyreme_api.rank_logs import RankAttempt
+from polyreme_cluster.port import Manifest, ObjectRef
 from polyreme_local.kubelet.process import RECORD_FILE, start_process
-from polyreme_operator.port import Manifest, ObjectRef
 from tests.unit.local.kubelet.stack import Stack, lives
 
 pytestmark = pytest.mark.slow

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from polyreme_api.rank_logs import ATTEMPTS_KEPT, STORED_BYTES_MAX, STORED_LINES_MAX, RankAttempt
+from polyreme_cluster.port import ObjectRef
 from polyreme_datahub.objects import open_store
 from polyreme_launcher.stored_logs import StoredLogs, last_lines
-from polyreme_operator.port import ObjectRef
 from tests.unit.local.kubelet.stack import Stack
 
 pytestmark = pytest.mark.slow

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from polyreme_operator import port
-from polyreme_operator.port import ListPage, ServerError, pages_of
+from polyreme_cluster import port
+from polyreme_cluster.port import ListPage, ServerError, pages_of
 
 
 class Pages:

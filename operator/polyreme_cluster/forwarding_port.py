@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
-from polyreme_operator.port import PAGE_OBJECTS, ClusterPort, ListPage, Manifest, ObjectRef, WatchEvent
+from polyreme_cluster.port import PAGE_OBJECTS, ClusterPort, ListPage, Manifest, ObjectRef, WatchEvent
 
 _Answer = TypeVar("_Answer")
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from polyreme_operator.port import (
+from polyreme_cluster.port import (
     AlreadyExistsError,
     ConflictError,
     ForbiddenError,

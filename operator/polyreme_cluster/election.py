@@ -18,7 +18,7 @@ from enum import StrEnum
 
 from polyreme_api.clock import Clock
 from polyreme_api.times import rfc3339
-from polyreme_operator.port import (
+from polyreme_cluster.port import (
     AlreadyExistsError,
     ClusterPort,
     ConflictError,

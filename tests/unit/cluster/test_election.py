@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from polyreme_operator.election import (
+from polyreme_cluster.election import (
     DEADLINE_RATIO,
     LEASE_S,
     RENEW_S,
@@ -16,8 +16,8 @@ from polyreme_operator.election import (
     lease_spec,
     observe,
 )
-from polyreme_operator.port import Manifest
-from tests.unit.operator.election_scenes import (
+from polyreme_cluster.port import Manifest
+from tests.unit.cluster.election_scenes import (
     LEASE,
     Contest,
     SkewedClock,

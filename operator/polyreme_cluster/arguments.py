@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from polyreme_operator.logging_setup import LogFormat
+from polyreme_cluster.logging_setup import LogFormat
 from polyreme_system.addresses import split_address
 
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")

@@ -5,10 +5,10 @@ from collections.abc import Awaitable
 
 import pytest
 
+from polyreme_cluster.leader_port import LeaderPort
+from polyreme_cluster.port import NotLeadingError, ObjectRef
 from polyreme_local.api_server.cluster import EmbeddedCluster
 from polyreme_local.api_server.store import Store
-from polyreme_operator.leader_port import LeaderPort
-from polyreme_operator.port import NotLeadingError, ObjectRef
 
 POD = ObjectRef(kind="Pod", namespace="team", name="p")
 MANIFEST = {"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": "team", "name": "p"}, "spec": {}}

@@ -6,11 +6,11 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from polyreme_api.times import rfc3339
+from polyreme_cluster.election import LEASE_NAME, lead
+from polyreme_cluster.forwarding_port import Call, ForwardingPort
+from polyreme_cluster.port import Manifest, NotFoundError, ObjectRef, PortTimeoutError, ServerError
 from polyreme_local.api_server.cluster import EmbeddedCluster
 from polyreme_local.api_server.store import Store
-from polyreme_operator.election import LEASE_NAME, lead
-from polyreme_operator.forwarding_port import Call, ForwardingPort
-from polyreme_operator.port import Manifest, NotFoundError, ObjectRef, PortTimeoutError, ServerError
 from polyreme_simulator.event_loop import VirtualLoop
 from tests.contract.adapters import uids
 

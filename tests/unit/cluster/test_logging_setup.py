@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from polyreme_api.redaction import HIDDEN
-from polyreme_operator.logging_setup import LogFormat, set_up
+from polyreme_cluster.logging_setup import LogFormat, set_up
 
 
 @pytest.fixture

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
-from polyreme_operator.forwarding_port import Call, ForwardingPort
-from polyreme_operator.port import (
+from polyreme_cluster.forwarding_port import Call, ForwardingPort
+from polyreme_cluster.port import (
     STATUS_SUBRESOURCE,
     AlreadyExistsError,
     ClusterPort,
@@ -21,7 +21,6 @@ from polyreme_operator.port import (
     TooManyRequestsError,
     WatchEvent,
 )
-from polyreme_operator.publishing.metrics import Metrics
 
 _Answer = TypeVar("_Answer")
 DONE = "200"
@@ -38,10 +37,18 @@ _CODES: tuple[tuple[type[PortError], str], ...] = (
 """Result codes of port errors: 422 for every refusal of an object, 500 for every failure of the server."""
 
 
+class RequestCounter(Protocol):
+    """Counts API calls."""
+
+    def requested(self, verb: str, kind: str, code: str, *, status: bool = False) -> None:
+        """Count a call: ``status`` tells whether it was about a status subresource."""
+        ...
+
+
 class InstrumentedCluster(ForwardingPort):
     """Forwards calls to another ``ClusterPort`` and counts them."""
 
-    def __init__(self, port: ClusterPort, metrics: Metrics) -> None:
+    def __init__(self, port: ClusterPort, metrics: RequestCounter) -> None:
         super().__init__(port)
         self._metrics = metrics
 

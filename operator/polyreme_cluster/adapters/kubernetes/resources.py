@@ -6,7 +6,7 @@ import dataclasses
 from urllib.parse import quote
 
 from polyreme_api.labels import API_VERSION, GROUP, KIND_JOB, KIND_QUEUE, PLURAL_JOB, VERSION
-from polyreme_operator.port import CLUSTER_SCOPED, InvalidObjectError, Manifest, ObjectRef
+from polyreme_cluster.port import CLUSTER_SCOPED, InvalidObjectError, Manifest, ObjectRef
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

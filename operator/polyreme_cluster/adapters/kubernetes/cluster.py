@@ -19,15 +19,15 @@ import aiohttp
 from aiohttp.connector import NEEDS_CLEANUP_CLOSED
 from pydantic import TypeAdapter
 
-from polyreme_operator.adapters.kubernetes.answers import error_of, error_of_status
-from polyreme_operator.adapters.kubernetes.connection import Connection
-from polyreme_operator.adapters.kubernetes.resources import (
+from polyreme_cluster.adapters.kubernetes.answers import error_of, error_of_status
+from polyreme_cluster.adapters.kubernetes.connection import Connection
+from polyreme_cluster.adapters.kubernetes.resources import (
     collection_path,
     object_path,
     tidy,
     without_managed_fields,
 )
-from polyreme_operator.port import (
+from polyreme_cluster.port import (
     PAGE_OBJECTS,
     InvalidObjectError,
     ListPage,

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 
-from polyreme_operator.metrics_server import (
+from polyreme_cluster.metrics_server import (
     ALLOWED_FRESH_S,
     DENIED_FRESH_S,
     TOKENS_MAX,

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from polyreme_operator.adapters.kubernetes.resources import without_managed_fields
+from polyreme_cluster.adapters.kubernetes.resources import without_managed_fields
 
 FIELDS: dict[str, Any] = {
     "f:metadata": {"f:labels": {".": {}, "f:a": {}}},

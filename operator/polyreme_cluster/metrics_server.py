@@ -19,8 +19,8 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from polyreme_api.clock import Clock
-from polyreme_operator.adapters.kubernetes.connection import Connection
-from polyreme_operator.metric_registry import MetricRegistry
+from polyreme_cluster.adapters.kubernetes.connection import Connection
+from polyreme_cluster.metric_registry import MetricRegistry
 
 METRICS_PATH = "/metrics"
 ALLOWED_FRESH_S = 60.0

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from polyreme_operator.forwarding_port import Call, ForwardingPort
-from polyreme_operator.port import ClusterPort, NotLeadingError
+from polyreme_cluster.forwarding_port import Call, ForwardingPort
+from polyreme_cluster.port import ClusterPort, NotLeadingError
 
 READS = frozenset({"list", "get"})
 

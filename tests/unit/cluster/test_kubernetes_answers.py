@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from polyreme_operator.adapters.kubernetes.cluster import KubernetesCluster
-from polyreme_operator.adapters.kubernetes.connection import Connection
-from polyreme_operator.port import (
+from polyreme_cluster.adapters.kubernetes.cluster import KubernetesCluster
+from polyreme_cluster.adapters.kubernetes.connection import Connection
+from polyreme_cluster.port import (
     AlreadyExistsError,
     ConflictError,
     ForbiddenError,

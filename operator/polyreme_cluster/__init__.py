@@ -1,0 +1,1 @@
+"""Access to Kubernetes for every process: the port, its adapters, leader election, and a process's logs and metrics."""

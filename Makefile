@@ -140,11 +140,12 @@ test-nodes: $(DEV) ## the tests on nodes that run pods in containers (root): tho
 format: $(DEV) ## rewrite the sources in the house's format
 	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format --quiet .
 
-docs: $(DEV) ## regenerate the generated pages, check every link
+docs: $(DEV) ## regenerate the generated pages, check every link and the form of pages
 	@PYTHONPATH=. $(BIN)/python -m tools.generate_crds
 	@$(BIN)/python tools/exit_codes.py docs/reference/exit-codes.md
 	@$(BIN)/python tools/metrics_page.py docs/reference/metrics.md
 	@$(BIN)/python tools/links.py
+	@PYTHONPATH=. $(BIN)/python -m tools.page_form
 
 manifests: $(DEV) ## write manifests/ and the chart's golden files from charts/polyreme (by Helm, built once)
 	@PYTHONPATH=. $(BIN)/python -m tools.charts

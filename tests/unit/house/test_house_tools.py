@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from polyreme_api.exit_codes import ExitCode
-from tools import exit_codes, links, repo_checks, run_targets, setup_venv, whitespace
+from tools import exit_codes, links, page_form, repo_checks, run_targets, setup_venv, whitespace
 
 ROOT = Path(__file__).parents[3]
 TARGET = re.compile(r"^([a-z][a-z%-]*):(?!=)", re.MULTILINE)
@@ -127,6 +127,33 @@ def test_a_broken_link_is_found(tmp_path: Path) -> None:
         "# A `code` heading\n`[a](z)` [no](b.md) [none](#another) [fine](#a-code-heading) [far](https://host/x)\n```\n[code](c.md)\n```\n"
     )
     assert [offence.rpartition(" ")[2] for offence in links.broken_links(page)] == ["b.md", "#another"]
+
+
+def test_no_page_has_a_wall_of_text_or_a_broken_line() -> None:
+    found = {page: list(page_form.faults(page.read_text(encoding="utf-8"))) for page in links.pages(ROOT)}
+    assert {str(page.relative_to(ROOT)): faults for page, faults in found.items() if faults} == {}
+
+
+@pytest.mark.parametrize(
+    ("page", "fault"),
+    [
+        ("# T\n\n" + "word " * 121, "3: a paragraph of 121 words, at most 120"),
+        ("- " + "word " * 120, "1: a paragraph of 121 words, at most 120"),
+        (
+            "## A heading  Its paragraph " + "word " * 20,
+            "1: a heading of 128 characters: is its paragraph on the same line?",
+        ),
+        ("- The one. - **The other**", "1: two bullets in one line"),
+        ("a short line\n" + "long " * 21, "1: the line breaks early"),
+    ],
+)
+def test_a_page_out_of_form_is_found(page: str, fault: str) -> None:
+    assert list(page_form.faults(page)) == [fault]
+
+
+def test_code_tables_and_short_paragraphs_are_in_form() -> None:
+    words = "word " * 121
+    assert list(page_form.faults(f"# T\n\n```\n{words}\n```\n\n    {words}\n\n| {words} |\n\nOne.\nTwo.\n")) == []
 
 
 def test_each_command_is_declared_once() -> None:

@@ -15,6 +15,10 @@ from polyreme_api.exit_codes import ExitCode
 from tools import exit_codes, links, page_form, repo_checks, run_targets, setup_venv, whitespace
 
 ROOT = Path(__file__).parents[3]
+CHANGES_MAX = 15
+"""Lines of a section of the changelog."""
+WORKFLOWS = ROOT / ".github/workflows"
+PINNED = re.compile(r"[\w.-]+/[\w./-]+@[0-9a-f]{40} # v\d+(\.\d+)*")
 TARGET = re.compile(r"^([a-z][a-z%-]*):(?!=)", re.MULTILINE)
 
 
@@ -35,7 +39,20 @@ def test_help_lists_every_target() -> None:
 def test_ci_runs_what_a_developer_runs() -> None:
     assert "make test" in (ROOT / ".ci/run").read_text()
     assert os.access(ROOT / ".ci/run", os.X_OK)
-    assert ".ci/run" in (ROOT / ".github/workflows/ci.yaml").read_text()
+    assert "- run: make test\n" in (WORKFLOWS / "ci.yaml").read_text()
+    assert "- run: .ci/run\n" in (WORKFLOWS / "nightly.yaml").read_text()
+
+
+@pytest.mark.parametrize("workflow", sorted(WORKFLOWS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_workflows_pin_their_actions_and_call_targets_that_exist(workflow: Path) -> None:
+    text = workflow.read_text()
+    assert re.search(r"\bnot run\b", text.partition("name:")[0], re.IGNORECASE), "says whether it has run"
+    used = re.findall(r"uses: *(.*)", text)
+    assert used
+    assert [one for one in used if not PINNED.fullmatch(one)] == []
+    targets = {target.partition("%")[0] for target in TARGET.findall((ROOT / "Makefile").read_text())}
+    called = re.findall(r"(?:run: |^ +)make (?!help)([a-z][a-z-]*)", text, re.MULTILINE)
+    assert {name for name in called if name not in targets} == set()
 
 
 def test_make_says_which_python_it_needs() -> None:
@@ -154,6 +171,14 @@ def test_a_page_out_of_form_is_found(page: str, fault: str) -> None:
 def test_code_tables_and_short_paragraphs_are_in_form() -> None:
     words = "word " * 121
     assert list(page_form.faults(f"# T\n\n```\n{words}\n```\n\n    {words}\n\n| {words} |\n\nOne.\nTwo.\n")) == []
+
+
+def test_the_changelog_has_one_line_a_change_and_short_sections() -> None:
+    _, *sections = re.split(r"^##+ (.*)$", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    changes = {head: body.strip().splitlines() for head, body in zip(sections[::2], sections[1::2], strict=True)}
+    assert {head: len(lines) for head, lines in changes.items() if len(lines) > CHANGES_MAX} == {}
+    loose = [line for lines in changes.values() for line in lines if line.startswith("  ")]
+    assert loose == [], "a change is one line; details go into a page"
 
 
 def test_each_command_is_declared_once() -> None:

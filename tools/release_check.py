@@ -37,7 +37,7 @@ IMPORTS = {
     "kubectl": ("polyreme.plugin.main", "polyreme.plugin.completion"),
     "samples": (),  # a data file; the package is never imported
     "run": ("polyreme.session", "polyreme.quickstart"),
-    "datahub-service": ("polyreme.data.service", "polyreme.main", "polyreme_datahub.topics.pulsar"),
+    "datahub-service": ("polyreme_datahub_service.service", "polyreme.main", "polyreme_datahub.topics.pulsar"),
 }
 """What each extra, installed alone, must be able to import; the first is no extra at all."""
 SCRIPTS = {

@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from polyreme.data.reporter import Reporter
 from polyreme.default_cluster_objects import cluster_objects, node_labels
 from polyreme.fault_options import Injection
 from polyreme.paths import Home, RunDirectory
@@ -33,6 +32,7 @@ from polyreme_cluster.port import (
     NotFoundError,
     ObjectRef,
 )
+from polyreme_datahub_service.reporter import Reporter
 from polyreme_launcher.agent import PROCESSES_FILE
 from polyreme_launcher.urls import checkpoint_folder
 from polyreme_local.api_server.cluster import EmbeddedCluster

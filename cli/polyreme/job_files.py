@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from polyreme_api.errors import InvalidConfigError, NotFoundError
-from polyreme_api.job import TrainingJob, parse_job
+from polyreme_api.job import TrainingJob
 from polyreme_api.job.load import parse_new_job
 from polyreme_api.kinds import KINDS, AnyObject
 from polyreme_api.labels import KIND_JOB
@@ -42,15 +42,6 @@ def read_job(path: Path) -> TrainingJob:
         InvalidConfigError: If it is no YAML, holds another count of documents, or the job is refused.
     """
     return load_job(the_document(read_documents(path), path))
-
-
-def read_stored_job(path: Path) -> TrainingJob:
-    """Read the one TrainingJob of a file that was written for a job that exists.
-
-    Raises:
-        InvalidConfigError: As ``read_job``, but for what only a new job is refused for.
-    """
-    return parse_job(the_document(read_documents(path), path))
 
 
 def read_job_unplanned(path: Path) -> TrainingJob:
@@ -215,12 +206,3 @@ def load_cluster_objects(documents: Sequence[Any]) -> list[AnyObject] | None:
                 f"document {number}, a {kinds[number - 1]}: {error.message}", field=error.field
             ) from error
     return loaded
-
-
-def write_job(path: Path, job: TrainingJob) -> None:
-    """Write a job as it was applied, defaults written out, atomically."""
-    from polyreme_system.files import write_atomically
-
-    manifest = job.to_object()
-    manifest.pop("status", None)
-    write_atomically(path, yaml.safe_dump(manifest, sort_keys=False))

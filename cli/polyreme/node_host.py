@@ -15,8 +15,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polyreme.data.controller import DataController
-from polyreme.data.preparation import LocalPreparation
 from polyreme.output import note
 from polyreme.paths import Home
 from polyreme.store_variables import store_variables
@@ -25,6 +23,8 @@ from polyreme_api.errors import InvalidConfigError
 from polyreme_cluster.adapters.kubernetes.cluster import KubernetesCluster
 from polyreme_cluster.adapters.kubernetes.connection import from_kubeconfig
 from polyreme_cluster.port import ClusterPort, Manifest, NotFoundError, ObjectRef, PortError
+from polyreme_datahub_service.controller import DataController
+from polyreme_datahub_service.preparation import LocalPreparation
 from polyreme_local.kubelet.kubelet import ProcessKubelet
 from polyreme_local.kubelet.leader_sockets import LeaderSockets
 from polyreme_system.clock import SystemClock

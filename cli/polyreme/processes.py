@@ -25,11 +25,3 @@ def is_same_process(pid: int | None, process_started_s: float | None) -> bool:
         return False
     found = started_at_s(pid)
     return found is not None and abs(found - process_started_s) <= START_TOLERANCE_S
-
-
-def is_stopped(pid: int) -> bool:
-    """Tell whether a process is stopped (state T), as by SIGSTOP."""
-    try:
-        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
-    except psutil.Error:
-        return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from polyreme_api.mixture import MixtureRecord
     from polyreme_datahub.loader.order.outlook import SegmentOutlook
     from polyreme_datahub.loader.source import PackedSource
+
+_log = logging.getLogger(__name__)
 
 
 def run_uid(run: RunDirectory) -> str:
@@ -49,3 +52,16 @@ def visits_of(
             source.close()
     except (PolyremeError, OSError):
         return ()
+
+
+def release_run(home: Home, run: RunDirectory) -> None:
+    """Release what a run of this machine pins; a registry that is away is logged, and costs a version its removal."""
+    from polyreme_datahub_service.pinning import release_versions
+
+    uid = (read_json(run.identity_file) or {}).get("uid") or (read_json(run.data_report) or {}).get("job")
+    if not uid or not home.has_data:
+        return
+    try:
+        release_versions(home.registry_url, str(uid))
+    except PolyremeError as error:
+        _log.warning("versions that run %s has pinned are not released: %s", run.name, error)

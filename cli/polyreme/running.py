@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polyreme.job_files import read_job, write_job
+from polyreme.job_files import read_job
 from polyreme.paths import RunDirectory
 from polyreme.preflight import check_appended
 from polyreme.records import checkpoint_url, read_records_at
@@ -11,6 +11,7 @@ from polyreme_api.checkpoint_inventory import survey
 from polyreme_api.job import TrainingJob
 from polyreme_api.job.data import MixtureChange
 from polyreme_datahub.objects import open_store
+from polyreme_datahub_service.stored_job import write_job
 
 
 def append_schedule(run: RunDirectory, job: TrainingJob) -> list[MixtureChange] | None:

@@ -20,13 +20,9 @@ from typing import Any
 
 from polyreme import preflight
 from polyreme.cluster import NODE, LocalCluster, open_cluster
-from polyreme.data.keeper import DataKeeper, is_quick
-from polyreme.data.pinning import pin_versions, release_run
-from polyreme.data.preparation import prepared, references
-from polyreme.data.worker_process import DataWork
 from polyreme.fault_injection import inject
 from polyreme.fault_options import NODE_FAULTS, Injection, check_injection
-from polyreme.job_files import read_job, write_job
+from polyreme.job_files import read_job
 from polyreme.outcome import RunOutcome, outcome_of
 from polyreme.output import note
 from polyreme.paths import PREVIOUS_SUFFIX, Home, RunDirectory
@@ -35,6 +31,7 @@ from polyreme.progress_view import Watcher
 from polyreme.records import checkpoint_url, last_error, read_records_at
 from polyreme.recovery import newest_attempt, rebuilt
 from polyreme.report_writer import publish
+from polyreme.run_data import release_run
 from polyreme.run_identity import check_same_run, read_identity, remember_uid, serving, write_identity
 from polyreme.signals import cancel_on_signals, let_go, stop_signals
 from polyreme.timeline import Moment, Timeline
@@ -49,6 +46,11 @@ from polyreme_api.errors import (
 from polyreme_api.exit_codes import ExitCode
 from polyreme_api.job import TrainingJob
 from polyreme_api.pod_template import unknown_fields
+from polyreme_datahub_service.keeper import DataKeeper, is_quick
+from polyreme_datahub_service.pinning import pin_versions
+from polyreme_datahub_service.preparation import prepared, references
+from polyreme_datahub_service.stored_job import write_job
+from polyreme_datahub_service.worker_process import DataWork
 from polyreme_launcher.urls import checkpoint_folder
 from polyreme_local.api_server.journal_file import JournalContent
 from polyreme_system.clock import SystemClock

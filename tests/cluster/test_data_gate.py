@@ -74,7 +74,7 @@ def test_a_job_waits_for_its_data_then_trains_and_wrong_data_is_refused_with_its
         machine.home.prepare_data()
         register(machine.home.registry_url, machine.home.objects_url, BAD, str(lines))
         credentials = await asyncio.to_thread(datahub_kubeconfig, kubeconfig, tmp_path)
-        command = [sys.executable, "-m", "polyreme.data.main", "--namespace", SYSTEM]
+        command = [sys.executable, "-m", "polyreme_datahub_service.main", "--namespace", SYSTEM]
         command += ["--jobs-namespace", machine.namespace, "--home", str(machine.home.path), "--log-format", "text"]
         environment = {**os.environ, "KUBECONFIG": str(credentials)}
         async with machine.serving(Settings(data_gate=True)) as port:

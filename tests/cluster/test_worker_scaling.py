@@ -6,12 +6,12 @@ from typing import Any
 
 import yaml
 
-from polyreme.data.metrics import DataMetrics
-from polyreme.data.work_watch import PoolScaler, WorkerPools
 from polyreme_cluster.adapters.kubernetes.cluster import KubernetesCluster
 from polyreme_cluster.adapters.kubernetes.connection import from_kubeconfig
 from polyreme_datahub.registry.backlog import Backlog
 from polyreme_datahub.runner.pool_sizes import PoolLimits
+from polyreme_datahub_service.metrics import DataMetrics
+from polyreme_datahub_service.work_watch import PoolScaler, WorkerPools
 from tests.cluster.kube import api_client, kubectl, new_namespace
 
 NAME = "polyreme-datahub-workers"

@@ -128,7 +128,7 @@ def _to_data_worker(number: signal.Signals) -> Callable[[Trial], None]:
 
 
 def _data_workers(serving: Serving) -> list[psutil.Process]:
-    return [one for one in serving.tree() if "polyreme.data.worker" in (unless_gone(one.cmdline) or ())]
+    return [one for one in serving.tree() if "polyreme_datahub_service.worker" in (unless_gone(one.cmdline) or ())]
 
 
 def _kill_a_rank(trial: Trial) -> None:

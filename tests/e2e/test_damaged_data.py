@@ -90,4 +90,4 @@ def test_a_killed_data_worker_is_started_again_and_data_that_is_gone_is_made_aga
 
 
 def data_workers(serving: Serving) -> list[psutil.Process]:
-    return [each for each in serving.tree() if "polyreme.data.worker" in (unless_gone(each.cmdline) or ())]
+    return [each for each in serving.tree() if "polyreme_datahub_service.worker" in (unless_gone(each.cmdline) or ())]

@@ -119,7 +119,7 @@ def test_a_launcher_that_is_asked_to_end_checkpoints_and_costs_one_attempt_and_n
 
 
 def data_workers(serving: Serving) -> list[psutil.Process]:
-    return [each for each in serving.tree() if "polyreme.data.worker" in (unless_gone(each.cmdline) or ())]
+    return [each for each in serving.tree() if "polyreme_datahub_service.worker" in (unless_gone(each.cmdline) or ())]
 
 
 def stranger() -> psutil.Popen:

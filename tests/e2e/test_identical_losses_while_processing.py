@@ -60,7 +60,7 @@ def plans(home: PolyremeHome, name: str) -> list[Path]:
 
 
 def data_worker(serving: Serving) -> psutil.Process:
-    [found] = [each for each in serving.tree() if "polyreme.data.worker" in each.cmdline()]
+    [found] = [each for each in serving.tree() if "polyreme_datahub_service.worker" in each.cmdline()]
     return found
 
 

@@ -32,7 +32,10 @@ DEVICES = 2
 """Devices of a node: a gang of two workers with two devices each takes two nodes."""
 HELM_S_MAX = 300
 JOB_S_MAX = 600.0
-_WARM = "import torch, polyreme_trainer.train.loop, polyreme.data.main, polyreme_operator.service, pulsar, psycopg2"
+_WARM = (
+    "import torch, polyreme_trainer.train.loop, polyreme_datahub_service.main, polyreme_operator.service, pulsar, "
+    "psycopg2"
+)
 
 
 def prepare(cluster: Cluster, *, whole: Sequence[str] = ()) -> None:

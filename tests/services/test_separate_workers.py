@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, text
 
-from polyreme.data.preparation import LocalPreparation
 from polyreme.paths import Home
 from polyreme_api.environment import DATABASE_URL, OBJECTS_URL, TOPICS_URL
 from polyreme_api.job import TrainingJob, parse_job
 from polyreme_datahub import hub
 from polyreme_datahub.objects import open_store
 from polyreme_datahub.registry.work_items import DONE
+from polyreme_datahub_service.preparation import LocalPreparation
 from tests.services.test_flows_on_servers import worker
 from tests.unit.datahub.jobs import digits
 from tests.unit.operator.operator_scenes import job_manifest

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polyreme.data.stages import STAGES
 from polyreme.output import note
 from polyreme.paths import Home
 from polyreme_api.environment import TOPICS_URL
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.exit_codes import ExitCode
+from polyreme_datahub_service.stages import STAGES
 
 if TYPE_CHECKING:
     from polyreme_datahub.registry.rows import StageCount
@@ -58,7 +58,7 @@ def worker(
     for name in (signal.SIGTERM, signal.SIGINT):
         signal.signal(name, lambda _number, _frame: stopped.set())
     if metrics_address is not None:
-        from polyreme.data.worker_service import WorkerService
+        from polyreme_datahub_service.worker_service import WorkerService
 
         WorkerService(home, stages, workers=workers, address=metrics_address).run(stopped)
         return int(ExitCode.OK)

@@ -13,12 +13,12 @@ from typing import Annotated, Any
 import typer
 
 from polyreme import run_logs
-from polyreme.data.pinning import release_run
 from polyreme.formatting import size
 from polyreme.output import Format, confirm, emit, nearest, note
 from polyreme.paths import PREVIOUS_SUFFIX, Home, RunDirectory
 from polyreme.processes import is_same_process
 from polyreme.report.write import REPORT_NAME
+from polyreme.run_data import release_run
 from polyreme.run_identity import read_identity, serving
 from polyreme_api.errors import InvalidConfigError, NotFoundError, RefusedError, WaitTimeoutError
 from polyreme_api.rank_logs import RankAttempt

@@ -47,7 +47,7 @@ def call(module: str, command: str, *arguments: str, home: Path) -> subprocess.C
 @pytest.mark.parametrize(
     ("module", "command", "arguments", "extra"),
     [
-        ("polyreme.data.main", "polyreme-datahub", [], "kubectl"),
+        ("polyreme_datahub_service.main", "polyreme-datahub", [], "kubectl"),
         ("polyreme.main", "polyreme", ["node", "--name", "left", "--devices", "2"], "kubectl"),
         ("polyreme.plugin.main", "kubectl-polyreme", ["get"], "kubectl"),
         ("polyreme_operator.main", "polyreme-operator", ["--binding", "NodeAffinity"], "operator"),

@@ -3,9 +3,9 @@
 import re
 from pathlib import Path
 
-from polyreme.paths import HOME_VARIABLE
 from polyreme_api import environment
 from polyreme_datahub.topics.open import AUTHORITIES_FILE, TOKEN, TOKEN_FILE
+from polyreme_datahub_service.home import HOME_VARIABLE
 
 PAGE = Path(__file__).parents[3] / "docs/reference/environment.md"
 ELSEWHERE = {HOME_VARIABLE, TOKEN, TOKEN_FILE, AUTHORITIES_FILE}

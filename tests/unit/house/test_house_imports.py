@@ -56,6 +56,7 @@ def import_all(package: str, forbidden: set[str], *, without: tuple[str, ...] = 
         "polyreme_simulator",
         "polyreme_agent",
         "polyreme_datahub",
+        "polyreme_datahub_service",
     ],
 )
 def test_every_module_imports_without_torch(package: str) -> None:
@@ -93,6 +94,7 @@ def test_what_runs_on_one_machine_imports_without_cluster_libraries() -> None:
         "polyreme_local",
         "polyreme_simulator",
         "polyreme_launcher",
+        "polyreme_datahub_service",
         "polyreme",
     ):
         result = import_all(package, CLUSTER_LIBRARIES, without=ON_A_CLUSTER)

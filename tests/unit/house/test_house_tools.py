@@ -186,7 +186,7 @@ def test_each_command_is_declared_once() -> None:
     assert project["scripts"] == {
         "polyreme": "polyreme.main:main",
         "polyreme-operator": "polyreme_operator.main:main",
-        "polyreme-datahub": "polyreme.data.main:main",
+        "polyreme-datahub": "polyreme_datahub_service.main:main",
         "kubectl-polyreme": "polyreme.plugin.main:main",
         "kubectl_complete-polyreme": "polyreme.plugin.completion:main",
     }

@@ -62,7 +62,7 @@ def test_an_image_installs_the_lock_of_its_role_and_runs_its_entry_point(image: 
         entry_point
         == {
             "operator": '["python", "-m", "polyreme_operator"]',
-            "datahub": '["python", "-m", "polyreme.data.main"]',
+            "datahub": '["python", "-m", "polyreme_datahub_service.main"]',
             "trainer": '["python", "-m", "polyreme_launcher"]',
             "cli": '["polyreme"]',
         }[image]

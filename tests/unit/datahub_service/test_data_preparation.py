@@ -8,19 +8,20 @@ from typing import Any
 
 import pytest
 
-from polyreme.data.controller import Prepared
-from polyreme.data.keeper import QUICK_RECORDS_MAX, DataKeeper, is_quick
-from polyreme.data.pinning import pin_versions, release_run
-from polyreme.data.preparation import LocalPreparation
-from polyreme.data.reporter import Reporter
-from polyreme.data.worker_process import DataWork
 from polyreme.paths import Home
+from polyreme.run_data import release_run
 from polyreme_api import labels
 from polyreme_api.data_report import ANNOTATION_DATA, DataState, data_digest, read_report
 from polyreme_api.errors import InvalidConfigError, RefusedError
 from polyreme_api.job import TrainingJob, parse_job
 from polyreme_cluster.port import ObjectRef
 from polyreme_datahub.hub import register, remove_dataset
+from polyreme_datahub_service.controller import Prepared
+from polyreme_datahub_service.keeper import QUICK_RECORDS_MAX, DataKeeper, is_quick
+from polyreme_datahub_service.pinning import pin_versions
+from polyreme_datahub_service.preparation import LocalPreparation
+from polyreme_datahub_service.reporter import Reporter
+from polyreme_datahub_service.worker_process import DataWork
 from polyreme_local.api_server.cluster import EmbeddedCluster
 from polyreme_local.api_server.store import Store
 from polyreme_system.clock import SystemClock

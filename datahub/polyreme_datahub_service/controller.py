@@ -13,8 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from polyreme.data.candidates import Candidate, CandidateReader
-from polyreme.data.reporter import OutdatedError, Reporter
 from polyreme_api import labels
 from polyreme_api.clock import Clock
 from polyreme_api.data_report import DataState
@@ -29,6 +27,8 @@ from polyreme_api.errors import (
 from polyreme_api.job import TrainingJob
 from polyreme_cluster.port import ClusterPort, PortError, WatchEvent, WatchEventType, pages_of
 from polyreme_cluster.port import NotFoundError as NoSuchKindError
+from polyreme_datahub_service.candidates import Candidate, CandidateReader
+from polyreme_datahub_service.reporter import OutdatedError, Reporter
 
 RELIST_S = 300.0
 WATCH_RETRY_S = 1.0

@@ -11,9 +11,9 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from polyreme.data.controller import Preparation, Prepared
 from polyreme_api.errors import EnvironmentFailedError, PolyremeError
 from polyreme_api.job import TrainingJob
+from polyreme_datahub_service.controller import Preparation, Prepared
 
 GOOD_CHECK_S = 30.0
 """Time between two checks while everything answers."""

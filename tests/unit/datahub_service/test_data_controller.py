@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from polyreme.data.controller import CHECK_EVERY_S, REFUSED_RETRY_S, RETRY_S, DataController, Prepared
-from polyreme.data.reporter import PROGRESS_EVERY_S
 from polyreme_api import labels
 from polyreme_api.data_report import ANNOTATION_DATA, DataState
 from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError, PolyremeError
 from polyreme_api.job import TrainingJob
 from polyreme_cluster.port import ObjectRef
+from polyreme_datahub_service.controller import CHECK_EVERY_S, REFUSED_RETRY_S, RETRY_S, DataController, Prepared
+from polyreme_datahub_service.reporter import PROGRESS_EVERY_S
 from polyreme_operator.settings import Settings
 from tests.unit.operator.operator_stage import Stage
 

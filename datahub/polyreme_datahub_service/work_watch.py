@@ -8,13 +8,13 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from polyreme.data.metrics import DataMetrics
 from polyreme_api.clock import Clock
 from polyreme_api.errors import PolyremeError
 from polyreme_cluster.port import ClusterPort, Manifest, ObjectRef, PortError
 from polyreme_datahub.probe import Work
 from polyreme_datahub.registry.backlog import Backlog
 from polyreme_datahub.runner.pool_sizes import ItemTimes, PoolLimits, PoolState, pool_sizes
+from polyreme_datahub_service.metrics import DataMetrics
 
 LOOK_EVERY_S = 5.0
 LETTERS_EVERY = 12

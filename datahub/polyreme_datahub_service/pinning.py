@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Sequence
 
-from polyreme.paths import Home, RunDirectory
-from polyreme_api.errors import PolyremeError
+from polyreme_datahub.registry import datasets, pins
 from polyreme_datahub.registry.opening import opened_database
-from polyreme_system.files import read_json
+from polyreme_system.clock import SystemClock
 
 HOLDERS_PAGE = 1_000
-
-_log = logging.getLogger(__name__)
 
 
 def pin_versions(registry_url: str, holder: str, references: Sequence[str]) -> None:
@@ -28,11 +23,9 @@ def pin_versions(registry_url: str, holder: str, references: Sequence[str]) -> N
         DatasetNotFoundError: If one of them was removed meanwhile.
         EnvironmentFailedError: If the registry stays away.
     """
-    from polyreme_datahub.registry import datasets, pins
-
     with opened_database(registry_url) as database:
         versions = [datasets.find_version(database, reference).id for reference in references]
-        pins.pin(database, holder, versions, now_s=time.time())
+        pins.pin(database, holder, versions, now_s=SystemClock().now_s())
 
 
 def release_versions(registry_url: str, *holders: str) -> None:
@@ -41,8 +34,6 @@ def release_versions(registry_url: str, *holders: str) -> None:
     Raises:
         EnvironmentFailedError: If the registry stays away.
     """
-    from polyreme_datahub.registry import pins
-
     with opened_database(registry_url) as database:
         for holder in holders:
             pins.release(database, holder)
@@ -54,8 +45,6 @@ def holders(registry_url: str, prefix: str) -> list[str]:
     Raises:
         EnvironmentFailedError: If the registry stays away.
     """
-    from polyreme_datahub.registry import pins
-
     found: list[str] = []
     with opened_database(registry_url) as database:
         after = prefix
@@ -66,14 +55,3 @@ def holders(registry_url: str, prefix: str) -> list[str]:
                 break
             after = page[-1]
     return found
-
-
-def release_run(home: Home, run: RunDirectory) -> None:
-    """Release what a run of this machine pins; a registry that is away is logged, and costs a version its removal."""
-    uid = (read_json(run.identity_file) or {}).get("uid") or (read_json(run.data_report) or {}).get("job")
-    if not uid or not home.has_data:
-        return
-    try:
-        release_versions(home.registry_url, str(uid))
-    except PolyremeError as error:
-        _log.warning("versions that run %s has pinned are not released: %s", run.name, error)

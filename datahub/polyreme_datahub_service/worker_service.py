@@ -7,10 +7,6 @@ import asyncio
 import logging
 import threading
 
-from polyreme.data.health import RETRY_MAX_S, RETRY_S, Health
-from polyreme.data.metrics import DataMetrics
-from polyreme.data.service import StoreChecks
-from polyreme.paths import Home
 from polyreme_api.errors import InvalidConfigError, PolyremeError
 from polyreme_cluster import metrics_server
 from polyreme_cluster.adapters.kubernetes.connection import from_kubeconfig, from_service_account
@@ -18,6 +14,10 @@ from polyreme_cluster.arguments import LOOPBACK, address, in_cluster
 from polyreme_cluster.logging_setup import LogFormat, set_up
 from polyreme_cluster.metrics_server import Reviewer, ReviewError
 from polyreme_datahub.hub import work
+from polyreme_datahub_service.health import RETRY_MAX_S, RETRY_S, Health
+from polyreme_datahub_service.home import DataHome
+from polyreme_datahub_service.metrics import DataMetrics
+from polyreme_datahub_service.service import StoreChecks
 from polyreme_system.clock import SystemClock
 
 _log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class WorkerService:
         InvalidConfigError: If the address is none.
     """
 
-    def __init__(self, home: Home, stages: list[str], *, workers: int, address: str) -> None:
+    def __init__(self, home: DataHome, stages: list[str], *, workers: int, address: str) -> None:
         self._home, self._stages, self._workers = home, stages, workers
         self._host, self._port = _parsed(address)
         self._clock, self._metrics = SystemClock(), DataMetrics()

@@ -15,13 +15,6 @@ import socket
 import threading
 from collections.abc import AsyncIterator
 
-from polyreme.data.controller import DataController
-from polyreme.data.health import GuardedPreparation, Health
-from polyreme.data.metrics import DataMetrics
-from polyreme.data.options import Options
-from polyreme.data.preparation import LocalPreparation
-from polyreme.data.work_watch import PoolScaler, WorkerPools, WorkWatch
-from polyreme.paths import Home
 from polyreme_api.environment import TOPICS_URL
 from polyreme_api.errors import InvalidConfigError, PolyremeError
 from polyreme_api.exit_codes import ExitCode
@@ -34,6 +27,13 @@ from polyreme_cluster.logging_setup import set_up
 from polyreme_cluster.port import ClusterPort, ObjectRef, PortError
 from polyreme_datahub.probe import Probe
 from polyreme_datahub.runner.pool_sizes import PoolLimits
+from polyreme_datahub_service.controller import DataController
+from polyreme_datahub_service.health import GuardedPreparation, Health
+from polyreme_datahub_service.home import DataHome
+from polyreme_datahub_service.metrics import DataMetrics
+from polyreme_datahub_service.options import Options
+from polyreme_datahub_service.preparation import LocalPreparation
+from polyreme_datahub_service.work_watch import PoolScaler, WorkerPools, WorkWatch
 from polyreme_system.clock import SystemClock
 
 LEASE_NAME = "polyreme-datahub"
@@ -77,7 +77,7 @@ class StoreChecks(Probe):
         needs_topics: Whether topics must be named, since other processes work.
     """
 
-    def __init__(self, home: Home, *, needs_topics: bool) -> None:
+    def __init__(self, home: DataHome, *, needs_topics: bool) -> None:
         super().__init__(
             registry_url=home.registry_url,
             objects_url=home.objects_url,

@@ -11,10 +11,6 @@ import logging
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
-from polyreme.data.controller import Prepared
-from polyreme.data.reporter import Reporter
-from polyreme.data.worker_process import DataWork
-from polyreme.paths import Home
 from polyreme_api.clock import Clock
 from polyreme_api.data_report import DataState
 from polyreme_api.errors import DataDamagedError, EnvironmentFailedError, PolyremeError
@@ -22,6 +18,10 @@ from polyreme_api.job import TrainingJob
 from polyreme_api.store import StoreFailedError
 from polyreme_datahub.hub import list_datasets
 from polyreme_datahub.stored_data import StoredData, look
+from polyreme_datahub_service.controller import Prepared
+from polyreme_datahub_service.home import DataHome
+from polyreme_datahub_service.reporter import Reporter
+from polyreme_datahub_service.worker_process import DataWork
 
 LOOK_EVERY_S = 1.0
 BUCKET_LOOK_EVERY_S = 10.0
@@ -160,7 +160,7 @@ class DataKeeper:
         self._report(words)
 
 
-def is_quick(home: Home, job: TrainingJob) -> bool:
+def is_quick(home: DataHome, job: TrainingJob) -> bool:
     """Tell whether a run's data is processed in so short a time that its ranks may start meanwhile."""
     names = {source.dataset.partition("@")[0] for source in job.spec.data.sources}
     if job.spec.evaluation is not None:

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from polyreme.data.controller import DataController
-from polyreme.data.health import LOG_EVERY_S, RETRY_MAX_S, GuardedPreparation, Health
 from polyreme_api.environment import DATABASE_URL, OBJECTS_URL, TOPICS_URL
 from polyreme_api.errors import InvalidConfigError, PolyremeError
-from tests.unit.cli.test_data_controller import TAKES_S, Pipeline, gated
+from polyreme_datahub_service.controller import DataController
+from polyreme_datahub_service.health import LOG_EVERY_S, RETRY_MAX_S, GuardedPreparation, Health
+from tests.unit.datahub_service.test_data_controller import TAKES_S, Pipeline, gated
 
 WRONG = InvalidConfigError("no registry for 'mysql://db/x': expected postgresql+psycopg2://host/database")
 PATIENCE_S = 60.0

@@ -1,4 +1,4 @@
-"""``python -m polyreme.data.worker HOME JOB UID PARENT [seals]``: processes a job's datasets.
+"""``python -m polyreme_datahub_service.worker HOME JOB UID PARENT [seals]``: processes a job's datasets.
 
 With ``seals`` the flows are left to workers of other processes.
 
@@ -15,11 +15,12 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from polyreme.data.usable import check_usable
-from polyreme.job_files import read_stored_job
-from polyreme.paths import Home
 from polyreme_api.errors import PolyremeError
 from polyreme_api.exit_codes import ExitCode
+from polyreme_datahub.hub import process
+from polyreme_datahub_service.home import DataHome
+from polyreme_datahub_service.stored_job import read_stored_job
+from polyreme_datahub_service.usable import check_usable
 from polyreme_system.files import read_json, write_json
 from polyreme_system.parent_death import end_with_parent
 
@@ -30,7 +31,7 @@ def main() -> int:
     """Process; return an exit code."""
     # What is committed stays. On other systems than Linux, the next write to the pipe ends this process.
     end_with_parent(int(sys.argv[4]), signal.SIGTERM)
-    home, job_file = Home(path=Path(sys.argv[1])), Path(sys.argv[2])
+    home, job_file = DataHome(path=Path(sys.argv[1])), Path(sys.argv[2])
     try:
         _process(home, job_file, uid=sys.argv[3], only_seals=sys.argv[5:] == [SEALS])
     except PolyremeError as error:
@@ -46,9 +47,7 @@ def main() -> int:
     return int(ExitCode.OK)
 
 
-def _process(home: Home, job_file: Path, *, uid: str, only_seals: bool) -> None:
-    from polyreme_datahub.hub import process
-
+def _process(home: DataHome, job_file: Path, *, uid: str, only_seals: bool) -> None:
     job = read_stored_job(job_file)
     # Entries that were appended since the data was first processed must not refuse a job that runs.
     path, entries = job_file.with_name("data.json"), len(job.spec.data.schedule)

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from polyreme.data.usable import check_usable
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.job import parse_job
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_datahub.processing import DatasetReport
 from polyreme_datahub.registry.rows import Letter, StageCount
+from polyreme_datahub_service.usable import check_usable
 from tests.unit.operator.operator_scenes import job_manifest
 
 

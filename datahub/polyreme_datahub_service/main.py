@@ -6,9 +6,9 @@ import os
 import sys
 from collections.abc import Sequence
 
-from polyreme.data.options import parse
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.extras import missing_extra
+from polyreme_datahub_service.options import parse
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -16,7 +16,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = parse(sys.argv[1:] if arguments is None else arguments, os.environ)
         # Imported after the options are read, so that --help works without the libraries of the service.
-        from polyreme.data.service import run_service
+        from polyreme_datahub_service.service import run_service
 
         return run_service(options)
     except InvalidConfigError as error:

@@ -7,11 +7,11 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from polyreme.data.controller import JOBS_MAX
-from polyreme.data.stages import STAGES
-from polyreme.paths import Home
 from polyreme_cluster.arguments import Arguments, level
 from polyreme_cluster.logging_setup import LogFormat
+from polyreme_datahub_service.controller import JOBS_MAX
+from polyreme_datahub_service.home import DataHome
+from polyreme_datahub_service.stages import STAGES
 
 VARIABLE_PREFIX = "POLYREME_DATAHUB_"
 JOBS_MOST = 64
@@ -36,7 +36,7 @@ class WorkerOptions:
 class Options:
     """How the command was called."""
 
-    home: Home
+    home: DataHome
     namespace: str
     """Where the Lease lies."""
     jobs_namespace: str | None
@@ -59,7 +59,7 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Options:
     """
     given = _arguments(environment).parse_args(arguments)
     return Options(
-        home=Home.locate(given.home),
+        home=DataHome.locate(given.home),
         namespace=given.namespace,
         jobs_namespace=given.jobs_namespace or None,
         jobs_max=given.jobs_max,

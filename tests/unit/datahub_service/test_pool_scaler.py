@@ -3,14 +3,21 @@
 import asyncio
 from typing import Any
 
-from polyreme.data.metrics import DataMetrics
-from polyreme.data.work_watch import ASSERT_EVERY, LETTERS_EVERY, LOOK_EVERY_S, PoolScaler, WorkerPools, WorkWatch
 from polyreme_api.errors import EnvironmentFailedError
 from polyreme_cluster.forwarding_port import ForwardingPort
 from polyreme_cluster.port import Manifest, NotFoundError, ObjectRef, PortError
 from polyreme_datahub.probe import Work
 from polyreme_datahub.registry.backlog import Backlog
 from polyreme_datahub.runner.pool_sizes import PoolLimits
+from polyreme_datahub_service.metrics import DataMetrics
+from polyreme_datahub_service.work_watch import (
+    ASSERT_EVERY,
+    LETTERS_EVERY,
+    LOOK_EVERY_S,
+    PoolScaler,
+    WorkerPools,
+    WorkWatch,
+)
 from polyreme_local.api_server.cluster import EmbeddedCluster
 from polyreme_local.api_server.store import Store
 from polyreme_system.clock import SystemClock

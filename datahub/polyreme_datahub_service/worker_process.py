@@ -17,9 +17,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from polyreme.data.worker import SEALS
-from polyreme.paths import Home
-from polyreme.processes import is_stopped
+import psutil
+
 from polyreme_api.errors import (
     DataDamagedError,
     EnvironmentFailedError,
@@ -29,6 +28,8 @@ from polyreme_api.errors import (
     RefusedError,
 )
 from polyreme_api.exit_codes import ExitCode
+from polyreme_datahub_service.home import DataHome
+from polyreme_datahub_service.worker import SEALS
 
 END_WAIT_S = 5.0
 LINE_BYTES_MAX = 1 << 20
@@ -58,7 +59,7 @@ class DataWork:
 
     def __init__(
         self,
-        home: Home,
+        home: DataHome,
         *,
         job_file: Path,
         log_file: Path,
@@ -112,7 +113,7 @@ class DataWork:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                "polyreme.data.worker",
+                "polyreme_datahub_service.worker",
                 str(self._home.path),
                 str(self._job_file),
                 self._uid,
@@ -143,7 +144,7 @@ class DataWork:
         stopped_s = 0.0
         while process.returncode is None:
             await asyncio.sleep(LOOK_EVERY_S)
-            stopped_s = stopped_s + LOOK_EVERY_S if is_stopped(process.pid) else 0.0
+            stopped_s = stopped_s + LOOK_EVERY_S if _is_stopped(process.pid) else 0.0
             if stopped_s >= STOPPED_MAX_S:
                 self._tell(f"the data worker was stopped for {stopped_s:g} s (SIGSTOP); it is killed")
                 with contextlib.suppress(ProcessLookupError):
@@ -164,6 +165,14 @@ class DataWork:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
+
+
+def _is_stopped(pid: int) -> bool:
+    """Tell whether a process is stopped (state T), as by SIGSTOP."""
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    except psutil.Error:
+        return False
 
 
 def _error(code: int, message: str) -> PolyremeError:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.mixture import MixtureRecord
+from polyreme_datahub.processing import DatasetReport
 from polyreme_planner.mixture import mixture_changes
-
-if TYPE_CHECKING:
-    from polyreme_datahub.processing import DatasetReport
 
 
 def check_usable(spec: TrainingJobSpec, datasets: Iterable[DatasetReport], *, entries: int | None = None) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from polyreme.data.options import WorkerOptions, parse
+from polyreme_datahub_service.options import WorkerOptions, parse
 
 
 def test_without_a_deployment_this_process_does_the_work() -> None:

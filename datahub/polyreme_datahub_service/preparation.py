@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from polyreme.data.controller import Prepared
-from polyreme.data.pinning import holders, pin_versions, release_versions
-from polyreme.data.worker_process import DataWork
-from polyreme.job_files import write_job
-from polyreme.paths import Home
 from polyreme_api.errors import EnvironmentFailedError, PolyremeError
 from polyreme_api.job import TrainingJob
 from polyreme_datahub.stored_data import look
+from polyreme_datahub_service.controller import Prepared
+from polyreme_datahub_service.home import DataHome
+from polyreme_datahub_service.pinning import holders, pin_versions, release_versions
+from polyreme_datahub_service.stored_job import write_job
+from polyreme_datahub_service.worker_process import DataWork
 from polyreme_system.files import read_json
 
 REPORT_NAME = "data.json"
@@ -34,7 +34,7 @@ class LocalPreparation:
             it for a job that is gone is released.
     """
 
-    def __init__(self, home: Home, *, scope: str, only_seals: bool = False) -> None:
+    def __init__(self, home: DataHome, *, scope: str, only_seals: bool = False) -> None:
         self._home, self._only_seals, self._prefix = home, only_seals, f"{scope}/"
 
     async def prepare(self, job: TrainingJob, progress: Callable[[Mapping[str, Any]], None]) -> Prepared:

@@ -1,9 +1,9 @@
 """Metrics of the datahub: what a worker did, what is due, bounded in their series."""
 
-from polyreme.data.metrics import OPERATIONS_MAX, OTHER, DataMetrics
 from polyreme_datahub.registry.backlog import Backlog
 from polyreme_datahub.registry.rows import StageCount
 from polyreme_datahub.registry.work_items import WorkItem
+from polyreme_datahub_service.metrics import OPERATIONS_MAX, OTHER, DataMetrics
 
 
 def value(metrics: DataMetrics, name: str, **labels: str) -> float | None:

@@ -15,8 +15,8 @@ from polyreme_api.crd.pod_template import KEEPS_UNKNOWN
 from tools.reference_pages import reference_page
 
 ROOT = Path(__file__).parent.parent
-CRDS = Path("manifests/crds")
-CHART_CRDS = Path("charts/polyreme/files/crds")
+CRDS = Path("charts/polyreme/files/crds")
+"""The only copy: `manifests/` has links to it, for kubectl."""
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 VERSION_ANNOTATION = "polyreme.dev/crd-version"
 DIGEST_ANNOTATION = "polyreme.dev/crd-digest"
@@ -45,8 +45,7 @@ def outputs() -> dict[Path, str]:
     texts: dict[Path, str] = {}
     for definition in DEFINITIONS:
         manifest = crd(definition)
-        for folder in (CRDS, CHART_CRDS):
-            texts[folder / crd_path(definition).name] = crd_yaml(annotated(manifest))
+        texts[crd_path(definition)] = crd_yaml(annotated(manifest))
         texts[page_path(definition)] = reference_page(manifest)
     return texts
 

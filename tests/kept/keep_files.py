@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.kept import keep_cluster, keep_home
 
-CRDS = Path("manifests/crds")
+CRDS = Path("charts/polyreme/files/crds")
 
 
 def main(folder: Path) -> None:

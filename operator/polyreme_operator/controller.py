@@ -38,7 +38,7 @@ from polyreme_operator.settings import Settings
 from polyreme_operator.types.actions import Action, Decision, EmitEvent, ReadLease, WriteStatus
 from polyreme_operator.types.changes import Changes
 from polyreme_operator.types.job_keys import JobKeys
-from polyreme_operator.types.observer import NullObserver, Observer
+from polyreme_operator.types.observer import Observer
 from polyreme_operator.watcher import Watcher
 from polyreme_operator.work_queue import WorkQueue
 from polyreme_operator.writer import Writer
@@ -98,7 +98,7 @@ async def run_operator(
         settings,
         rng=rng,
         keys=await key.read(),
-        observer=observer or NullObserver(),
+        observer=observer or Observer(),
         planner=planner or InlinePlanner(),
     )
     await operator.run(key)

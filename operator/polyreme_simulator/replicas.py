@@ -11,7 +11,7 @@ from polyreme_cluster.leader_port import LeaderPort
 from polyreme_cluster.port import ObjectRef
 from polyreme_operator.controller import run_operator
 from polyreme_operator.settings import Settings
-from polyreme_operator.types.observer import NullObserver
+from polyreme_operator.types.observer import Observer
 from polyreme_simulator.event_loop import Process, SimClock, VirtualLoop
 from polyreme_simulator.faults import FaultyPort, PortFaults
 from polyreme_simulator.ownership import is_set_apart
@@ -21,7 +21,7 @@ RESTART_S = 3.0
 """Longest time until a crashed replica restarts."""
 
 
-class _Watchful(NullObserver):
+class _Watchful(Observer):
     """Reports an error in a pass as a violation, although the operator itself continues."""
 
     def __init__(self, world: World) -> None:

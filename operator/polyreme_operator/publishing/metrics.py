@@ -17,7 +17,7 @@ from polyreme_api.job import TrainingJobStatus
 from polyreme_api.job.status import Accounting, RestartRecord
 from polyreme_cluster.metric_registry import MetricRegistry
 from polyreme_operator.reconcile.observe import current_record
-from polyreme_operator.types.observer import CycleReport
+from polyreme_operator.types.observer import CycleReport, Observer
 from polyreme_operator.types.reasons import ConditionType, Reason, Scope
 from polyreme_operator.types.snapshot import JobSnapshot
 from polyreme_operator.types.timestamps import parse_time_or
@@ -37,8 +37,8 @@ _RESTARTS = frozenset({Scope.PROCESS.value, Scope.POD.value, Scope.GANG.value})
 _STARTS = frozenset({Scope.START.value, Scope.RESUME.value})
 
 
-class Metrics(MetricRegistry):
-    """The operator's metrics; an ``Observer``."""
+class Metrics(MetricRegistry, Observer):
+    """The operator's metrics."""
 
     def __init__(self) -> None:
         super().__init__()

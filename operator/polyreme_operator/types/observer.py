@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Protocol
 
 from polyreme_api.job import TrainingJobStatus
 from polyreme_operator.types.snapshot import JobSnapshot
@@ -31,107 +30,47 @@ class CycleReport:
     """Jobs in quarantine."""
 
 
-class Observer(Protocol):
-    """Receives reports; its methods must be fast and must not raise."""
+class Observer:
+    """Receives reports and ignores them; overridden methods must be fast and must not raise."""
 
     def on_status_written(self, job: JobView, after: TrainingJobStatus, *, now_s: float) -> None:
         """A status write was accepted; ``job`` is the state before it."""
-        ...
 
     def on_job_observed(self, snapshot: JobSnapshot) -> None:
         """A job is reconciled; the snapshot includes the metrics of its newest step."""
-        ...
 
     def on_cycle_finished(self, seen: CycleReport) -> None:
         """A scheduling cycle has finished."""
-        ...
 
     def on_job_deleted(self, uid: str) -> None:
         """A job was deleted."""
-        ...
 
     def on_event_dropped(self, reason: str) -> None:
         """An event was dropped by the rate limiter."""
-        ...
 
     def on_job_failed(self, uid: str, error: Exception) -> None:
         """A decision about a job raised an error."""
-        ...
 
     def on_object_unreadable(self, kind: str) -> None:
         """An object of this kind can't be read."""
-        ...
 
     def on_record_refused(self, fault: str) -> None:
         """A progress record on a job's Lease does not count."""
-        ...
 
     def on_node_fault(self, fault_class: str, action: str) -> None:
         """A fault of a node was acted on, or, with an action ``Observe...``, only counted."""
-        ...
 
     def on_node_tainted(self, after_s: float) -> None:
         """A taint was stored, so long after the operator first saw the condition that asked for it."""
-        ...
 
     def on_node_repair(self, action: str, result: str) -> None:
         """A hook that repairs a node was started, has succeeded or has failed."""
-        ...
 
     def on_node_states(self, states: Mapping[str, int]) -> None:
         """The state of nodes was decided; ``states`` counts the nodes of each."""
-        ...
 
     def on_incident_dropped(self) -> None:
         """Something that happened to a node could not be added to the history."""
-        ...
 
     def on_incident_cost(self, fault_class: str, device_s: float) -> None:
         """It is known that an incident of this class cost a job so many device-seconds."""
-        ...
-
-
-class NullObserver:
-    """Observer that does nothing."""
-
-    def on_status_written(self, job: JobView, after: TrainingJobStatus, *, now_s: float) -> None:
-        """Do nothing."""
-
-    def on_job_observed(self, snapshot: JobSnapshot) -> None:
-        """Do nothing."""
-
-    def on_cycle_finished(self, seen: CycleReport) -> None:
-        """Do nothing."""
-
-    def on_job_deleted(self, uid: str) -> None:
-        """Do nothing."""
-
-    def on_event_dropped(self, reason: str) -> None:
-        """Do nothing."""
-
-    def on_job_failed(self, uid: str, error: Exception) -> None:
-        """Do nothing."""
-
-    def on_object_unreadable(self, kind: str) -> None:
-        """Do nothing."""
-
-    def on_record_refused(self, fault: str) -> None:
-        """Do nothing."""
-
-    def on_node_fault(self, fault_class: str, action: str) -> None:
-        """Do nothing."""
-
-    def on_node_tainted(self, after_s: float) -> None:
-        """Do nothing."""
-
-    def on_node_repair(self, action: str, result: str) -> None:
-        """Do nothing."""
-
-    def on_node_states(self, states: Mapping[str, int]) -> None:
-        """Do nothing."""
-
-    def on_incident_dropped(self) -> None:
-        """Do nothing."""
-
-    def on_incident_cost(self, fault_class: str, device_s: float) -> None:
-        """Do nothing."""

@@ -6,14 +6,14 @@ import pytest
 
 from polyreme_operator.reconcile.job import reconcile
 from polyreme_operator.types.actions import Decision
-from polyreme_operator.types.observer import NullObserver
+from polyreme_operator.types.observer import Observer
 from polyreme_operator.types.snapshot import JobSnapshot
 from tests.unit.operator.operator_stage import Stage
 
 PATIENCE_S = 30.0
 
 
-class Failures(NullObserver):
+class Failures(Observer):
     def __init__(self) -> None:
         self.seen: list[str] = []
 

@@ -17,7 +17,7 @@ from polyreme_operator.publishing.pending_reasons import PendingReasons
 from polyreme_operator.queueing.tree import QueueTree
 from polyreme_operator.scheduler import Batch
 from polyreme_operator.settings import Settings
-from polyreme_operator.types.observer import CycleReport, NullObserver
+from polyreme_operator.types.observer import CycleReport, Observer
 from polyreme_operator.types.reasons import Reason
 from polyreme_operator.types.snapshot import Pending
 from polyreme_simulator.event_loop import VirtualLoop
@@ -55,7 +55,7 @@ def test_a_round_that_meets_a_bound_takes_back_what_no_longer_holds_and_leaves_w
     assert [told.pending(each, tree=TREE, now_s=NOW_S + 1) for each in jobs] == [FULL, STOPS]
 
 
-class CountedRounds(NullObserver):
+class CountedRounds(Observer):
     def __init__(self) -> None:
         self.count = 0
 

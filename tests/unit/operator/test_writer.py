@@ -10,7 +10,7 @@ from polyreme_local.api_server.store import Store
 from polyreme_operator.cluster_cache import ClusterCache
 from polyreme_operator.settings import Settings
 from polyreme_operator.types.job_keys import JobKeys
-from polyreme_operator.types.observer import NullObserver
+from polyreme_operator.types.observer import Observer
 from polyreme_operator.writer import Writer
 from polyreme_simulator.event_loop import SimClock, VirtualLoop
 
@@ -27,7 +27,7 @@ def test_writes_that_nobody_has_begun_are_let_go_when_their_sender_is_cancelled(
         keys=JobKeys(),
         note=lambda changes: None,
         emit=lambda event: None,
-        observer=NullObserver(),
+        observer=Observer(),
     )
 
     async def write(number: int) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
-from polyreme_api.url_passwords import has_password
+from polyreme_api.urls import has_password
 from polyreme_cluster.arguments import LOOPBACK, Arguments, level
 from polyreme_cluster.logging_setup import LogFormat
 from polyreme_operator.reconcile.binding import BindingMode

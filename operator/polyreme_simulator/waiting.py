@@ -99,14 +99,12 @@ class WaitingFacts:
         """Return the reasons that would be true; none where the oracle does not know."""
         capacity, spec = self._capacity, job["spec"]
         if set_aside_for_s(job, world) > -FOLLOWS_S:
-            return SET_ASIDE if set_aside_for_s(job, world) > FOLLOWS_S else frozenset()
+            return SET_ASIDE | self._closed(job) if set_aside_for_s(job, world) > FOLLOWS_S else frozenset()
         if self._data.awaits(job):
             return frozenset() if (job.get("status") or {}).get("attempt") else frozenset({"WaitingForData"})
+        if closed := self._closed(job):
+            return closed
         queue = spec.get("queueName", "default")
-        if not capacity.queues.in_order(queue):
-            return frozenset({"QueueMissing"})
-        if capacity.queues.held(queue):
-            return frozenset({"QueueStopped"})
         if any(pod["metadata"]["labels"][labels.LABEL_JOB_UID] == uid for pod in self._observed.pods.values()):
             return frozenset()
         topology = spec.get("topology") or {}
@@ -135,6 +133,13 @@ class WaitingFacts:
             return frozenset({"ExceedsQuota"}) if fits else SPACE | NEAR | {"ExceedsQuota"}
         allowed = self._space(job, slots, (least, most), world)
         return allowed | {"ExceedsQuota"} if len(within) <= most - least else allowed
+
+    def _closed(self, job: Manifest) -> frozenset[str]:
+        """Return why the job's queue admits nothing; none if it does."""
+        queues, queue = self._capacity.queues, job["spec"].get("queueName", "default")
+        if not queues.in_order(queue):
+            return frozenset({"QueueMissing"})
+        return frozenset({"QueueStopped"}) if queues.held(queue) else frozenset()
 
     def _space(self, job: Manifest, slots: dict[str, int], size: tuple[int, int], world: ClusterView) -> frozenset[str]:
         """Return what the free places say about a job whose quota allows it."""

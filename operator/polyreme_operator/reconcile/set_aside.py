@@ -58,12 +58,25 @@ def set_aside(snapshot: JobSnapshot, now_s: float) -> TrainingJobStatus:
     failure = late_start(snapshot, attempt, f"its pods did not all start in {snapshot.start_limit_s:g} s")
     times = 1 if job.status.set_aside is None else job.status.set_aside.times + 1
     until = rfc3339(now_s + _wait_s(times))
-    message = f"{failure.message}; set aside until {until}, then tried again without preempting others"
+    words = f"{failure.message}; {_until(until)}"
     after = StatusBuilder(job, now_s)
     after.close_attempt(current_record(snapshot), ended_by=Cause.START_TIMED_OUT)
-    after.remember_nodes(failure.avoid, failure.cause).withdraw(Reason.SET_ASIDE, message).request_stop()
+    after.remember_nodes(failure.avoid, failure.cause).withdraw(Reason.SET_ASIDE, words).request_stop()
     after.drop(ConditionType.RESTARTING).update(retry_at=None, set_aside=SetAside(times=times, until=until))
-    return after.set(ConditionType.QUEUED, True, Reason.SET_ASIDE, message).build()
+    return after.set(ConditionType.QUEUED, True, Reason.SET_ASIDE, words).build()
+
+
+def message(status: TrainingJobStatus) -> str:
+    """Return what a job reports while it is set aside: as it was when it was, unless its queue was closed meanwhile."""
+    queued = status.condition(ConditionType.QUEUED)
+    if queued is not None and queued.reason == Reason.SET_ASIDE:
+        return queued.message
+    assert status.set_aside is not None, "only a job that is set aside reports it"
+    return f"its pods did not all start in time; {_until(status.set_aside.until)}"
+
+
+def _until(until: str) -> str:
+    return f"set aside until {until}, then tried again without preempting others"
 
 
 def _wait_s(times: int) -> float:

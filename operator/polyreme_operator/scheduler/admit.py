@@ -24,7 +24,7 @@ from polyreme_operator.scheduler.preemption.victims import make_room
 from polyreme_operator.scheduler.reservations import unused
 from polyreme_operator.types.inventory import BoolArray, RowArray, Unschedulable
 from polyreme_operator.types.queues import Waiting
-from polyreme_operator.types.reasons import Cause, ConditionType, Reason
+from polyreme_operator.types.reasons import Cause, Reason
 from polyreme_operator.types.snapshot import Pending
 from polyreme_operator.types.views import JobView
 from polyreme_planner.plan import Plan
@@ -144,8 +144,7 @@ class _Admissions:
         aside_s = set_aside.until_s(job.status, self._cycle.now_s)
         if aside_s is not None:
             self._cycle.wake_at(aside_s)
-            queued = job.status.condition(ConditionType.QUEUED)
-            return Pending(Reason.SET_ASIDE, "" if queued is None else queued.message)
+            return Pending(Reason.SET_ASIDE, set_aside.message(job.status))
         if self._cycle.has_succeeded(job):
             return Pending(Reason.WAITING_FOR_CAPACITY, "has succeeded, which is being recorded")
         leaving = self._cycle.leaving(job.uid)

@@ -447,3 +447,19 @@ def test_pods_that_started_before_a_failure_do_not_clear_it() -> None:
 
     assert after(NOW_S - 60) is conditions
     assert [each["status"] for each in after(NOW_S + 60)] == ["False"]
+
+
+def test_job_that_is_set_aside_reports_it_again_after_its_queue_was_missing() -> None:
+    async def story(stage: Story, kubelets: Kubelets) -> None:
+        nodes(stage, "n0")
+        stage.store.create(queue_manifest(setAsideSeconds=100))
+        kubelets.never_starting = {"n0"}
+        stage.job("one", queueName="team")
+        assert await kubelets.run(200.0, until=lambda: stage.condition("one", "Queued")[1] == "SetAside")
+        stage.store.delete(ObjectRef(kind="TrainingQueue", name="team"), uid=None)
+        assert await kubelets.run(10.0, until=lambda: stage.condition("one", "Queued")[1] == "QueueMissing")
+        stage.store.create(queue_manifest(setAsideSeconds=100))
+        assert await kubelets.run(10.0, until=lambda: stage.condition("one", "Queued")[1] == "SetAside")
+        assert "its pods did not all start in time; set aside until " in stage.condition("one", "Queued")[2]
+
+    told(story)

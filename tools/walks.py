@@ -66,7 +66,7 @@ class Files:
                 options["pass_fds"] = (*options["pass_fds"], writing)
             return popen(command, *rest, **options)
 
-        subprocess.Popen = started  # type: ignore[misc, assignment]
+        subprocess.Popen = started  # type: ignore[assignment, misc]
         threading.setprofile(self._profile)
         sys.setprofile(self._profile)
         try:
@@ -86,8 +86,9 @@ class Files:
 
 def walk_of_a_sample() -> dict[str, list[str]]:
     """Take records with an image each from a JSONL file to tensors."""
+    parts: dict[str, list[str]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        home, parts = Home(Path(folder)), {}
+        home = Home(Path(folder))
         for at in range(SAMPLES):
             (home.folder / f"{at}.png").write_bytes(picture(40, 40, seed=at))
         source = write_jsonl(home.folder, [record(str(at), [f"{at}.png"]) for at in range(SAMPLES)])
@@ -107,7 +108,8 @@ def walk_of_a_sample() -> dict[str, list[str]]:
 
 def walk_of_a_node() -> dict[str, list[str]]:
     """Let a condition take a node out of service, and the job's workers move."""
-    stage, parts = evacuation.EvacuationStage(8), {}
+    stage = evacuation.EvacuationStage(8)
+    parts: dict[str, list[str]] = {}
     stage.begin(action="Now")
 
     async def story() -> None:

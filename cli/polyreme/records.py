@@ -8,7 +8,6 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
@@ -21,6 +20,7 @@ from polyreme_api.job import TrainingJob
 from polyreme_api.mixture import MixtureRecord
 from polyreme_api.progress import CheckpointRef, StepRecord
 from polyreme_api.store import ObjectStore
+from polyreme_api.urls import is_bucket
 from polyreme_launcher.urls import checkpoint_folder, local_folder
 
 LOG_LINES_MAX = 200
@@ -90,7 +90,7 @@ def checkpoint_url(run: RunDirectory, job: TrainingJob) -> str:
     if location is None:
         return run.checkpoints.as_uri()
     try:
-        bucket_of(location) if urlsplit(location).scheme == "s3" else local_folder(location, field="")
+        bucket_of(location) if is_bucket(location) else local_folder(location, field="")
     except InvalidConfigError as error:
         raise InvalidConfigError(f"{error.message} or s3://bucket/prefix", field="spec.checkpoint.location") from error
     return location

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from urllib.parse import urlsplit
 
 from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError, NotFoundError, PolyremeError
 from polyreme_api.rank_logs import STORED_PREFIX, RankAttempt, of_stored_key
 from polyreme_api.store import ObjectStore
+from polyreme_api.urls import is_bucket
 from polyreme_datahub.objects import Patience, open_store
 from polyreme_launcher.urls import checkpoint_folder
 
@@ -108,5 +108,5 @@ def _some(numbers: Sequence[int]) -> str:
 
 def _unreadable(where: str, why: str) -> str:
     copy = f"aws s3 cp --recursive {where} ." if where.endswith("/") else f"aws s3 cp {where} -"
-    command = f"; with access to the bucket: {copy}" if urlsplit(where).scheme == "s3" else ""
+    command = f"; with access to the bucket: {copy}" if is_bucket(where) else ""
     return f"stored lines are in {where} and can't be read from here: {why}{command}"

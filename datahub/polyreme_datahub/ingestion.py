@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from polyreme_api.errors import InvalidConfigError
+from polyreme_api.urls import is_bucket
 from polyreme_datahub.dataset_views import DeadLetterView, check_name
 from polyreme_datahub.index.join_manifests import JoinedManifest
 from polyreme_datahub.processing import resolve
@@ -27,7 +28,6 @@ from polyreme_datahub.runner.flow_run import Sources, Surroundings, remake, run_
 from polyreme_datahub.runner.outcomes import Outcomes, outcomes_of
 from polyreme_datahub.runner.sample_seal import SEAL, SealWork
 from polyreme_datahub.runner.sealed_version import put_rows
-from polyreme_datahub.sources.bucket import SCHEME
 from polyreme_datahub.sources.samples import KIND
 from polyreme_datahub.sources.source_forms import is_pattern
 
@@ -191,7 +191,7 @@ class Ingestion:
 
 def is_path(source: str | Path | Mapping[str, Any]) -> bool:
     """Tell whether a source is files or a description, and not the name of a dataset."""
-    if isinstance(source, Mapping) or str(source).startswith(SCHEME):
+    if isinstance(source, Mapping) or is_bucket(str(source)):
         return True
     path = Path(str(source))
     return path.exists() or (is_pattern(str(source)) and path.parent.is_dir())

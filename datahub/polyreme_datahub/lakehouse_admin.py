@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError
 from polyreme_api.store import ObjectNotFoundError, StoreFailedError
-from polyreme_datahub.locations import masked
+from polyreme_api.urls import is_bucket, masked
 from polyreme_datahub.object_rules import checked_key
 from polyreme_datahub.objects import CONNECT_S_MAX, ENDPOINT_VARIABLES, REQUEST_TRIES_MAX, bucket_of, check_endpoints
 
@@ -102,7 +102,7 @@ def presigned_link(url: str, key: str, *, seconds: int, environment: Mapping[str
         ObjectNotFoundError: If there is no such object.
         StoreFailedError: If the server can't be reached or refuses.
     """
-    if not url.startswith("s3://"):
+    if not is_bucket(url):
         raise InvalidConfigError(
             f"no link into {masked(url)!r}: only a bucket's server gives links, expected s3://bucket/prefix",
             field="the objects URL",

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 
@@ -31,8 +32,8 @@ from polyreme_api.store import (
     ObjectStore,
     StoreFailedError,
 )
+from polyreme_api.urls import folder_path, is_bucket, masked
 from polyreme_datahub.local_objects import LocalObjectStore
-from polyreme_datahub.locations import local_root, masked
 from polyreme_datahub.object_rules import TRIES_MAX, Sleep, checked_key, delay_s, parts_of
 
 if TYPE_CHECKING:
@@ -127,10 +128,19 @@ def open_store(
         InvalidConfigError: If no store of this release has that scheme, or the URL holds credentials.
         StoreFailedError: If the directory can't be made.
     """
-    if urlsplit(url).scheme == "s3":
+    if is_bucket(url):
         check_endpoints(os.environ)
         return BucketStore(*bucket_of(url), sleep=sleep, steady_s=steady_s, patience=patience, gate=gate)
-    return LocalObjectStore(local_root(url), sleep=sleep)
+    return LocalObjectStore(store_folder(url), sleep=sleep)
+
+
+def store_folder(url: str) -> Path:
+    """Return the folder of a local object store.
+
+    Raises:
+        InvalidConfigError: If the URL is neither a folder's nor a bucket's.
+    """
+    return Path(folder_path(url, field="the objects URL", expected="file:///absolute/directory or s3://bucket/prefix"))
 
 
 def check_access(url: str) -> None:

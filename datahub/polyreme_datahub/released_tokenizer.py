@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 from typing import Any
-from urllib.parse import urlsplit
 
 from polyreme_api.batch import TEMPLATE_FILE
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.load import parse_object
 from polyreme_api.store import ObjectNotFoundError
+from polyreme_api.urls import is_bucket, is_folder, masked
 from polyreme_datahub.chat_format import FIELD, ChatTemplate
 from polyreme_datahub.loader.sample.token_text import TokenText, byte_characters
-from polyreme_datahub.locations import local_root, masked
-from polyreme_datahub.objects import open_store
+from polyreme_datahub.objects import open_store, store_folder
 from polyreme_datahub.tokenizer_file import with_template
 from polyreme_datahub.tokens import TextTokenizer
 
@@ -89,16 +88,16 @@ def _check_normalizer(data: bytes, place: str) -> None:
 
 
 def _read(location: str, name: str) -> bytes:
-    place, scheme = masked(location), urlsplit(location).scheme
-    if scheme not in {"s3", "file"}:
+    place = masked(location)
+    if not is_bucket(location) and not is_folder(location):
         raise InvalidConfigError(
             f"tokenizer's location is {place!r}, expected file:///folder or s3://bucket/prefix", field=FIELD
         )
     try:
-        if scheme == "s3":
+        if is_bucket(location):
             data = open_store(location).get(name)
         else:
-            with (local_root(location) / name).open("rb") as file:
+            with (store_folder(location) / name).open("rb") as file:
                 data = file.read(FILE_BYTES_MAX + 1)
     except (ObjectNotFoundError, FileNotFoundError, NotADirectoryError) as error:
         raise InvalidConfigError(f"tokenizer is not whole: there is no {name} in {place}", field=FIELD) from error

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from urllib.parse import urlsplit
 
 from polyreme_api.clock import Clock
 from polyreme_api.data_report import DataState
 from polyreme_api.errors import DataDamagedError, EnvironmentFailedError, PolyremeError
 from polyreme_api.job import TrainingJob
 from polyreme_api.store import StoreFailedError
+from polyreme_api.urls import is_bucket
 from polyreme_datahub.hub import list_datasets
 from polyreme_datahub.stored_data import StoredData, look
 from polyreme_datahub_service.controller import Prepared
@@ -65,7 +65,7 @@ class DataKeeper:
         self._work, self._objects_url, self._job = work, objects_url, job
         self._reporter, self._made, self._pin = reporter, made, pin
         self._clock, self._report = clock, report
-        self._in_bucket = urlsplit(objects_url).scheme == "s3"
+        self._in_bucket = is_bucket(objects_url)
         self._reported: set[tuple[str, str]] = set()
         self._remakes = 0
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
 
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.store import ObjectStore
+from polyreme_api.urls import folder_path, is_bucket, is_folder
 
 if TYPE_CHECKING:
     from polyreme_trainer.export.stored import StoredExport
@@ -20,10 +20,7 @@ def local_folder(url: str, *, field: str) -> Path:
     Raises:
         InvalidConfigError: If it is another kind of URL.
     """
-    parts = urlsplit(url)
-    if parts.scheme != "file" or parts.netloc not in {"", "localhost"} or not parts.path.strip("/"):
-        raise InvalidConfigError(f"not a local folder: {url!r}, expected file:///absolute/path", field=field)
-    return Path(unquote(parts.path))
+    return Path(folder_path(url, field=field))
 
 
 def weights_place(url: str) -> Path | Folder:
@@ -33,7 +30,7 @@ def weights_place(url: str) -> Path | Folder:
         InvalidConfigError: If it is another kind of URL.
     """
     field = "spec.model.weights.location"
-    if urlsplit(url).scheme != "s3":
+    if not is_bucket(url):
         return local_folder(url, field=field)
     from polyreme_trainer.weights.locations import StoredFolder
 
@@ -47,7 +44,7 @@ def export_place(url: str) -> Path | StoredExport:
         InvalidConfigError: If it is another kind of URL.
     """
     field = "spec.export.location"
-    if urlsplit(url).scheme != "s3":
+    if not is_bucket(url):
         return local_folder(url, field=field)
     from polyreme_trainer.export.stored import StoredExport
 
@@ -65,4 +62,4 @@ def _store(url: str, *, field: str) -> ObjectStore:
 
 def checkpoint_folder(url: str) -> Path | None:
     """The checkpoint root as a folder, if it is one."""
-    return local_folder(url, field="spec.checkpoint.location") if urlsplit(url).scheme == "file" else None
+    return local_folder(url, field="spec.checkpoint.location") if is_folder(url) else None

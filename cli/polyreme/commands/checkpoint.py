@@ -6,7 +6,6 @@ import dataclasses
 import re
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import urlsplit
 
 import typer
 
@@ -16,6 +15,7 @@ from polyreme.paths import Home
 from polyreme.records import CheckpointEntry, checkpoint_url, read_records_at
 from polyreme.spinner import busy
 from polyreme_api.errors import InvalidConfigError, NotFoundError, RefusedError
+from polyreme_api.urls import is_bucket, is_folder
 from polyreme_launcher.urls import checkpoint_folder
 from polyreme_system.files import read_json
 
@@ -203,7 +203,7 @@ def _url(home: Home, root: str) -> str:
     if "://" not in root:
         run = find(home, root)
         return checkpoint_url(run, read_job(run.job_file))
-    if urlsplit(root).scheme not in {"file", "s3"}:
+    if not (is_bucket(root) or is_folder(root)):
         rule = "file:///FOLDER or s3://BUCKET/PREFIX"
         raise InvalidConfigError(f"not a checkpoint root: {root!r}, expected {rule}", field="ROOT")
     folder = checkpoint_folder(root)

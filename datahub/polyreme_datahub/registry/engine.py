@@ -16,9 +16,8 @@ from sqlalchemy.exc import TimeoutError as NoFreeConnectionError
 
 from polyreme_api.environment import DATABASE_URL
 from polyreme_api.errors import InvalidConfigError
-from polyreme_api.url_passwords import has_password
+from polyreme_api.urls import has_password, masked
 from polyreme_datahub.errors import RegistryDamagedError, RegistryFailedError
-from polyreme_datahub.locations import masked
 from polyreme_datahub.registry.migrate import migrate
 
 TRIES_MAX = 20

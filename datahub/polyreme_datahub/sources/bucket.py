@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 PAGE_KEYS = 1000
 LINES_BUFFER_BYTES = 8 * 2**20
-SCHEME = "s3://"
 
 
 class BucketTree:

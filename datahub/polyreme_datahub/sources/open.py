@@ -9,11 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from polyreme_api.urls import is_bucket
 from polyreme_datahub.digests import digest_value
 from polyreme_datahub.errors import SourceInvalidError
 from polyreme_datahub.lakehouse import Lakehouse
 from polyreme_datahub.sources import describe, digits, files, look_over, samples
-from polyreme_datahub.sources.bucket import SCHEME, BucketTree
+from polyreme_datahub.sources.bucket import BucketTree
 from polyreme_datahub.sources.describe import CountPages, Listed, Progress, Store
 from polyreme_datahub.sources.external_sort import Row
 from polyreme_datahub.sources.found import Found
@@ -157,7 +158,7 @@ class _Place:
 def _place(source: str) -> _Place:
     is_lines = source.lower().endswith(LINES_SUFFIXES)
     is_part = source.lower().endswith(PART_SUFFIXES) or is_pattern(source)
-    if source.startswith(SCHEME):
+    if is_bucket(source):
         root, _, name = source.rstrip("/").rpartition("/") if is_lines or is_part else (source.rstrip("/"), "", "")
         return _Place(tree=BucketTree(root), root=root, name=name, is_lines=is_lines)
     path = Path(source)
@@ -256,7 +257,7 @@ def _listed(description: Mapping[str, Any], lakehouse: Lakehouse) -> ListedSourc
 def _tree(description: Mapping[str, Any]) -> Tree:
     path = str(description["path"])
     root = str(description.get("root", (path.rpartition("/")[0] or "/") if description["kind"] in LINES else path))
-    return BucketTree(root) if root.startswith(SCHEME) else LocalTree(Path(root))
+    return BucketTree(root) if is_bucket(root) else LocalTree(Path(root))
 
 
 def _reader(lakehouse: Lakehouse, digest: str) -> Callable[..., bytes]:

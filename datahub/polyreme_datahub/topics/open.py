@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from polyreme_api.errors import InvalidConfigError
-from polyreme_datahub.locations import masked
+from polyreme_api.urls import masked
 from polyreme_datahub.topics.memory import InProcessTopics
 from polyreme_datahub.topics.types import Topics
 

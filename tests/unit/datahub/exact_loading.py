@@ -26,7 +26,7 @@ from polyreme_api.job import TrainingJobSpec, parse_job
 from polyreme_datahub import hub
 from polyreme_datahub.digests import blob_key
 from polyreme_datahub.loader.open import open_tokenizer
-from polyreme_datahub.locations import local_root
+from polyreme_datahub.objects import store_folder
 from polyreme_planner.mixture import first_mixture, next_mixture
 from tests.unit.datahub.exact_reader import digest
 from tests.unit.datahub.jobs import Home, picture, record, write_jsonl
@@ -182,7 +182,7 @@ def _job(steps: int, phases: Sequence[Phase]) -> dict[str, Any]:
 
 def _damage(home: Home, shard: str) -> None:
     """Flip a byte of the first sample of a shard."""
-    path = local_root(home.objects) / blob_key(shard)
+    path = store_folder(home.objects) / blob_key(shard)
     data = bytearray(path.read_bytes())
     data[600] ^= 255
     path.write_bytes(bytes(data))

@@ -15,7 +15,7 @@ from polyreme_datahub.digests import blob_key
 from polyreme_datahub.errors import IndexDamagedError
 from polyreme_datahub.loader.sample.mapped_index import MappedIndex, SampleDamagedError
 from polyreme_datahub.loader.source import PackedSource
-from polyreme_datahub.locations import local_root
+from polyreme_datahub.objects import store_folder
 from tests.unit.datahub.jobs import Home, digits, make_spec
 
 pytestmark = pytest.mark.slow
@@ -72,11 +72,11 @@ def flip(path: Path, at: int) -> None:
 def spoil(home: Home, index: MappedIndex, array: str, at: int) -> None:
     shard = index.manifest.shards[0]
     place = next(place for place in shard.arrays if place.name == array)
-    flip(local_root(home.objects) / blob_key(shard.digest), place.start + at)
+    flip(store_folder(home.objects) / blob_key(shard.digest), place.start + at)
 
 
 def spoil_sample(home: Home, index: MappedIndex, at: int) -> None:
-    flip(local_root(home.objects) / blob_key(next(iter(index.manifest.sample_shards))), at)
+    flip(store_folder(home.objects) / blob_key(next(iter(index.manifest.sample_shards))), at)
 
 
 @pytest.mark.parametrize("at", [3, 600], ids=["name", "record"])
@@ -131,7 +131,7 @@ def test_whatever_is_damaged_is_seen_before_a_run_starts_or_where_it_is_read_and
 ) -> None:
     before = packs(home)
     source = hub.open_source(home.objects, spec(), job=JOB)
-    root = local_root(home.objects)
+    root = store_folder(home.objects)
     plan = next(path for path in (root / "plans").iterdir())
     tokenizer = hub.process(spec(), registry_url=home.registry, objects_url=home.objects, job=JOB).tokenizer
     index = source._indexes[0]

@@ -24,7 +24,7 @@ from polyreme_datahub.loader.sample.documents import Document
 from polyreme_datahub.loader.sample.mapped_index import SampleDamagedError
 from polyreme_datahub.loader.sample.reader import decoded_bytes
 from polyreme_datahub.loader.source import DECODE_BYTES_MIN, PackedSource
-from polyreme_datahub.locations import local_root
+from polyreme_datahub.objects import store_folder
 from tests.unit.datahub.jobs import Home, make_spec, picture, record, write_jsonl
 
 SAMPLES = 24
@@ -101,7 +101,7 @@ def test_a_damaged_sample_stops_the_packs_that_hold_it_and_no_others(
     whole = read_all(opened(home, 1, monkeypatch))
     index = opened(home, 1, monkeypatch)._indexes[0]
     shard, start, size, _ = index._range(7)
-    path = local_root(home.objects) / blob_key(shard)
+    path = store_folder(home.objects) / blob_key(shard)
     sound = path.read_bytes()
     path.write_bytes(sound[: start + size // 2] + b"\0" * 64 + sound[start + size // 2 + 64 :])
     name = index.sample_id(7)

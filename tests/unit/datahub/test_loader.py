@@ -35,7 +35,7 @@ from polyreme_datahub.loader.sample.augment import ImageChange
 from polyreme_datahub.loader.sample.augment_pixels import change_pixels
 from polyreme_datahub.loader.sample.reader import page_image
 from polyreme_datahub.loader.source import PackedSource
-from polyreme_datahub.locations import local_root
+from polyreme_datahub.objects import store_folder
 from polyreme_datahub.sources.digits import scans_of
 from polyreme_planner.mixture import first_mixture
 from tests.unit.datahub.jobs import Home, digits, make_spec
@@ -361,7 +361,7 @@ def spoil(home: Home, source: PackedSource | HeldOutSource, array: str, at: int)
     """Flip a byte of a shard's array."""
     shard = source._indexes[0].manifest.shards[0]
     place = next(place for place in shard.arrays if place.name == array)
-    path = local_root(home.objects) / blob_key(shard.digest)
+    path = store_folder(home.objects) / blob_key(shard.digest)
     data = bytearray(path.read_bytes())
     data[place.start + at] ^= 255
     path.write_bytes(bytes(data))
@@ -369,7 +369,7 @@ def spoil(home: Home, source: PackedSource | HeldOutSource, array: str, at: int)
 
 def spoil_sample(home: Home, source: PackedSource | HeldOutSource, at: int) -> None:
     """Flip a byte of the first sample of a sample shard."""
-    path = local_root(home.objects) / blob_key(next(iter(source._indexes[0].manifest.sample_shards)))
+    path = store_folder(home.objects) / blob_key(next(iter(source._indexes[0].manifest.sample_shards)))
     data = bytearray(path.read_bytes())
     data[at] ^= 255
     path.write_bytes(bytes(data))
@@ -426,7 +426,7 @@ def test_an_index_that_is_gone_is_made_again(tmp_path: Path, spoiled: str) -> No
     digest = manifest if spoiled == "manifest" else index.shards[0].digest
     if spoiled.endswith("samples"):
         digest = next(iter(index.sample_shards))
-    path = local_root(home.objects) / blob_key(digest)
+    path = store_folder(home.objects) / blob_key(digest)
     if spoiled.startswith("short"):
         path.write_bytes(path.read_bytes()[:-1])
     else:

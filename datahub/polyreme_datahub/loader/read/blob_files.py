@@ -15,18 +15,17 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO, Protocol
-from urllib.parse import urlsplit
 
 from polyreme_api.environment import CACHE_BYTES, CACHE_DIRECTORY
 from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError
 from polyreme_api.store import ObjectNotFoundError, ObjectStore, StoreFailedError
+from polyreme_api.urls import is_bucket
 from polyreme_datahub.digests import blob_key
 from polyreme_datahub.errors import IndexDamagedError
 from polyreme_datahub.loader.read.copy_folder import CopyFolder
 from polyreme_datahub.loader.read.file_locks import LockWaits
 from polyreme_datahub.loader.read.part_files import Fetched, OpenFile, PartFiles
-from polyreme_datahub.locations import local_root
-from polyreme_datahub.objects import PACED, SAMPLES, Gate, open_store
+from polyreme_datahub.objects import PACED, SAMPLES, Gate, open_store, store_folder
 
 BYTES_MAX = 64 * 2**30
 """Size of the folder of copies, unless the environment says otherwise."""
@@ -327,8 +326,8 @@ def blob_files(url: str, environment: Mapping[str, str] | None = None, *, gate: 
     Raises:
         InvalidConfigError: If the URL is of another kind, or the limit is no number.
     """
-    if urlsplit(url).scheme != "s3":
-        return FolderBlobs(local_root(url))
+    if not is_bucket(url):
+        return FolderBlobs(store_folder(url))
     given = os.environ if environment is None else environment
     folder = Path(given.get(CACHE_DIRECTORY) or Path(tempfile.gettempdir()) / f"polyreme-cache-{os.getuid()}")
     limit = given.get(CACHE_BYTES) or str(BYTES_MAX)

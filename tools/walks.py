@@ -73,10 +73,10 @@ class Files:
             yield
         finally:
             sys.setprofile(None)
-            threading.setprofile(None)  # type: ignore[arg-type]
+            threading.setprofile(None)
             subprocess.Popen = popen  # type: ignore[misc]
             os.close(writing)
-            with open(reading, encoding="utf-8") as children:
+            with os.fdopen(reading, encoding="utf-8") as children:
                 self.seen.update(children.read().split())
 
     def of_ours(self) -> list[str]:
@@ -120,7 +120,7 @@ def walk_of_a_node() -> dict[str, list[str]]:
         with of_part(parts, "condition to new pods"):
             stage.show(faulty)
             await asyncio.sleep(2.0)
-        assert stage.attempt["number"] == 2  # noqa: PLR2004
+        assert stage.attempt["number"] == 2
         assert faulty not in stage.nodes
 
     stage.run(story)

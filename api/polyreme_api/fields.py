@@ -167,10 +167,12 @@ Decay = Annotated[DecimalText, AfterValidator(_less_than_one)]
 Coefficient = Annotated[DecimalText, _at_most("1e9")]
 """Any other number of the optimizer."""
 
-Name = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=63)]
+_LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+Name = Annotated[str, Field(pattern=_LABEL, min_length=1, max_length=63)]
 """A DNS label."""
 
-NameOrNone = Annotated[str, Field(pattern=r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?)?$", max_length=63)]
+_LABEL_OR_NONE = r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?)?$"
+NameOrNone = Annotated[str, Field(pattern=_LABEL_OR_NONE, max_length=63)]
 """A DNS label, or empty."""
 
 _QUALIFIED = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
@@ -183,12 +185,19 @@ LabelKey = Annotated[str, Field(pattern=_QUALIFIED, min_length=1, max_length=317
 Amount = Annotated[int, Field(ge=0, le=2**53 - 1)]
 """A count, exact in every reader of JSON."""
 
-DatasetReference = Annotated[
-    str,
-    Field(pattern=r"^[a-z0-9]([-a-z0-9./]*[a-z0-9])?(@([0-9]+|[a-z][-a-z0-9.]{0,62}))?$", min_length=1, max_length=253),
-]
+_DATASET = r"^[a-z0-9]([-a-z0-9./]*[a-z0-9])?(@([0-9]+|[a-z][-a-z0-9.]{0,62}))?$"
+DatasetReference = Annotated[str, Field(pattern=_DATASET, min_length=1, max_length=253)]
 """``name``, ``name@version`` or ``name@tag``; names under ``sample/`` are the data sets that polyreme brings along."""
 
 Url = Annotated[str, Field(min_length=1, max_length=1024)]
 Text = Annotated[str, Field(max_length=1024)]
 Seconds = Annotated[int, Field(ge=0, le=SECONDS_MAX)]
+
+PATTERN_WORDS = {
+    _DECIMAL: 'must be a number of 0 or more, such as "2e-3"',
+    _LABEL: 'must be lower-case letters, digits and "-", such as "run-7"',
+    _LABEL_OR_NONE: 'must be lower-case letters, digits and "-", such as "run-7", or empty',
+    _QUALIFIED: 'must be a qualified name, such as "nvidia.com/gpu" or "topology.kubernetes.io/zone"',
+    _DATASET: 'must be "name", "name@version" or "name@tag", of lower-case letters, digits, "-", "." and "/"',
+}
+"""What each pattern asks for, for people."""

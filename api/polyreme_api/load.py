@@ -1,6 +1,7 @@
 """From YAML or a cluster's object to one of our kinds, with one clear message for whatever is wrong."""
 
 import difflib
+import re
 from collections.abc import Mapping
 from typing import Any, TypeVar, get_args
 
@@ -8,9 +9,26 @@ from pydantic import BaseModel, ValidationError
 from pydantic.alias_generators import to_camel
 
 from polyreme_api.errors import InvalidConfigError
+from polyreme_api.fields import PATTERN_WORDS
 from polyreme_api.pod_template import PodTemplateError
 
 _SHOWN_MAX = 80
+_BOUND_WORDS = {
+    "greater_than_equal": "must be {ge} or more",
+    "less_than_equal": "must be {le} or less",
+    "literal_error": "must be {expected}",
+    "string_too_long": "must have at most {max_length} characters",
+    "string_too_short": "must have at least {min_length} characters",
+    "too_long": "must have at most {max_length} entries",
+    "too_short": "must have at least {min_length} entries",
+    "int_type": "must be a whole number",
+    "string_type": "must be text",
+    "bool_type": "must be true or false",
+    "list_type": "must be a list",
+}
+"""What a type asks for, by the type of pydantic's error."""
+_PATH_AND_RULE = re.compile(r"(?P<path>[a-z]\w*(?:\.[a-z]\w*)*): (?P<rule>.+)", re.DOTALL)
+"""A rule across fields begins with the field that it is about."""
 Kind = TypeVar("Kind", bound=BaseModel)
 
 
@@ -56,10 +74,26 @@ def _translate(error: ValidationError, kind: type[BaseModel]) -> InvalidConfigEr
         return InvalidConfigError(f"{field}: {cause.rule}{more}", field=field)
     seen = repr(first["input"])
     seen = seen if len(seen) <= _SHOWN_MAX else seen[: _SHOWN_MAX - 1] + "…"
-    rule = first["msg"].removeprefix("Value error, ")
+    rule = _rule(first["type"], first.get("ctx", {}), first["msg"])
     if isinstance(first["input"], Mapping | BaseModel):
+        found = _PATH_AND_RULE.fullmatch(rule)
+        if found is not None and _is_field(kind, [*path, *found["path"].split(".")]):
+            field, rule = ".".join([*path, found["path"]]), found["rule"]
         return InvalidConfigError(f"{field} is refused: {rule}{more}", field=field)
-    return InvalidConfigError(f"{field} is refused: {seen}, {rule[:1].lower()}{rule[1:]}{more}", field=field)
+    return InvalidConfigError(f"{field} is refused: {seen}, {rule}{more}", field=field)
+
+
+def _rule(error_type: str, context: Mapping[str, Any], message: str) -> str:
+    if error_type == "string_pattern_mismatch":
+        return PATTERN_WORDS.get(context["pattern"], f"must match {context['pattern']}")
+    if (words := _BOUND_WORDS.get(error_type)) is not None:
+        return words.format_map(context)
+    rule = message.removeprefix("Value error, ")
+    return rule if error_type == "value_error" else f"{rule[:1].lower()}{rule[1:]}"
+
+
+def _is_field(kind: type[BaseModel], path: list[str]) -> bool:
+    return path[-1] in _fields_at(kind, path[:-1])
 
 
 def _fields_at(kind: type[BaseModel], path: list[str]) -> list[str]:

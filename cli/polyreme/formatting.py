@@ -64,9 +64,9 @@ def short_weights(weights: Mapping[str, int]) -> str:
 
 
 def mixture_change(step: int, weights: Mapping[str, int], skip_steps: int) -> str:
-    """Write a change of the mixture: ``step 33: one 1 · two 1``, with the steps of data that it passes over."""
-    passed = f" (data of {skip_steps} steps passed over)" if skip_steps else ""
-    return f"step {step}: {short_weights(weights)}{passed}"
+    """Write a change of the mixture: ``step 33: one 1 · two 1``, with the steps whose samples it skips."""
+    skipped = f" (samples of {skip_steps} steps skipped)" if skip_steps else ""
+    return f"step {step}: {short_weights(weights)}{skipped}"
 
 
 def moment(at_s: float) -> str:

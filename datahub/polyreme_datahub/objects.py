@@ -164,7 +164,7 @@ def check_endpoints(environment: Mapping[str, str]) -> None:
     for name in ENDPOINT_VARIABLES:
         if "@" in urlsplit(environment.get(name, "")).netloc:
             raise InvalidConfigError(
-                f"the URL in {name} has credentials; remove them and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+                f"the URL in {name} has credentials; remove them; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
                 field=name,
             )
 
@@ -178,7 +178,7 @@ def bucket_of(url: str) -> tuple[str, str]:
     parts = urlsplit(url)
     if "@" in parts.netloc:
         raise InvalidConfigError(
-            "an s3:// URL has credentials; remove them and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+            "an s3:// URL has credentials; remove them; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
             field="the URL",
         )
     prefix = unquote(parts.path).strip("/")

@@ -10,7 +10,7 @@ Weight = Annotated[int, Field(ge=0, le=65_536)]
 PackTokens = Annotated[int, Field(ge=16, le=1_048_576)]
 ColorPercent = Annotated[int, Field(ge=0, le=90)]
 SKIP_STEPS_MAX = 10_000
-"""Steps whose data one change passes over: each window of them is packed once, in some 30 ms."""
+"""Most steps whose samples one change skips: each window of them is packed once, in some 30 ms."""
 EPOCHS_MAX = 100_000
 """Most epochs that a source may be limited to."""
 SCHEDULE_MAX = 1024
@@ -80,8 +80,8 @@ class Source(Part):
     weight: Weight = 1
     """Share, relative to the other sources': of samples, unless ``data.weightsBy`` or ``data.temperature`` is given."""
     epochs_max: Annotated[int, Field(ge=1, le=EPOCHS_MAX)] | None = None
-    """Most times that a sample is trained on; none: no limit. After its last epoch a source has no turn, and the others
-    share its turns by their weights. A job whose steps need more data than all limits leave is refused."""
+    """Most times that a sample is trained on; none: no limit. After its last epoch a source is never used again, and
+    the others share its turns by their weights. A job whose steps need more data than all limits leave is refused."""
     augment: Augment | None = None
     """Augmentation of this source, in place of ``data.augment``; ``{}``: none."""
 
@@ -96,15 +96,15 @@ class SourceWeight(Part):
 
 
 class MixtureChange(Part):
-    """New weights from a step on; sources that are not named get weight 0. Data may be passed over there."""
+    """New weights from a step on; sources that are not named get weight 0. Samples may be skipped there."""
 
     from_step: Annotated[int, Field(ge=1, le=STEPS_MAX)]
     """First step with these weights."""
     weights: Annotated[list[SourceWeight], Field(min_length=1, max_length=256)]
     """Weights by source."""
     skip_steps: Annotated[int, Field(ge=0, le=SKIP_STEPS_MAX)] = 0
-    """Steps whose data are passed over: the samples on which this step and those after it would train by the weights
-    before, such as those before which the loss rose. Training continues with the samples that follow."""
+    """Skips the samples of the next so many steps, as the weights before would have drawn them, for example after a
+    loss spike. Training continues with the samples that follow."""
 
 
 class Tokenizer(Part):
@@ -140,9 +140,9 @@ class Data(Part):
     small sources; none: the weights alone."""
     schedule: Annotated[list[MixtureChange], Field(max_length=SCHEDULE_MAX)] = Field(default=[])
     """Changes of the weights during the run, in the order of their steps. While the job exists, changes may be
-    appended, and none may be changed or removed. A change that is appended after the first attempt has begun takes
-    effect at the first window of the order (256 packs, in whole steps) that begins neither before ``fromStep`` nor
-    within the eight steps after the one that is trained."""
+    appended, and none may be changed or removed. New weights of a change that is appended after the first attempt
+    has begun apply from the next window of the order (256 packs, in whole steps) after ``fromStep``, at least eight
+    steps ahead."""
     sequence_tokens: PackTokens
     """Tokens of one pack; ``long_samples`` says what becomes of longer samples."""
     long_samples: Literal["Refuse", "Truncate", "Split"] = "Refuse"

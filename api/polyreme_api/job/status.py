@@ -17,8 +17,8 @@ CAUSES_MAX = 32
 PREEMPTION_RECORDS_MAX = 16
 FAILED_NODES_MAX = 128
 """Remembered failures of nodes; of more, the oldest are forgotten."""
-TELLING_CONDITIONS = ("Failed", "Succeeded", "Degraded", "Suspended", "Queued", "Preempted")
-"""Conditions that, when True, say more than what the ranks do; the first of them is told."""
+OVERRIDING_CONDITIONS = ("Failed", "Succeeded", "Degraded", "Suspended", "Queued", "Preempted")
+"""Conditions that are shown before the ranks' phase; the first that is True wins."""
 
 Run = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=2, max_length=2)]
 """A replacement number, and how many indices in a row have it."""
@@ -320,8 +320,8 @@ class TrainingJobStatus(StatusPart):
     @property
     def reason(self) -> Annotated[str, Field(max_length=1024)]:
         """Reason of the condition that describes the job best now; for people."""
-        telling = next((kind for kind in TELLING_CONDITIONS if self.is_true(kind)), "Running")
-        found = self.condition(telling)
+        shown = next((kind for kind in OVERRIDING_CONDITIONS if self.is_true(kind)), "Running")
+        found = self.condition(shown)
         return "" if found is None else found.reason
 
     def condition(self, kind: str) -> Condition | None:

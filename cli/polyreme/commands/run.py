@@ -107,7 +107,7 @@ def _appended(home: Home, job: TrainingJob, output: Format) -> bool:
         }
         for change in appended
     ]
-    columns = [("from step", "fromStep"), ("weights", "weights"), ("steps passed over", "skipSteps")]
+    columns = [("from step", "fromStep"), ("weights", "weights"), ("steps skipped", "skipSteps")]
     emit("AppendedChanges", rows, output=output, columns=columns)
     return True
 

@@ -130,13 +130,13 @@ def _experts(data: ReportData) -> str:
     loads = data.experts
     if loads is None:
         return ""
-    fullest = max((max(layer.load) * len(layer.load) / max(1, sum(layer.load)) for layer in loads.layers), default=0.0)
+    busiest = max((max(layer.load) * len(layer.load) / max(1, sum(layer.load)) for layer in loads.layers), default=0.0)
     dropped = sum(layer.dropped for layer in loads.layers)
     entropies = [layer.entropy for layer in loads.layers]
     words = (
-        f"Steps {loads.first_step:,} to {loads.last_step:,}, {len(loads.layers)} layers: the fullest expert got "
-        f"{fullest:.2f} of its layer's mean; entropy of the scores {min(entropies):.2f} to {max(entropies):.2f} nats; "
-        f"{dropped:,} rows dropped."
+        f"Steps {loads.first_step:,} to {loads.last_step:,}, {len(loads.layers)} layers: busiest expert: "
+        f"{100 * (busiest - 1):.0f} % above the average of its layer; "
+        f"entropy of the scores {min(entropies):.2f} to {max(entropies):.2f} nats; {dropped:,} rows dropped."
     )
     picture = experts_chart(data)
     card = f'<div class="card">{picture}</div>' if picture else ""

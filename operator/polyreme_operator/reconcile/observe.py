@@ -392,7 +392,7 @@ def _silence(
     if heard_s is not None and now_s - heard_s >= timeout_s:
         return Failure(
             cause=Cause.LEADER_SILENT,
-            message=f"the leader's Lease was last renewed {now_s - heard_s:.0f} s ago, the limit is {timeout_s} s",
+            message=f"the leader on worker 0 was last heard of {now_s - heard_s:.0f} s ago, the limit is {timeout_s} s",
             index=0,
             replace=frozenset({0}),
         )

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 
 import pytest
 
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.exit_codes import ExitCode
+from polyreme_api.fields import PATTERN_WORDS
 from polyreme_api.job import parse_job
 from polyreme_api.job.load import parse_new_job
 from polyreme_api.job.schedule import schedule_faults
+from polyreme_api.kinds import KINDS
+from polyreme_api.pod_template import QUANTITY_PATTERN
 from polyreme_planner.layout import Layout
 from polyreme_planner.loading import load_job
 from polyreme_planner.mixture import mixture_changes
@@ -39,7 +44,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"metadata.name": "a" * 41}, "metadata.name is refused"),
     ({"metadata.name": "a.b"}, "metadata.name is refused: 'a.b'"),
     # types and bounds
-    ({"spec.training.steps": 0}, "spec.training.steps is refused: 0, input should be greater than or equal to 1"),
+    ({"spec.training.steps": 0}, "spec.training.steps is refused: 0, must be 1 or more"),
     ({"spec.training.steps": "10"}, "spec.training.steps is refused: '10'"),
     ({"spec.training.steps": True}, "spec.training.steps is refused: True"),
     ({"spec.suspend": "yes"}, "spec.suspend is refused: 'yes'"),
@@ -63,7 +68,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"spec.training.optimizer": {"learningRate": 0.002}},
         'a decimal is written as text, in quotes: "0.002" (Kubernetes APIs carry no floats)',
     ),
-    ({"spec.training.optimizer": {"learningRate": "fast"}}, "spec.training.optimizer.learningRate is refused: 'fast'"),
+    ({"spec.training.optimizer": {"learningRate": "fast"}}, "learningRate is refused: 'fast', must be a number of"),
     ({"spec.training.optimizer": {"learningRate": "-1"}}, "spec.training.optimizer.learningRate is refused: '-1'"),
     ({"spec.training.optimizer": {"learningRate": "inf"}}, "spec.training.optimizer.learningRate is refused: 'inf'"),
     ({"spec.training.optimizer": {"learningRate": "1e-3\n"}}, "spec.training.optimizer.learningRate is refused"),
@@ -82,13 +87,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     # the mixture
     ({"spec.data.sources": [ONE, ONE]}, "two sources are named 'one'; names are unique"),
-    ({"spec.data.sources.0.weight": 0}, "data.sources: every weight is 0; give one source a weight above 0"),
+    ({"spec.data.sources.0.weight": 0}, "spec.data.sources is refused: every weight is 0; give one source"),
     (
         {
             "spec.data.sources.0.weight": 0,
             "spec.data.schedule": [{"fromStep": 2, "weights": [{"source": "one", "weight": 1}]}],
         },
-        "data.sources: every weight is 0; give one source a weight above 0",
+        "spec.data.sources is refused: every weight is 0; give one source a weight above 0",
     ),
     (
         {
@@ -97,7 +102,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
                 {"fromStep": 5, "weights": [{"source": "one", "weight": 2}]},
             ]
         },
-        "data.schedule: fromStep must rise, seen [5, 5]; order the changes",
+        "spec.data.schedule is refused: fromStep must rise, seen [5, 5]; order the changes",
     ),
     (
         {"spec.data.schedule": [{"fromStep": 5, "weights": [{"source": "two", "weight": 1}]}]},
@@ -134,7 +139,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
                 "spec.data.tokenizer": {"location": "file:///tokenizer"},
                 f"spec.data.{field}": value,
             },
-            f"data.startWhileProcessing: {words} needs the size of every source, which is known when all are processed",
+            f"spec.data.startWhileProcessing is refused: {words} needs the size of every source, which is known when",
         )
         for field, value, words in (
             ("weightsBy", "Tokens", "weightsBy: Tokens"),
@@ -163,7 +168,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     # evaluation
     (
         {"spec.evaluation": {"sets": [{"name": "a", "dataset": "held/a"}, {"name": "a", "dataset": "held/b"}]}},
-        "evaluation.sets: two sets are named 'a'; names are unique",
+        "spec.evaluation.sets is refused: two sets are named 'a'; names are unique",
     ),
     (
         {"spec.evaluation": {"sets": [{"name": "a", "dataset": "sample/one@3"}]}},
@@ -193,7 +198,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"spec.parallelism": {"mode": "Explicit", "dp": 1, "pp": 2, "schedule": "GPipe"}},
-        "spec.parallelism.schedule is refused: 'GPipe', input should be '1F1B', 'Interleaved1F1B'",
+        "spec.parallelism.schedule is refused: 'GPipe', must be '1F1B', 'Interleaved1F1B'",
     ),
     (
         {"spec.parallelism": {"mode": "Explicit", "dp": 1, "pp": 4, "microbatches": 3}},
@@ -320,6 +325,20 @@ def test_a_job_that_no_plan_fits_is_refused_when_it_is_loaded(changes: dict[str,
 def test_what_is_no_mapping_is_no_job(document: object) -> None:
     with pytest.raises(InvalidConfigError, match="not a TrainingJob"):
         parse_job(document)
+
+
+def test_a_rule_across_fields_names_the_field_that_breaks_it() -> None:
+    with pytest.raises(InvalidConfigError) as refused:
+        parse_job(job_with({"spec.data.sources": [ONE, ONE]}))
+    assert str(refused.value) == (
+        "spec.data.sources is refused: two sources are named 'one'; names are unique; change spec.data.sources"
+    )
+
+
+def test_every_pattern_of_a_field_has_words() -> None:
+    names = {info: kind.model_json_schema(by_alias=True) for info, kind in KINDS.items()}
+    found = set(re.findall(r'"pattern": "((?:[^"\\\\]|\\\\.)*)"', json.dumps(names)))
+    assert {json.loads(f'"{pattern}"') for pattern in found} - {QUANTITY_PATTERN} <= set(PATTERN_WORDS)
 
 
 def test_several_mistakes_are_counted() -> None:

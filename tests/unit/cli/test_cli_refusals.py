@@ -45,7 +45,7 @@ def put(path: str, value: Any) -> Change:
 
 REFUSALS: dict[str, tuple[Change, list[str]]] = {
     "an unknown field": (put("training.stepz", 3), ["spec.training.stepz", "did you mean 'steps'?"]),
-    "a wrong type": (put("training.steps", "three"), ["spec.training.steps", "'three'", "valid integer"]),
+    "a wrong type": (put("training.steps", "three"), ["spec.training.steps", "'three'", "must be a whole number"]),
     "a number where decimal text is wanted": (
         put("training.optimizer.learningRate", 0.001),
         ["spec.training.optimizer.learningRate", "0.001", 'in quotes: "0.001"'],

@@ -76,9 +76,9 @@ def test_a_bound_refuses_and_names_the_field_that_the_api_server_names(tmp_path:
 @pytest.mark.parametrize(
     ("kind", "patch", "words"),
     [
-        ("TrainingQueue", {"weight": 0}, "spec.weight is refused: 0, input should be greater than or equal to 1"),
+        ("TrainingQueue", {"weight": 0}, "spec.weight is refused: 0, must be 1 or more"),
         ("ClusterTopology", {"levels": []}, "spec.levels is refused: []"),
-        ("NodeFaultPolicy", {"mode": "On"}, "spec.mode is refused: 'On', input should be 'Observe' or 'Enforce'"),
+        ("NodeFaultPolicy", {"mode": "On"}, "spec.mode is refused: 'On', must be 'Observe' or 'Enforce'"),
     ],
 )
 def test_a_change_is_checked_too(tmp_path: Path, kind: str, patch: dict[str, Any], words: str) -> None:

@@ -76,7 +76,7 @@ def test_a_run_with_two_kills_shows_its_story() -> None:
         "after two kills", "Succeeded", "91.2 %", "219 of 240 pages", "800", "48 trained twice", "1 min 26 s", "74 %",
         "7,950", "resumed after 200", "resumed after 550", "RankKilled", "PodLost", "one 1 · two 1 · three 1 · four 2",
         "torn, never loaded", "no PNG: truncated", "dp4 ep2", "kimi-vl-nano", "torch", "2.13.0", "expected 333",
-        "one 1 · two 1 · three 1 (data of 12 steps passed over)",
+        "one 1 · two 1 · three 1 (samples of 12 steps skipped)",
     ):  # fmt: skip
         assert words in reader.text, words
 
@@ -257,7 +257,7 @@ def test_the_load_of_each_expert_is_a_cell_with_its_figures() -> None:
     ]
     html = build_report(empty(experts=ExpertLoads(first_step=11, last_step=20, layers=layers)))
     page = read(html)
-    assert "Steps 11 to 20, 2 layers: the fullest expert got 3.00 of its layer's mean" in page.text
+    assert "Steps 11 to 20, 2 layers: busiest expert: 200 % above the average of its layer" in page.text
     assert "entropy of the scores 0.50 to 1.25 nats; 4 rows dropped." in page.text
     assert "layer 2, expert 3: 30 rows, 3.00 of the mean" in page.text
     assert [html.count(f'class="cell h{heat}"') for heat in (0, 4, 8)] == [2, 5, 1]

@@ -35,7 +35,7 @@ class DamagedError(RefusedError):
     """Files of a committed checkpoint differ from what its marker records."""
 
     def __init__(self, name: str, damage: Sequence[str]) -> None:
-        super().__init__(f"checkpoint is damaged: {name}: {'; '.join(damage)}", field="POLYREME_RESUME_FROM")
+        super().__init__(f"checkpoint is damaged: {name}: {'; '.join(damage)}")
         self.name = name
         self.damage = tuple(damage)
 
@@ -86,7 +86,7 @@ def read_pieces(store: ObjectStore, name: str, marker: CommitMarker, state: dict
     try:
         items = planner.create_local_plan().items
     except (RuntimeError, ValueError) as error:
-        raise RefusedError(f"checkpoint does not fit: {name}: {error}", field="POLYREME_RESUME_FROM") from error
+        raise RefusedError(f"checkpoint does not fit: {name}: {error}", field="spec.model") from error
     stored = by_index(pieces)
     wanted = sorted((_wanted(item, stored) for item in items), key=lambda part: part.place)
     with concurrent.futures.ThreadPoolExecutor(READERS, thread_name_prefix="read") as executor:
@@ -115,7 +115,7 @@ def _check_names(name: str, *, stored: Collection[str], wanted: Collection[str])
         )
     raise RefusedError(
         f"checkpoint lacks tensors: {name} has no {missing[0]}, the first of {len(missing)} that this run needs",
-        field="POLYREME_RESUME_FROM",
+        field="spec.model",
     )
 
 
@@ -227,7 +227,7 @@ def _fill(reader: _Reader, run: Sequence[_Wanted], planner: DefaultLoadPlanner) 
         if target.dtype != dtype:
             raise RefusedError(
                 f"checkpoint does not fit: {reader.name}: {part.piece.tensor} is {dtype}, this run has {target.dtype}",
-                field="POLYREME_RESUME_FROM",
+                field="spec.model",
             )
         target.copy_(box)
     return end - begin

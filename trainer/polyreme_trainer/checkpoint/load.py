@@ -22,7 +22,6 @@ from polyreme_trainer.checkpoint.content import Content
 from polyreme_trainer.checkpoint.host_copy import HostCopies
 from polyreme_trainer.parallel import collectives
 
-_FIELD = "POLYREME_RESUME_FROM"
 _log = logging.getLogger(__name__)
 
 
@@ -45,8 +44,8 @@ def read_marker(store: ObjectStore, name: str) -> CommitMarker:
         text = store.get(f"{name}/{COMMIT_MARKER}")
     except ObjectNotFoundError as error:
         if not any(True for _ in store.list(f"{name}/")):
-            raise NotFoundError(f"no checkpoint {name} in its root", field=_FIELD) from error
-        raise RefusedError(f"checkpoint is torn: {name} has no {COMMIT_MARKER}", field=_FIELD) from error
+            raise NotFoundError(f"no checkpoint {name} in its root") from error
+        raise RefusedError(f"checkpoint is torn: {name} has no {COMMIT_MARKER}") from error
     return parse_marker(text, name=name)
 
 

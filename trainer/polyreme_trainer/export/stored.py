@@ -1,7 +1,7 @@
 """An export in an object store: files of a finished local one, uploaded so that a half one never looks whole.
 
-A store renames nothing, so ``config.json``, without which no library takes the folder for a model, goes first and comes
-last: an uploader that was killed leaves a folder without it, and the next one starts again.
+A store renames nothing, so ``config.json``, without which no library takes the folder for a model, is deleted first and
+written last: an uploader that was killed leaves a folder without it, and the next one starts again.
 """
 
 from __future__ import annotations

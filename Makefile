@@ -38,7 +38,7 @@ SERVICES := PYTHONPATH=. $(BIN)/python -m tools.services
 IMAGE_TOOL := PYTHONPATH=. $(BIN)/python -m tools.images
 IMAGE_OPTIONS = $(if $(BASE),--base $(BASE)) $(if $(BUILDER),--builder $(BUILDER)) $(if $(PREFIX),--prefix $(PREFIX)) \
 	$(if $(TAG),--tag $(TAG)) $(if $(ENGINE),--engine $(ENGINE)) $(if $(THIN),--thin $(THIN))
-BENCHMARKS := $(patsubst benchmarks/%/run.py,%,$(wildcard benchmarks/*/run.py))
+BENCHMARKS := $(subst _,-,$(patsubst benchmarks/%/run.py,%,$(wildcard benchmarks/*/run.py)))
 GPU_PEERS := $(or $(POLYREME_GPU_PEERS),$(HOME)/.cache/polyreme/gpu-peers)
 SOAKS := $(subst _,-,$(patsubst tests/soak/%.py,%,$(wildcard tests/soak/*.py)))
 
@@ -154,8 +154,8 @@ lock: $(DEV) ## renew the locks from pyproject.toml (UPGRADE=1 for newer version
 	@BIN=$(BIN) tools/lock.sh $(if $(UPGRADE),--upgrade)
 
 bench-%: $(DEV) ## one benchmark
-	@test -f benchmarks/$*/run.py || { echo "no benchmarks/$*/run.py; there are: $(BENCHMARKS)" >&2; exit 2; }
-	@$(BIN)/python benchmarks/$*/run.py
+	@test -f benchmarks/$(subst -,_,$*)/run.py || { echo "no benchmark $*; there are: $(BENCHMARKS)" >&2; exit 2; }
+	@$(BIN)/python benchmarks/$(subst -,_,$*)/run.py
 
 # The GPU suite is by itself: without a CUDA device it ends with code 7.
 bench: $(addprefix bench-,$(filter-out gpu,$(BENCHMARKS))) ## every benchmark that needs no accelerator, one after the other

@@ -6,14 +6,15 @@ MFU is by our closed formula (``polyreme_planner.flops``) for all, against the d
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from harness import Place, Timing, attempt, attempt_peer, judged, measure, run_alone, say
-from ours import balance, made_up, trainer
-from peers import torchtitan_step, transformers_step
-from shapes import KI, base, cut, deepest, planned
+from benchmarks.gpu.harness import Place, Timing, attempt, attempt_peer, judged, measure, run_alone, say
+from benchmarks.gpu.ours import balance, made_up, trainer
+from benchmarks.gpu.peers import torchtitan_step, transformers_step
+from benchmarks.gpu.shapes import KI, base, cut, deepest, planned
 
 from polyreme_planner.costs import Recompute
 from polyreme_planner.flops import Mix, model_flops_utilisation, training_flops
@@ -71,7 +72,7 @@ def bench(place: Place) -> tuple[dict[str, Any], dict[str, float], bool]:
         figures |= limits(case, place)
     for sees in (False, True):
         some = [case for case in every if case.shape.sees is sees]
-        attempt(figures, "images_ours" if sees else "text_ours", lambda some=some: ours(some, place))
+        attempt(figures, "images_ours" if sees else "text_ours", functools.partial(ours, some, place))
         say({key: value for key, value in figures.items() if "_ours_" in key})
     for case in every:
         if case.shape.sees:
@@ -120,7 +121,7 @@ def ours(some: list[Case], place: Place) -> dict[str, Any]:
                 balance(training.model)
             for case in some:
                 inputs = made_up(case.shape, case.mix, place, packs=case.packs)
-                timing = measure(lambda inputs=inputs: training.step(inputs), place)
+                timing = measure(functools.partial(training.step, inputs), place)
                 figures |= told(case, f"{case.name}_{routing}_ours", timing, place)
                 figures[f"{case.name}_{routing}_fullest_expert_ratio"] = round(training.fullest, 3)
     return figures

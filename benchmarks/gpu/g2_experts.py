@@ -9,10 +9,20 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from harness import Place, Timing, attempt, attempt_peer, judged, measure, need_device, product_bytes, run_alone
-from ours import balance
-from peers import built, round_robin, torchtitan_config
-from shapes import KI, base, cut
+from benchmarks.gpu.harness import (
+    Place,
+    Timing,
+    attempt,
+    attempt_peer,
+    judged,
+    measure,
+    need_device,
+    product_bytes,
+    run_alone,
+)
+from benchmarks.gpu.ours import balance
+from benchmarks.gpu.peers import built, round_robin, torchtitan_config
+from benchmarks.gpu.shapes import KI, base, cut
 from torch import Tensor, nn
 
 from polyreme_planner.shapes import DecoderShape, ModelShape

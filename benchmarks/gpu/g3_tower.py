@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from harness import Place, attempt, attempt_peer, judged, measure, need_device, run_alone
-from peers import built, torchtitan_config
-from shapes import base, cut
+from benchmarks.gpu.harness import Place, attempt, attempt_peer, judged, measure, need_device, run_alone
+from benchmarks.gpu.peers import built, torchtitan_config
+from benchmarks.gpu.shapes import base, cut
 from torch import Tensor, nn
 
 from polyreme_planner.flops import Mix, forward_flops
@@ -111,7 +111,8 @@ def transformers_tower(
     )
     config._attn_implementation = "sdpa"  # noqa: SLF001 - a tower alone has no public way
     with torch.device(place.device):
-        tower = Kimi_K25VisionModel(config).to(place.dtype).train()
+        tower: Any = Kimi_K25VisionModel(config)
+        tower = tower.to(place.dtype).train()
     pixels = patches_PC.to(place.dtype).view(-1, vision.channels, vision.patch_px, vision.patch_px)
     times = torch.tensor([[1, rows, columns] for rows, columns in grids], device=place.device)
     return passes(lambda: tower(pixels, grid_thw=times).pooler_output, tower)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every torch reader knows
-from harness import (
+from benchmarks.gpu.harness import (
     Place,
     SkippedError,
     attempt,
@@ -22,8 +22,8 @@ from harness import (
     run_alone,
     scalar_difference,
 )
-from peers import head_loss
-from shapes import KI, base
+from benchmarks.gpu.peers import head_loss
+from benchmarks.gpu.shapes import KI, base
 from torch import Tensor, nn
 
 from polyreme_planner.hardware import GIB
@@ -119,7 +119,8 @@ def liger(place: Place) -> Loss:
     need_device(place, "Liger's kernels are Triton")
     from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
 
-    return liger_fused_linear_cross_entropy
+    loss: Loss = liger_fused_linear_cross_entropy
+    return loss
 
 
 def cut_cross_entropy(place: Place) -> Loss:
@@ -127,7 +128,8 @@ def cut_cross_entropy(place: Place) -> Loss:
     need_device(place, "its kernels are Triton")
     from cut_cross_entropy import linear_cross_entropy
 
-    return linear_cross_entropy
+    loss: Loss = linear_cross_entropy
+    return loss
 
 
 def torchtitan_chunked(place: Place, width: int, words: int) -> Loss:
@@ -139,7 +141,7 @@ def torchtitan_chunked(place: Place, width: int, words: int) -> Loss:
     chunked.set_lm_head(head)
 
     def loss(hidden_TD: Tensor, head_VD: Tensor, targets_T: Tensor) -> Tensor:
-        head._parameters["weight"] = head_VD  # noqa: SLF001 - the operand is a leaf of ours, not a module's
+        head._parameters["weight"] = head_VD  # type: ignore[assignment]  # noqa: SLF001 - the operand is a leaf of ours, not a module's
         total: Tensor = chunked(hidden_TD.unsqueeze(0), targets_T.unsqueeze(0))[0]
         return total / targets_T.numel()
 

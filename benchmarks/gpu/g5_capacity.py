@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness import Place, attempt, judged, measure, run_alone
-from ours import made_up, trainer
-from shapes import KI, base, cut
+from benchmarks.gpu.harness import Place, attempt, judged, measure, run_alone
+from benchmarks.gpu.ours import made_up, trainer
+from benchmarks.gpu.shapes import KI, base, cut
 
 from polyreme_planner.flops import Mix, training_flops
 from polyreme_trainer.model.compute_options import ComputeOptions

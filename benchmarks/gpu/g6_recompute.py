@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness import Place, attempt, judged, measure, run_alone
-from ours import made_up, trainer
-from shapes import KI, base, cut, planned
+from benchmarks.gpu.harness import Place, attempt, judged, measure, run_alone
+from benchmarks.gpu.ours import made_up, trainer
+from benchmarks.gpu.shapes import KI, base, cut, planned
 
 from polyreme_planner.costs import Recompute
 from polyreme_planner.flops import Mix, training_flops

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from harness import Place, attempt, attempt_peer, judged, run_alone
-from ours import Trainer, made_up, trainer
-from shapes import base, cut
+from benchmarks.gpu.harness import Place, attempt, attempt_peer, judged, run_alone
+from benchmarks.gpu.ours import Trainer, made_up, trainer
+from benchmarks.gpu.shapes import base, cut
 from torch import Tensor
 
 from polyreme_planner.flops import Mix

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from harness import Place, attempt, attempt_peer, judged, measure, release, run_alone
-from ours import RATE, Trainer, made_up, trainer
-from shapes import base, cut
+from benchmarks.gpu.harness import Place, attempt, attempt_peer, judged, measure, release, run_alone
+from benchmarks.gpu.ours import RATE, Trainer, made_up, trainer
+from benchmarks.gpu.shapes import base, cut
 from torch import nn
 
 from polyreme_planner.flops import Mix

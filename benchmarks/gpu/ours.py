@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import Place, release
+from benchmarks.gpu.harness import Place, release
 from torch import Tensor, nn
 
 from polyreme_datahub.objects import open_store
@@ -88,7 +88,7 @@ def trainer(
             layout=Layout(),
             shape=shape,
             steps=1_000_000,
-            options=options,
+            compute_options=options,
             checkpoint=CheckpointSettings(store=open_store(Path(folder).as_uri())),
             precision=Precision.FLOAT32 if place.rehearsal else Precision.BFLOAT16,
             optimizer=optimizer or OptimizerSettings(name=OptimizerName.ADAMW),

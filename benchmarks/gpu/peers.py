@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every torch reader knows
-from harness import Place, need_device
+from benchmarks.gpu.harness import Place, need_device
 from torch import Tensor, nn
 
 from polyreme_planner.shapes import ModelShape
@@ -61,19 +61,19 @@ class MasterAdamW:
 
 def head_loss(hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor) -> Tensor:
     """Mean loss by torch's own head in chunks: no peer shall fail for the logits of 32K tokens."""
-    options = nn.LinearCrossEntropyOptions()  # type: ignore[attr-defined]
-    return F.linear_cross_entropy(hidden_ND, head_VD, targets_N, options=options)  # type: ignore[attr-defined,no-any-return]
+    options = nn.LinearCrossEntropyOptions()
+    return F.linear_cross_entropy(hidden_ND, head_VD, targets_N, options=options)
 
 
 def transformers_model(shape: ModelShape, place: Place) -> Any:
     """``DeepseekV3ForCausalLM``, weights drawn, grouped products and sdpa."""
     from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
-    options = {"attn_implementation": "sdpa", "experts_implementation": "grouped_mm"}
+    options: dict[str, Any] = {"attn_implementation": "sdpa", "experts_implementation": "grouped_mm"}
     with torch.device(place.device):
         config = DeepseekV3Config(**text_config(shape.decoder), **options)
-        model = DeepseekV3ForCausalLM(config).to(place.dtype)
-    return model.train()
+        model: Any = DeepseekV3ForCausalLM(config)
+        return model.to(place.dtype).train()
 
 
 def transformers_step(shape: ModelShape, place: Place, tokens_BS: Tensor, *, balanced: bool, compiled: bool) -> Any:

@@ -33,7 +33,7 @@ def main() -> int:
     ]
     # Fragments of a model that is gone must not fail the next one.
     environment = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", **os.environ}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(FOLDER), environment.get("PYTHONPATH"))))
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(FOLDER.parents[1]), environment.get("PYTHONPATH"))))
     missed: list[str] = []
     for name in options.only:
         try:

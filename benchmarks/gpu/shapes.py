@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from harness import Place
+from benchmarks.gpu.harness import Place
 
 from polyreme_planner.costs import Recompute, Setting
 from polyreme_planner.flops import Mix

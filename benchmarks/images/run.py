@@ -143,6 +143,9 @@ class Source:
         assert count == PACKS
         return packs_of(first // PACKS)
 
+    def refresh(self) -> None:
+        """Nothing changes."""
+
     def grids(self, _: int, *, first: int, count: int) -> Sequence[Any]:
         """Return the grids of some packs: each has a part of its rank's."""
         ranks = range(self._ranks)

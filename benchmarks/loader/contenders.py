@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import prepare
-import work
+from benchmarks.loader import prepare, work
 
 from polyreme_api import environment as names
 from polyreme_launcher.rank_processes import ALLOCATOR
@@ -160,7 +159,7 @@ def check(outputs: Mapping[str, Mapping[str, Sequence[int]]], commands: Mapping[
 
 def call(command: Command) -> dict[str, Any]:
     """Run a process; return what its last line says."""
-    places = [HERE, HERE.parent / "pipeline", *([] if command.path is None else [command.path])]
+    places = [HERE.parents[1], *([] if command.path is None else [command.path])]
     cache = Path(tempfile.mkdtemp(prefix="cache-", dir=command.caches))
     asked = {**command.asked, **({"cache": str(cache)} if command.script == "read_peer.py" else {})}
     variables = {

@@ -11,9 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import growth
-import ours
-import work
+from benchmarks.loader import growth, ours, work
 
 from polyreme_api import environment as names
 from polyreme_datahub import hub

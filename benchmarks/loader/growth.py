@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import contenders
-import prepare
+from benchmarks.loader import contenders, prepare
 
 from polyreme_api.job import parse_job
 from polyreme_api.job.data import Source

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import work
+from benchmarks.loader import work
 
 from polyreme_api import environment as names
 from polyreme_api.batch import BatchSource
@@ -103,7 +103,7 @@ def take_packs(source: BatchSource, steps: int, meter: work.Meter) -> None:
         packs = source.packs_in(step)
         batch = source.packs(step, first=0, count=packs)
         filled = int(np.count_nonzero(np.asarray(batch.tokens_T) != source.token_ids.pad))
-        meter.take_packs(packs, filled, len(batch.patches_PC), len(batch.sample_ids))
+        meter.take_packs(packs, filled, len(np.asarray(batch.patches_PC)), len(batch.sample_ids))
 
 
 @contextlib.contextmanager

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import peer_webdataset
+from benchmarks.loader import peer_webdataset
+from benchmarks.loader.peer_work import BATCH, PACKED_TOGETHER, SHUFFLED, Given, collate
 from megatron.energon import (
     Cooker,
     DefaultTaskEncoder,
@@ -20,7 +21,6 @@ from megatron.energon import (
     stateless,
 )
 from megatron.energon.flavors import BaseWebdatasetFactory
-from peer_work import BATCH, PACKED_TOGETHER, SHUFFLED, Given, collate
 
 PROFILE = "bench"
 CACHE_SIZE = "10G"

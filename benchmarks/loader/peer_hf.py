@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-from peer_work import BATCH, SHARD_BYTES, SHUFFLED, Given, packed_loader, shards_of
+from benchmarks.loader.peer_work import BATCH, SHARD_BYTES, SHUFFLED, Given, packed_loader, shards_of
 from torch.utils.data import DataLoader
 
 ROW_GROUP = 100

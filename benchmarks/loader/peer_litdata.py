@@ -4,10 +4,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.loader.peer_work import BATCH, SHARD_BYTES, Given, collate, packed_loader
 from litdata import CombinedStreamingDataset, StreamingDataLoader, StreamingDataset
 from litdata.streaming import downloader
 from litdata.streaming.writer import BinaryWriter
-from peer_work import BATCH, SHARD_BYTES, Given, collate, packed_loader
 
 
 def write(place: Path, samples: Iterable[tuple[bytes, bytes]]) -> None:

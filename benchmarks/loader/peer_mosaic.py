@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from peer_work import BATCH, SHARD_BYTES, Given, collate, packed_loader
+from benchmarks.loader.peer_work import BATCH, SHARD_BYTES, Given, collate, packed_loader
 from streaming import MDSWriter, Stream, StreamingDataset
 from torch.utils.data import DataLoader
 

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import webdataset
-from peer_work import BATCH, SHUFFLED, Given, collate, packed_loader, shards_of
+from benchmarks.loader.peer_work import BATCH, SHUFFLED, Given, collate, packed_loader, shards_of
 
 PAYLOAD = "--header 'x-amz-content-sha256: UNSIGNED-PAYLOAD'"
 """S3 requires this header, which curl 7.88 does not send by itself."""

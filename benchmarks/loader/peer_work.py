@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import work
+from benchmarks.loader import work
 from torch.utils.data import DataLoader, IterableDataset
 
 from polyreme_datahub.loader.order.packing import pack

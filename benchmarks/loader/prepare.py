@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import photos
+from benchmarks.pipeline import photos
 from PIL import Image
 
 from polyreme_api.job import parse_job

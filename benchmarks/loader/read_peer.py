@@ -11,11 +11,11 @@ import json
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
-import peer_work
-import work
+from benchmarks.loader import peer_work, work
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,22 +42,25 @@ def main(asked: Asked) -> None:
     """Write or read."""
     folder = Path(asked.folder)
     if asked.write:
-        reader = importlib.import_module(f"peer_{asked.peer}")
         for name in asked.sources:
             Path(asked.root).mkdir(parents=True, exist_ok=True)
-            reader.write(Path(asked.root, name), samples_of(folder / "samples" / name))
+            peer(asked).write(Path(asked.root, name), samples_of(folder / "samples" / name))
         return
     given = _given(asked)
-    read = plain(given, folder) if asked.peer == "plain" else importlib.import_module(f"peer_{asked.peer}")
     meter = work.Meter()
     if asked.packs:
-        for batch in itertools.islice(read.packs(given), asked.packs):
+        for batch in itertools.islice(peer(asked).packs(given), asked.packs):
             meter.take_packs(1, sum(batch["token_counts"]), sum(batch["patch_counts"]), len(batch["names"]))
         meter.report(pack_tokens=asked.pack_tokens)
     else:
-        for batch in read if asked.peer == "plain" else read.batches(given):
+        for batch in plain(given, folder) if asked.peer == "plain" else peer(asked).batches(given):
             take(meter, batch)
         meter.report()
+
+
+def peer(asked: Asked) -> ModuleType:
+    """The module that reads and writes as a peer does; only its own environment has the peer's library."""
+    return importlib.import_module(f"benchmarks.loader.peer_{asked.peer}")
 
 
 def take(meter: work.Meter, batch: Mapping[str, Any]) -> None:

@@ -14,15 +14,9 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-sys.path.insert(0, str(Path(__file__).parents[1] / "pipeline"))
-sys.path.insert(0, str(Path(__file__).parent))
 
-import contenders
-import growth
-import prepare
-import summary
-import work
-from contenders import PEERS, Contenders
+from benchmarks.loader import contenders, growth, prepare, summary, work
+from benchmarks.loader.contenders import PEERS, Contenders
 
 from tools.services.services import shared
 

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from contenders import SAME
+from benchmarks.loader.contenders import SAME
 
 Round = dict[str, dict[str, Any]]
 KINDS = ("samples_per_s", "cpu_ms_per_sample", "processors", "first_batch_s", "pss_over_import_mib")

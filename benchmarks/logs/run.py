@@ -13,8 +13,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 RANKS = 2
 SIZE = 384
@@ -110,7 +111,7 @@ def threads_s() -> float:
 
 
 @contextlib.contextmanager
-def outputs(way: str, folder: Path) -> Iterator[object]:
+def outputs(way: str, folder: Path) -> Iterator[Callable[[int], Any]]:
     """Give a function that opens the output of a rank."""
     if way == "file":
         yield lambda rank: (folder / f"plain-{rank}.log").open("ab")
@@ -142,7 +143,7 @@ def outputs(way: str, folder: Path) -> Iterator[object]:
 def bulk(folder: Path) -> float:
     """Return what a line costs the launcher where a rank writes as fast as it can [us]."""
     with outputs("pipe", folder) as output:
-        with output(0) as descriptor:  # type: ignore[operator]
+        with output(0) as descriptor:
             command = [sys.executable, "-c", f"import sys; sys.stdout.write({LINE!r} + '\\n'); "]
             command[2] += f"[sys.stdout.write({LINE!r} + '\\n') for _ in range({BULK_LINES})]"
             writer = subprocess.Popen(command, stdout=descriptor)

@@ -113,10 +113,10 @@ def ended(side: subprocess.Popen[str]) -> dict[str, Any]:
     """Wait for a side; return what it says."""
     output, _ = side.communicate(timeout=LIMIT_S)
     if side.returncode:
-        raise SystemExit(f"{side.args} ended with code {side.returncode}")
+        raise SystemExit(f"{side.args!r} ended with code {side.returncode}")
     answer: dict[str, Any] = json.loads(output.splitlines()[-1])
     shown = {name: value for name, value in answer.items() if not isinstance(value, list)}
-    print(f"{side.args[-3]}: {shown}", file=sys.stderr)  # type: ignore[index]
+    print(f"{side.args!r}: {shown}", file=sys.stderr)
     return answer
 
 

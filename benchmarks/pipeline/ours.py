@@ -5,8 +5,7 @@ import sys
 import time
 from pathlib import Path
 
-import photo_operations
-import usage
+from benchmarks.pipeline import photo_operations, usage
 
 from polyreme_datahub import hub
 from polyreme_datahub.lakehouse import Lakehouse
@@ -54,4 +53,5 @@ def main(listing: Path, objects: str, registry: str, topics_url: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *(sys.argv[2:4]), topics_url=sys.argv[4] if len(sys.argv) > 4 else "")
+    _, listing, objects, registry, *topics = sys.argv
+    main(Path(listing), objects, registry, topics_url=topics[0] if topics else "")

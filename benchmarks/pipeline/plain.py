@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 from multiprocessing import get_context
 from pathlib import Path
 
-import photo_operations
-import usage
+from benchmarks.pipeline import photo_operations, usage
 
 from polyreme_datahub.digests import digest_bytes
 from polyreme_datahub.objects import open_store

@@ -9,9 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-import plain
 import ray
-import usage
+from benchmarks.pipeline import plain, usage
 
 CPUS = 2
 BATCH = 50

@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,8 @@ from sqlalchemy import URL, create_engine, text
 
 from polyreme_datahub.sandbox.process import ENVIRONMENT
 
-sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[2]))
-import photos
-import usage
+from benchmarks.pipeline import photos, usage
 
 from tools.cluster.servers import Servers
 from tools.services.services import shared
@@ -142,16 +140,16 @@ def run_servers(listing: Path, variables: Mapping[str, str]) -> dict[str, Any]:
 def run_ray(place: Path, listing: Path, environment: Path) -> dict[str, Any]:
     """Ray Data into a folder."""
     objects = f"file://{place}/ray-{next(_numbers)}"
-    places = os.pathsep.join(map(str, (HERE, ROOT / "datahub", ROOT / "api")))
-    command = [environment / "bin/python", HERE / "ray_peer.py", listing, objects]
+    places = os.pathsep.join(map(str, (ROOT, ROOT / "datahub", ROOT / "api")))
+    command: list[str | Path] = [environment / "bin/python", HERE / "ray_peer.py", listing, objects]
     return call(command, {**ALLOCATOR, "PYTHONPATH": places})
 
 
-def call(command: list[str | Path], variables: Mapping[str, str]) -> dict[str, Any]:
+def call(command: Sequence[str | Path], variables: Mapping[str, str]) -> dict[str, Any]:
     """Run a contender; return what its last line says."""
     done = subprocess.run(
         [str(part) for part in command],
-        env={**os.environ, "PYTHONPATH": str(HERE), **variables},
+        env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
         capture_output=True,
         text=True,
         timeout=LIMIT_S,

@@ -100,7 +100,7 @@ def grouped(name: str, *, kv_heads: int, head_dim: int = 128, **sizes: int) -> M
     rank = round(wanted / (width + 1 + heads * (2 * head_dim - rope)))
     decoder = dataclasses.replace(
         MOONLIGHT_16B_A3B.decoder,
-        **sizes,  # type: ignore[arg-type]
+        **sizes,
         dense_layers=0,
         dense_ffn_width=0,
         kv_rank=rank,

@@ -23,9 +23,8 @@ from polyreme_planner.hardware import FLOAT32, HARDWARE, MIXED, Hardware
 from polyreme_planner.search import Estimate, Pricer, candidates
 from polyreme_planner.shapes import KIMI_VL_A3B, ModelShape, model_shape
 
-sys.path.insert(0, str(Path(__file__).parent))
-import published
-import standin
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from benchmarks.planner import published, standin
 
 RANKS, PACKS, TOKENS = 8, 16, 256
 COMPUTE_S = 8.0

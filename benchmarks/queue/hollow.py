@@ -116,6 +116,10 @@ class HalfHollow:
         self._count(ref.kind)
         await self._of(ref.kind).delete(ref, uid=uid, resource_version=resource_version, grace_period_s=grace_period_s)
 
+    async def evict(self, ref: ObjectRef, *, uid: str) -> None:
+        """Evict a pod."""
+        await self._of(ref.kind).evict(ref, uid=uid)
+
     async def bind(self, ref: ObjectRef, *, uid: str, node: str) -> None:
         """Give a pod to a node."""
         await self._of(ref.kind).bind(ref, uid=uid, node=node)

@@ -15,9 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "pipeline"))
-import photo_operations
-import photos
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from benchmarks.pipeline import photo_operations, photos
 
 from polyreme_datahub import hub
 from polyreme_datahub.lakehouse import Lakehouse

@@ -69,7 +69,7 @@ def main() -> int:
 
 def run(name: str) -> str:
     """Run one benchmark; return how it ended: ``ran``, ``not_run`` or ``failed``."""
-    command = [sys.executable, str(ROOT / "benchmarks" / name / "run.py"), *SMOKE[name].split()]
+    command = [sys.executable, str(ROOT / "benchmarks" / name.replace("-", "_") / "run.py"), *SMOKE[name].split()]
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     except subprocess.TimeoutExpired:

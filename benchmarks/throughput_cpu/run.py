@@ -85,7 +85,8 @@ def main() -> int:
     parser.add_argument("--serve", nargs=2, metavar=("SIDE", "MODEL"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
-        return serve(*options.serve, options)
+        side, model = options.serve
+        return serve(side, model, options)
     figures = compare("nano", options)
     figures |= {f"wider_{name}": value for name, value in compare("wider", options).items()}
     ok = figures["ratio_to_transformers"] >= RATIO_MIN
@@ -108,7 +109,7 @@ def compare(model: str, options: argparse.Namespace) -> dict[str, float]:
 
     def tokens_per_s(side: str) -> float:
         step_s = statistics.median(taken[side] for taken in rounds)
-        return round(options.documents * options.tokens / step_s, 1)
+        return round(float(options.documents * options.tokens) / step_s, 1)
 
     return {
         "ratio_to_transformers": round(statistics.median(ratios("theirs")), 3),
@@ -252,7 +253,7 @@ def transformers_step(shape: ModelShape, weights: KimiVL, tokens_BS: Tensor, opt
     """A step of ``DeepseekV3ForCausalLM``: a batch without padding, grouped products, fused AdamW, clipping."""
     from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
-    ways = {"attn_implementation": "sdpa", "experts_implementation": "grouped_mm"}
+    ways: dict[str, Any] = {"attn_implementation": "sdpa", "experts_implementation": "grouped_mm"}
     model: Any = DeepseekV3ForCausalLM(DeepseekV3Config(**text_config(shape.decoder), **ways))
     chosen = (model.config._attn_implementation, model.config._experts_implementation)  # noqa: SLF001 - no public name
     if chosen != tuple(ways.values()):

@@ -144,6 +144,7 @@ docs: $(DEV) ## regenerate the generated pages, check every link and the form of
 	@PYTHONPATH=. $(BIN)/python -m tools.generate_crds
 	@$(BIN)/python tools/exit_codes.py docs/reference/exit-codes.md
 	@$(BIN)/python tools/metrics_page.py docs/reference/metrics.md
+	@$(BIN)/python tools/python_page.py docs/reference/python.md
 	@$(BIN)/python tools/links.py
 	@PYTHONPATH=. $(BIN)/python -m tools.page_form
 

@@ -68,7 +68,7 @@ class NotSealedError(RetryableError):
 
 
 class EnvironmentFailedError(PolyremeError):
-    """Bounded retries against the machine or a store are used up; the run can go on later."""
+    """Bounded retries against the machine or a store are used up; the run can continue later."""
 
     exit_code = ExitCode.ENVIRONMENT
 

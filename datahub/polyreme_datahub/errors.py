@@ -18,7 +18,7 @@ class DatahubError(PolyremeError):
 
 
 class BadRecordError(DatahubError):
-    """A record breaks a rule: it becomes a dead letter, and processing goes on."""
+    """A record breaks a rule: it becomes a dead letter, and processing continues."""
 
     def __init__(self, message: str, *, rule: str, sample_id: str | None = None) -> None:
         super().__init__(message)

@@ -55,7 +55,7 @@ $(VENV)/.setup/%-$(KEY):
 	@"$(PYTHON)" tools/setup_venv.py --venv $(VENV) --lock requirements/$*.lock --stamp $@
 
 quickstart: $(RUN) ## set up and run the main job, with a rank killed half-way
-	@POLYREME_SETUP_TIMES="$(SETUP_TIMES)" $(BIN)/python -m polyreme.quickstart
+	@POLYREME_SETUP_TIMES="$(SETUP_TIMES)" $(BIN)/python -m polyreme.commands.quickstart
 
 lint: $(DEV) ## style, format, types, layers, avoided words
 	@# mypy takes most of the time, and one core.

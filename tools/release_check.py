@@ -36,7 +36,7 @@ IMPORTS = {
     "cli": ("polyreme.main",),
     "kubectl": ("polyreme.plugin.main", "polyreme.plugin.completion"),
     "samples": (),  # a data file; the package is never imported
-    "run": ("polyreme.session", "polyreme.quickstart"),
+    "run": ("polyreme.local_run.session", "polyreme.commands.quickstart"),
     "datahub-service": ("polyreme_datahub_service.service", "polyreme.main", "polyreme_datahub.topics.pulsar"),
 }
 """What each extra, installed alone, must be able to import; the first is no extra at all."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import typer
 
-from polyreme.output import note
+from polyreme.views.output import note
 from polyreme_api.errors import PolyremeError
 from polyreme_api.exit_codes import ExitCode
 from polyreme_api.extras import missing_extra

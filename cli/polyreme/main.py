@@ -64,7 +64,7 @@ def _locate_home(
         bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
-    from polyreme.paths import Home
+    from polyreme.run_files.paths import Home
 
     context.obj = Home.locate(given=home)
 

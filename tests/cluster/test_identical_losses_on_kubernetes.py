@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from polyreme.records import read_records
+from polyreme.run_files.records import read_records
 from polyreme_api import labels
 from polyreme_api.history import steps_key
 from polyreme_api.progress import StepRecord

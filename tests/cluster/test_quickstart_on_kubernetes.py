@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from polyreme.quickstart import KILL_RANK, KILL_STEP, SAMPLE
-from polyreme.records import read_records
+from polyreme.commands.quickstart import KILL_RANK, KILL_STEP, SAMPLE
+from polyreme.run_files.records import read_records
 from tests.cluster.kube import ROOT, api_client, new_namespace
 from tests.cluster.laptop import laptop
 from tests.cluster.test_identical_losses_on_kubernetes import Kubectl, kill_rank, succeeded, trained

@@ -15,8 +15,8 @@ import pytest
 import yaml
 from kubernetes import client
 
-from polyreme.paths import Home
-from polyreme.records import read_records
+from polyreme.run_files.paths import Home
+from polyreme.run_files.records import read_records
 from polyreme_api import environment, labels
 from polyreme_api.job import TrainingJob, parse_job
 from polyreme_api.job.spec import TrainingJobSpec

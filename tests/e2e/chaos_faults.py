@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from polyreme.paths import Home
+from polyreme.run_files.paths import Home
 from polyreme_datahub.digests import blob_key
 from tests.e2e.polyreme_home import PolyremeHome, Serving, unless_gone
 

@@ -17,8 +17,8 @@ from typing import Any
 import psutil
 import yaml
 
-from polyreme.paths import Home, RunDirectory
-from polyreme.records import RunRecords, read_records
+from polyreme.run_files.paths import Home, RunDirectory
+from polyreme.run_files.records import RunRecords, read_records
 from polyreme_api.history import COMMIT_MARKER, steps_key
 
 STEPS = 40

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from polyreme.paths import Home
+from polyreme.run_files.paths import Home
 from polyreme_datahub.digests import blob_key
 from tests.e2e.polyreme_home import CHECKPOINT_EVERY, STEPS, PolyremeHome, Serving, unless_gone
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from polyreme.records import read_records_at
+from polyreme.run_files.records import read_records_at
 from tests.e2e.polyreme_home import PolyremeHome
 from tests.e2e.small_jobs import small
 from tools.s3.server import BucketServer

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from polyreme.records import read_records
+from polyreme.run_files.records import read_records
 from tests.e2e.polyreme_home import PolyremeHome
 
 pytestmark = [pytest.mark.slow, pytest.mark.parallel]

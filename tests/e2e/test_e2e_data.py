@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from polyreme.paths import Home
+from polyreme.run_files.paths import Home
 from polyreme_system.files import read_json
 from tests.e2e.polyreme_home import PolyremeHome
 from tests.e2e.small_jobs import RECORDS, SEQUENCE_TOKENS, record, small, write_jsonl, write_records

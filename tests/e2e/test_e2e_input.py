@@ -11,7 +11,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from polyreme.paths import Home
+from polyreme.run_files.paths import Home
 from tests.e2e.polyreme_home import PolyremeHome
 from tests.e2e.small_jobs import small
 

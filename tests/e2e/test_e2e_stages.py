@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from polyreme.records import read_records
+from polyreme.run_files.records import read_records
 from tests.e2e.polyreme_home import PolyremeHome
 
 pytestmark = [pytest.mark.slow, pytest.mark.parallel]

@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file
 
 from polyreme.job_files import read_job
-from polyreme.paths import Home
-from polyreme.records import read_records
+from polyreme.run_files.paths import Home
+from polyreme.run_files.records import read_records
 from polyreme_api.checkpoint_inventory import State, survey
 from polyreme_datahub import hub
 from polyreme_datahub.objects import open_store

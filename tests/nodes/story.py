@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from polyreme.records import RunRecords, read_records_at
+from polyreme.run_files.records import RunRecords, read_records_at
 from tests.e2e.polyreme_home import PolyremeHome
 from tests.nodes.cluster import Cluster
 from tests.nodes.release import DEVICES, JOBS, Release, production_values

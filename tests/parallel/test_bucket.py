@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from polyreme.main import invoke
-from polyreme.records import read_records_at
+from polyreme.run_files.records import read_records_at
 from polyreme_api.exit_codes import ExitCode
 from polyreme_datahub.objects import open_store
 from polyreme_launcher.resume import fix_resume

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from polyreme.records import read_records_at
+from polyreme.run_files.records import read_records_at
 from polyreme_api.environment import DATABASE_URL, OBJECTS_URL, TOPICS_URL
 from polyreme_datahub.objects import open_store
 from tests.e2e.polyreme_home import PolyremeHome

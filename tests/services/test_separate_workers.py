@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, text
 
-from polyreme.paths import Home
+from polyreme.run_files.paths import Home
 from polyreme_api.environment import DATABASE_URL, OBJECTS_URL, TOPICS_URL
 from polyreme_api.job import TrainingJob, parse_job
 from polyreme_datahub import hub

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from polyreme.processes import is_same_process, started_at_s
+from polyreme.run_files.processes import is_same_process, started_at_s
 from polyreme_system.files import read_json, write_json
 
 LOOPBACK = "127.0.0.1"

@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 
 from polyreme.commands.runs import find
-from polyreme.output import Format, emit, nearest, note
-from polyreme.paths import Home
-from polyreme.records import CheckpointEntry, checkpoint_url, read_records_at
-from polyreme.spinner import busy
+from polyreme.run_files.paths import Home
+from polyreme.run_files.records import CheckpointEntry, checkpoint_url, read_records_at
+from polyreme.views.output import Format, emit, nearest, note
+from polyreme.views.spinner import busy
 from polyreme_api.errors import InvalidConfigError, NotFoundError, RefusedError
 from polyreme_api.urls import is_bucket, is_folder
 from polyreme_launcher.urls import checkpoint_folder
@@ -136,7 +136,7 @@ def export(
       polyreme checkpoint export quickstart --to ./model --checkpoint a000001-s00000050
     """
     from polyreme.job_files import read_job
-    from polyreme.preflight import check_writable
+    from polyreme.local_run.preflight import check_writable
     from polyreme_datahub.loader.open import open_token_ids, open_tokenizer
     from polyreme_datahub.objects import open_store
     from polyreme_planner.curriculum import curriculum_stages

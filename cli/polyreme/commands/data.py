@@ -12,10 +12,10 @@ from pydantic.alias_generators import to_camel
 from polyreme.commands import data_care, data_preview, data_versions
 from polyreme.commands.data_ingest import ingest
 from polyreme.commands.data_worker import worker
-from polyreme.formatting import size
-from polyreme.output import Format, confirm, emit, emit_tables, note
-from polyreme.paths import Home
-from polyreme.spinner import busy
+from polyreme.run_files.paths import Home
+from polyreme.views.formatting import size
+from polyreme.views.output import Format, confirm, emit, emit_tables, note
+from polyreme.views.spinner import busy
 from polyreme_api.errors import NotFoundError, RefusedError
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 import typer
 
 from polyreme.commands.data_ingest import plain
-from polyreme.formatting import size
-from polyreme.output import Format, confirm, emit, note
-from polyreme.paths import Home
-from polyreme.spinner import busy
+from polyreme.run_files.paths import Home
+from polyreme.views.formatting import size
+from polyreme.views.output import Format, confirm, emit, note
+from polyreme.views.spinner import busy
 from polyreme_api.errors import DataDamagedError
 
 DAY_S = 86_400

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from pydantic.alias_generators import to_camel
 
-from polyreme.formatting import duration, size
-from polyreme.operation_table import OperationTable
-from polyreme.output import Format, emit, emit_tables, note
-from polyreme.paths import Home
-from polyreme.spinner import busy
+from polyreme.run_files.paths import Home
+from polyreme.views.formatting import duration, size
+from polyreme.views.operation_table import OperationTable
+from polyreme.views.output import Format, emit, emit_tables, note
+from polyreme.views.spinner import busy
 from polyreme_api.errors import InvalidConfigError
 from polyreme_system.clock import SystemClock
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polyreme.commands.runs import find
-from polyreme.output import Format, emit, note
-from polyreme.paths import Home
-from polyreme.spinner import busy
+from polyreme.run_files.paths import Home
+from polyreme.views.output import Format, emit, note
+from polyreme.views.spinner import busy
 from polyreme_api.errors import InvalidConfigError, NotFoundError
 
 if TYPE_CHECKING:
@@ -174,8 +174,8 @@ def _opened(home: Home, job: str) -> tuple[TrainingJobSpec, PackedSource, str]:
         EnvironmentFailedError: If its data is not processed.
     """
     from polyreme.job_files import read_job
-    from polyreme.records import checkpoint_url, read_points
-    from polyreme.run_data import open_run_data, run_uid
+    from polyreme.run_files.data import open_run_data, run_uid
+    from polyreme.run_files.records import checkpoint_url, read_points
 
     run = find(home, job, field="--job")
     stored = read_job(run.job_file)

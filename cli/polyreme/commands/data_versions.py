@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from polyreme.commands.data_ingest import plain
-from polyreme.output import Format, emit, emit_tables
-from polyreme.paths import Home
+from polyreme.run_files.paths import Home
+from polyreme.views.output import Format, emit, emit_tables
 from polyreme_api.errors import InvalidConfigError
 
 SHARE_MAX = 1e6

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polyreme.output import note
-from polyreme.paths import Home
+from polyreme.run_files.paths import Home
+from polyreme.views.output import note
 from polyreme_api.environment import TOPICS_URL
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.exit_codes import ExitCode

@@ -15,8 +15,8 @@ from typing import Annotated, Any
 
 import typer
 
-from polyreme.output import Format, emit
-from polyreme.paths import Home
+from polyreme.run_files.paths import Home
+from polyreme.views.output import Format, emit
 from polyreme_api.exit_codes import ExitCode
 
 FREE_BYTES_MIN = 2 * 2**30

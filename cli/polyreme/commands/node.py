@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from polyreme.paths import Home
+from polyreme.run_files.paths import Home
 from polyreme_api.labels import RESOURCE_DEVICE
 
 
@@ -34,7 +34,7 @@ def node(
 
     Example: polyreme node --name left --name right --devices 2
     """
-    from polyreme.node_host import NodeSettings, parse_labels, serve_nodes
+    from polyreme.local_run.node_host import NodeSettings, parse_labels, serve_nodes
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     home: Home = context.obj

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polyreme.output import Format, emit, emit_tables
+from polyreme.views.output import Format, emit, emit_tables
 from polyreme_api.errors import InvalidConfigError, NotFoundError
 from polyreme_api.exit_codes import ExitCode
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polyreme.commands.plan import IMAGE_PATCHES, VISUAL_SHARE
-from polyreme.output import Format, emit, emit_tables, note
+from polyreme.views.output import Format, emit, emit_tables, note
 from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError
 from polyreme_api.exit_codes import ExitCode
 

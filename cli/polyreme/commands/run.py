@@ -8,10 +8,10 @@ from urllib.parse import urlsplit
 
 import typer
 
-from polyreme.fault_options import FORMS
-from polyreme.formatting import size
-from polyreme.output import Format, emit, note
-from polyreme.paths import Home
+from polyreme.local_run.fault_options import FORMS
+from polyreme.run_files.paths import Home
+from polyreme.views.formatting import size
+from polyreme.views.output import Format, emit, note
 from polyreme_api.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -50,12 +50,12 @@ def run(
 
       polyreme run job.yaml --fresh -o json
     """
-    from polyreme.signals import cancel_on_signals
+    from polyreme.local_run.signals import cancel_on_signals
 
     cancel_on_signals()
-    from polyreme.fault_options import parse_injection
     from polyreme.job_files import read_job
-    from polyreme.session import SessionSettings, serve
+    from polyreme.local_run.fault_options import parse_injection
+    from polyreme.local_run.session import SessionSettings, serve
 
     home: Home = context.obj
     described = read_job(job)
@@ -89,8 +89,8 @@ def run(
 
 def _appended(home: Home, job: TrainingJob, output: Format) -> bool:
     """Hand entries that were appended to the schedule to a run that is running; tell whether that was asked for."""
-    from polyreme.formatting import short_weights
-    from polyreme.running import append_schedule
+    from polyreme.local_run.running import append_schedule
+    from polyreme.views.formatting import short_weights
 
     run = home.run(job.metadata.namespace, job.metadata.name)
     if (appended := append_schedule(run, job)) is None:
@@ -164,7 +164,7 @@ def validate(
 
 def _visits(home: Home, checked: TrainingJob) -> str:
     """Say how often a run of this job visits the samples of its sources; empty before its data are processed."""
-    from polyreme.run_data import visits_of
+    from polyreme.run_files.data import visits_of
 
     run, steps = home.run(checked.metadata.namespace, checked.metadata.name), checked.spec.training.steps
     return "; ".join(
@@ -198,7 +198,7 @@ def _check_here(home: Home, checked: TrainingJob) -> None:
     Raises:
         PolyremeError: As ``polyreme run`` would end, but for what lies in a bucket: that is not read.
     """
-    from polyreme import preflight
+    from polyreme.local_run import preflight
 
     preflight.check_rates(checked)
     preflight.check_folders(home.run(checked.metadata.namespace, checked.metadata.name), checked)

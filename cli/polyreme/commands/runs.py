@@ -12,14 +12,14 @@ from typing import Annotated, Any
 
 import typer
 
-from polyreme import run_logs
-from polyreme.formatting import size
-from polyreme.output import Format, confirm, emit, nearest, note
-from polyreme.paths import PREVIOUS_SUFFIX, Home, RunDirectory
-from polyreme.processes import is_same_process
 from polyreme.report.write import REPORT_NAME
-from polyreme.run_data import release_run
-from polyreme.run_identity import read_identity, serving
+from polyreme.run_files import logs as run_logs
+from polyreme.run_files.data import release_run
+from polyreme.run_files.identity import read_identity, serving
+from polyreme.run_files.paths import PREVIOUS_SUFFIX, Home, RunDirectory
+from polyreme.run_files.processes import is_same_process
+from polyreme.views.formatting import size
+from polyreme.views.output import Format, confirm, emit, nearest, note
 from polyreme_api.errors import InvalidConfigError, NotFoundError, RefusedError, WaitTimeoutError
 from polyreme_api.rank_logs import RankAttempt
 from polyreme_system.files import read_json
@@ -66,7 +66,7 @@ def show(context: typer.Context, name: NameArgument, output: OutputOption = Form
     Example: polyreme runs show quickstart
     """
     from polyreme.job_files import read_job
-    from polyreme.records import checkpoint_url, read_records_at
+    from polyreme.run_files.records import checkpoint_url, read_records_at
 
     run = find(context.obj, name)
     row = describe(run)
@@ -159,8 +159,8 @@ def _stored_lines(run: RunDirectory, rank: int | None, attempt: int | None, line
         NotFoundError: If nothing is, naming the ranks and attempts that have lines.
     """
     from polyreme.job_files import read_job
-    from polyreme.records import checkpoint_url
-    from polyreme.stored_logs import stored_logs
+    from polyreme.run_files.records import checkpoint_url
+    from polyreme.run_files.stored_logs import stored_logs
 
     there = [log for log, _ in run_logs.rank_files(run)]
     known = (
@@ -192,7 +192,7 @@ def _print_now(line: str) -> None:
 def _emit_steps(run: RunDirectory, attempt: int | None, lines: int, output: Format) -> None:
     """Print the newest steps, of one attempt or of the committed history."""
     from polyreme.job_files import read_job
-    from polyreme.records import checkpoint_url, read_records_at
+    from polyreme.run_files.records import checkpoint_url, read_records_at
 
     records = read_records_at(checkpoint_url(run, read_job(run.job_file)))
     trained = records.history if attempt is None else records.steps.get(attempt, ())

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from polyreme.formatting import duration, rate, share
 from polyreme.plugin.printing import columns, facts
 from polyreme.plugin.rows import age, goodput, message_of, progress_of, ready_of, reason_of, state_of
 from polyreme.plugin.snapshot import Snapshot
+from polyreme.views.formatting import duration, rate, share
 from polyreme_api.job.status import AttemptStatus
 from polyreme_api.progress import ProgressRecord
 from polyreme_cluster.port import Manifest

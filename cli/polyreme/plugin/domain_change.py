@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from polyreme.output import nearest
 from polyreme.plugin import nodes as one
 from polyreme.plugin.reading import NotAllowedError, list_all
+from polyreme.views.output import nearest
 from polyreme_api.errors import InvalidConfigError, NotFoundError
 from polyreme_api.labels import KIND_FAULT_POLICY, KIND_TOPOLOGY
 from polyreme_cluster.port import ClusterPort

@@ -11,10 +11,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 from rich.tree import Tree
 
-from polyreme.output import nearest
 from polyreme.plugin.printing import bar
 from polyreme.plugin.snapshot import Snapshot
 from polyreme.plugin.waiting import holds
+from polyreme.views.output import nearest
 from polyreme_api.errors import InvalidConfigError, NotFoundError
 from polyreme_operator.placement.topology import Arrangement, arrange
 from polyreme_operator.types.inventory import HOST_LEVEL

@@ -10,11 +10,11 @@ import dataclasses
 import time
 from collections.abc import Callable
 
-from polyreme.output import note
 from polyreme.plugin.operator_lease import doubt_of, is_unseen, silence
 from polyreme.plugin.reading import NotAllowedError, list_all, read_job
 from polyreme.plugin.rows import message_of, reason_of, refusal_of, state_of
 from polyreme.plugin.snapshot import read_view
+from polyreme.views.output import note
 from polyreme_api.errors import (
     EnvironmentFailedError,
     NotFoundError,

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from polyreme.formatting import duration
-from polyreme.output import nearest
 from polyreme.plugin.reading import list_all
+from polyreme.views.formatting import duration
+from polyreme.views.output import nearest
 from polyreme_api.errors import InvalidConfigError, NotFoundError
 from polyreme_api.incident import IncidentJob
 from polyreme_api.labels import KIND_INCIDENT

@@ -7,12 +7,12 @@ import dataclasses
 from collections import deque
 from collections.abc import Awaitable, Callable
 
-from polyreme.output import note
 from polyreme.plugin.log_view import Wanted, Workers
 from polyreme.plugin.logs import Position, read_lines
 from polyreme.plugin.reading import list_all, read_job
 from polyreme.plugin.rows import message_of, state_of
 from polyreme.plugin.snapshot import read_view
+from polyreme.views.output import note
 from polyreme_api.errors import NotFoundError, RefusedError
 from polyreme_cluster.adapters.kubernetes.connection import Connection
 from polyreme_cluster.port import ClusterPort, PortError

@@ -6,10 +6,10 @@ import dataclasses
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-from polyreme.output import note
 from polyreme.plugin.logs import Position, Selection, index_of_rank, read_lines, size_of
 from polyreme.plugin.rows import message_of, state_of
-from polyreme.stored_logs import location, stored_logs
+from polyreme.run_files.stored_logs import location, stored_logs
+from polyreme.views.output import note
 from polyreme_api import environment
 from polyreme_api.errors import InvalidConfigError, NotFoundError, PolyremeError
 from polyreme_api.labels import LABEL_JOB

@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable, Iterable
 
-from polyreme.formatting import duration
+from polyreme.views.formatting import duration
 from polyreme_api.labels import MANAGER
 from polyreme_cluster.election import LEASE_NAME, RENEW_S
 from polyreme_cluster.port import ClusterPort, ForbiddenError, ObjectRef

@@ -12,7 +12,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from polyreme.output import OUTPUT_VERSION, text
+from polyreme.views.output import OUTPUT_VERSION, text
 
 WIDE_COLUMNS = 4_000
 """Width where nobody looks at a terminal: a line is never broken there."""

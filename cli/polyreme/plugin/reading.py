@@ -10,8 +10,8 @@ import asyncio
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping
 
-from polyreme.output import nearest
 from polyreme.plugin.snapshot import Snapshot, snapshot_of
+from polyreme.views.output import nearest
 from polyreme_api.errors import NotFoundError, RefusedError
 from polyreme_api.labels import KIND_JOB, KIND_QUEUE, KIND_TOPOLOGY
 from polyreme_cluster.adapters.kubernetes.resources import resource_of

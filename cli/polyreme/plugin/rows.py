@@ -7,9 +7,9 @@ from typing import Any
 
 from rich.table import Table
 
-from polyreme.formatting import duration, rate, share
 from polyreme.plugin.printing import columns
 from polyreme.plugin.snapshot import Snapshot
+from polyreme.views.formatting import duration, rate, share
 from polyreme_api.fields import Condition
 from polyreme_api.progress import ProgressRecord
 from polyreme_operator.types.views import JobView

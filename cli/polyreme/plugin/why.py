@@ -8,12 +8,12 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from polyreme.formatting import duration
 from polyreme.plugin.notes import notes_of
 from polyreme.plugin.printing import columns, facts
 from polyreme.plugin.rows import message_of, reason_of, refusal_of, state_of
 from polyreme.plugin.snapshot import Snapshot, queue_status
 from polyreme.plugin.waiting import Standing, is_waiting, standing
+from polyreme.views.formatting import duration
 from polyreme_api.labels import MANAGER
 from polyreme_operator.types.reasons import Reason
 from polyreme_operator.types.timestamps import parse_time_or

@@ -6,11 +6,11 @@ import itertools
 import math
 from collections.abc import Collection, Sequence
 
-from polyreme.formatting import clock, duration, mixture_change, share, short_weights
 from polyreme.report import svg
 from polyreme.report.data import AttemptRow, MixtureWeights, ReportData, TrainedStage
 from polyreme.report.svg import BOTTOM, LEFT, RIGHT, TOP, WIDTH, Scale
 from polyreme.report.timeline import attempt_spans, end_of
+from polyreme.views.formatting import clock, duration, mixture_change, share, short_weights
 from polyreme_api.progress import ALL_SETS, StepRecord
 
 COLOURS = 6

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterable, Sequence
 
-from polyreme.formatting import NOTHING, duration, mixture_change, moment, share, size
 from polyreme.report.charts import (
     COLOURS,
     experts_chart,
@@ -18,6 +17,7 @@ from polyreme.report.data import AnsweredPage, AttemptRow, ReportData, TimeShare
 from polyreme.report.style import STYLE
 from polyreme.report.svg import safe, short_number
 from polyreme.report.timeline import KINDS, end_of
+from polyreme.views.formatting import NOTHING, duration, mixture_change, moment, share, size
 
 PAGES_MAX = 48
 """Pages with answers that are shown; at most half of them wrong ones."""

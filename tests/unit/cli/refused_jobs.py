@@ -10,7 +10,7 @@ import yaml
 
 from polyreme.job_files import read_job
 from polyreme.main import invoke
-from polyreme.paths import Home
+from polyreme.run_files.paths import Home
 from polyreme_api.commit_marker import CommitMarker, seal
 from polyreme_api.exit_codes import ExitCode
 from polyreme_api.history import COMMIT_MARKER

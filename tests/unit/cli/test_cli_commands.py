@@ -12,8 +12,8 @@ import pytest
 from rich.console import Console
 
 from polyreme.main import invoke
-from polyreme.output import nearest
-from polyreme.spinner import busy
+from polyreme.views.output import nearest
+from polyreme.views.spinner import busy
 from polyreme_api.exit_codes import ExitCode
 
 Call = Callable[..., tuple[int, str, str]]

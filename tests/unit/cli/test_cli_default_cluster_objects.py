@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from polyreme.default_cluster_objects import cluster_objects, node_labels
+from polyreme.local_run.default_cluster_objects import cluster_objects, node_labels
 from polyreme_api.job import TrainingJob, parse_job
 from polyreme_api.labels import KIND_QUEUE, KIND_TOPOLOGY, RESOURCE_DEVICE
 from polyreme_api.times import rfc3339

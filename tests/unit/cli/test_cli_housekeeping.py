@@ -12,11 +12,11 @@ import yaml
 from typer.main import get_command
 
 from polyreme.commands.checkpoint import _is_replaceable
+from polyreme.local_run.outcome import dead_letter_words, dead_letters
+from polyreme.local_run.progress_view import _step
 from polyreme.main import app, invoke
-from polyreme.outcome import dead_letter_words, dead_letters
-from polyreme.paths import Home, RunDirectory
-from polyreme.progress_view import _step
-from polyreme.run_identity import serving
+from polyreme.run_files.identity import serving
+from polyreme.run_files.paths import Home, RunDirectory
 from polyreme_api.commit_marker import CommitMarker, SavedFile, seal
 from polyreme_api.exit_codes import ExitCode
 from polyreme_api.history import COMMIT_MARKER, ResumePoint, attempt_key, steps_key

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from polyreme.paths import Home
-from polyreme.run_identity import changes, check_same_run, read_identity, serving, write_identity
+from polyreme.run_files.identity import changes, check_same_run, read_identity, serving, write_identity
+from polyreme.run_files.paths import Home
 from polyreme_api.errors import RefusedError
 from polyreme_api.job import parse_job
 

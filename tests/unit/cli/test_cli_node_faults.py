@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from polyreme.fault_options import NODE_FAULTS, check_injection, parse_injection
+from polyreme.local_run.fault_options import NODE_FAULTS, check_injection, parse_injection
 from polyreme_api.errors import InvalidConfigError
 
 

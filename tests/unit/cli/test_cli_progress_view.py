@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from polyreme.progress_view import EffectiveTime
+from polyreme.local_run.progress_view import EffectiveTime
 
 
 def test_each_step_counts_at_its_own_pace_and_lost_steps_are_given_back() -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from polyreme.fault_options import Injection, parse_injection
-from polyreme.quickstart import identical_losses, sentences
-from polyreme.records import RunRecords, parse_steps, read_records
-from polyreme.timeline import Moment, Timeline, read_timeline
+from polyreme.commands.quickstart import identical_losses, sentences
+from polyreme.local_run.fault_options import Injection, parse_injection
+from polyreme.run_files.records import RunRecords, parse_steps, read_records
+from polyreme.run_files.timeline import Moment, Timeline, read_timeline
 from polyreme_api.commit_marker import CommitMarker, SavedFile, seal
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.history import COMMIT_MARKER, ResumePoint, attempt_key, steps_key

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from polyreme.recovery import newest_attempt, rebuilt
+from polyreme.local_run.recovery import newest_attempt, rebuilt
 from polyreme_api.job import TrainingJob, parse_job
 from polyreme_datahub.objects import open_store
 

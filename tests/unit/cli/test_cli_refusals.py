@@ -13,10 +13,10 @@ import pytest
 import torch
 import yaml
 
-from polyreme import preflight
 from polyreme.job_files import read_documents, read_job
+from polyreme.local_run import preflight
 from polyreme.main import invoke
-from polyreme.paths import Home
+from polyreme.run_files.paths import Home
 from polyreme_api.batch import TokenIds, TokenizerFile
 from polyreme_api.commit_marker import SavedFile
 from polyreme_api.exit_codes import ExitCode

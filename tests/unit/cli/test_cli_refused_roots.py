@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from polyreme import preflight
 from polyreme.job_files import read_job
+from polyreme.local_run import preflight
 from polyreme.main import invoke
-from polyreme.paths import Home
+from polyreme.run_files.paths import Home
 from polyreme_api.checkpoint_inventory import survey
 from polyreme_api.errors import InvalidConfigError, RefusedError
 from polyreme_api.exit_codes import ExitCode

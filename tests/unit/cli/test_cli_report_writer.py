@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from polyreme.paths import Home
-from polyreme.records import RunRecords
-from polyreme.report_writer import publish
-from polyreme.timeline import Moment
+from polyreme.report.publisher import publish
+from polyreme.run_files.paths import Home
+from polyreme.run_files.records import RunRecords
+from polyreme.run_files.timeline import Moment
 from polyreme_api.job import TrainingJob
 from tests.unit.cli.test_cli_verdict import job
 

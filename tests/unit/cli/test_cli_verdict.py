@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from polyreme.report_data import verdict
+from polyreme.report.run_report import verdict
 from polyreme_api.job import TrainingJob, parse_job
 
 

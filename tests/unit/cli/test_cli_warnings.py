@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from polyreme.preflight import warnings
+from polyreme.local_run.preflight import warnings
 from polyreme_api.job import parse_job
 
 SAMPLE = Path(__file__).parents[3] / "manifests" / "samples" / "quickstart.yaml"

@@ -11,10 +11,10 @@ import psutil
 import pytest
 import yaml
 
-from polyreme import run_logs
 from polyreme.main import invoke
-from polyreme.paths import Home, RunDirectory
-from polyreme.records import last_error
+from polyreme.run_files import logs as run_logs
+from polyreme.run_files.paths import Home, RunDirectory
+from polyreme.run_files.records import last_error
 from polyreme_api.exit_codes import ExitCode
 from polyreme_api.rank_logs import RankAttempt
 from polyreme_launcher.log_files import LogFile

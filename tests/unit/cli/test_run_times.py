@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from polyreme.records import RunRecords
-from polyreme.report_data import figures
-from polyreme.run_times import RunTimes, restart_s, run_times
-from polyreme.steady_time import elapsed_s
-from polyreme.timeline import Kind, Moment
+from polyreme.report.run_report import figures
+from polyreme.report.run_times import RunTimes, restart_s, run_times
+from polyreme.run_files.records import RunRecords
+from polyreme.run_files.steady_time import elapsed_s
+from polyreme.run_files.timeline import Kind, Moment
 from polyreme_api.history import ResumePoint
 from polyreme_api.job import TrainingJob, parse_job
 from polyreme_api.progress import StepRecord

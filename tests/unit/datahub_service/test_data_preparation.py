@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from polyreme.paths import Home
-from polyreme.run_data import release_run
+from polyreme.run_files.data import release_run
+from polyreme.run_files.paths import Home
 from polyreme_api import labels
 from polyreme_api.data_report import ANNOTATION_DATA, DataState, data_digest, read_report
 from polyreme_api.errors import InvalidConfigError, RefusedError

@@ -34,7 +34,7 @@ ON_A_CLUSTER = (
     "polyreme_operator.kopf_feed",
     "polyreme_cluster.adapters.kubernetes",
     "polyreme.plugin",
-    "polyreme.node_host",
+    "polyreme.local_run.node_host",
 )
 
 

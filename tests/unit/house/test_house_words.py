@@ -76,7 +76,7 @@ def test_docstrings_of_commands_are_their_help() -> None:
     source = 'def run() -> None:\n    """The run goes on."""\n'
     assert lines("cli/polyreme/commands/run.py", source) == [2]
     assert lines("cli/polyreme/plugin/commands/looking.py", source) == [2]
-    assert lines("cli/polyreme/session.py", source) == []
+    assert lines("cli/polyreme/local_run/session.py", source) == []
 
 
 def test_an_exception_covers_its_own_text_in_its_own_file() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from polyreme.job_files import read_job
 from polyreme.main import invoke
-from polyreme.paths import Home
+from polyreme.run_files.paths import Home
 from polyreme_api.job import parse_job
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.labels import KIND_JOB

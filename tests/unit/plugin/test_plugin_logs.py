@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from polyreme import stored_logs
 from polyreme.plugin.log_follow import Follower
 from polyreme.plugin.log_view import Workers, show, wanted
 from polyreme.plugin.logs import Position, Selection, index_of_rank
 from polyreme.plugin.main import invoke
+from polyreme.run_files import stored_logs
 from polyreme_api import labels
 from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError, NotFoundError, PolyremeError
 from polyreme_api.exit_codes import ExitCode

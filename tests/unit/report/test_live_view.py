@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 from rich.console import Console
 
-from polyreme.live_table import LINE_EVERY_S, LiveView, RunView, StageView, new_events, plain_line, render_run
+from polyreme.views.live_table import LINE_EVERY_S, LiveView, RunView, StageView, new_events, plain_line, render_run
 
 VIEW = RunView(
     job="default/quickstart",

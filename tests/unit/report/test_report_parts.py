@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyreme.formatting import clock, duration, share, size
 from polyreme.report import svg
 from polyreme.report.charts import loss_chart, smoothed, smoothing_half_width, throughput_chart
 from polyreme.report.data import AttemptRow, MixtureWeights
 from polyreme.report.timeline import FINISHING, LOST, STARTING, TRAINING, attempt_spans
+from polyreme.views.formatting import clock, duration, share, size
 from tests.unit.report.samples import START_S, record, two_kills
 
 values = st.floats(min_value=1e-6, max_value=1e9)

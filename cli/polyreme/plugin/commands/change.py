@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from polyreme.output import confirm, note
 from polyreme.plugin.options import Context, Job, Kubeconfig, Namespace, Timeout, Wait, target
+from polyreme.views.output import confirm, note
 
 
 def suspend(

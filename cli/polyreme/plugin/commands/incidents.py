@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from polyreme.output import note
 from polyreme.plugin.options import Context, Form, Kubeconfig, target
 from polyreme.plugin.printing import Output, columns, emit_data, envelope, is_data, show
+from polyreme.views.output import note
 
 OfNode = Annotated[str | None, typer.Argument(metavar="[NODE]", help="Node or machine; default: all.")]
 Since = Annotated[str | None, typer.Option("--since", help="Open within this time: 30m, 24h, 7d; default: all.")]

@@ -97,7 +97,7 @@ def _print_now(line: str) -> None:
 
 
 def _print_stored(url: str, name: str, *, rank: int | None, attempt: int | None, tail: int | None) -> None:
-    from polyreme.stored_logs import stored_logs
+    from polyreme.run_files.stored_logs import stored_logs
 
     logs = stored_logs(url, rank=rank, attempt=attempt)
     chosen = logs.chosen(rank=rank, attempt=attempt)

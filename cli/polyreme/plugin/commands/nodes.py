@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from polyreme.output import note
 from polyreme.plugin.options import Context, Form, Kubeconfig, target
 from polyreme.plugin.printing import Output, columns, emit_data, envelope, is_data, show
+from polyreme.views.output import note
 from polyreme_api.errors import InvalidConfigError
 
 Node = Annotated[str, typer.Argument(metavar="NODE", help="Name of the node.", show_default=False)]

@@ -165,9 +165,9 @@ def queue(
 
       kubectl polyreme queue team-a
     """
-    from polyreme.output import nearest
     from polyreme.plugin import queue_tree
     from polyreme.plugin.reading import look
+    from polyreme.views.output import nearest
     from polyreme_api.errors import NotFoundError
 
     where = target(kubeconfig, context, None)
@@ -264,13 +264,13 @@ def _answer(kind: str, value: Any, output: Output, drawn: Any) -> None:
 
 def _say(lines: Iterable[str]) -> None:
     """Say to a person what an answer leaves out, or why it may be wrong."""
-    from polyreme.output import note
+    from polyreme.views.output import note
 
     for line in lines:
         note(line)
 
 
 def _nothing(where: Target, what: str) -> None:
-    from polyreme.output import note
+    from polyreme.views.output import note
 
     note(f"no {what} in any namespace" if where.all_namespaces else f"no {what} in namespace {where.in_namespace}")

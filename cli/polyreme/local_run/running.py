@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from polyreme.job_files import read_job
-from polyreme.paths import RunDirectory
-from polyreme.preflight import check_appended
-from polyreme.records import checkpoint_url, read_records_at
-from polyreme.run_identity import APPEND_ONLY_FIELDS, changes, is_served
+from polyreme.local_run.preflight import check_appended
+from polyreme.run_files.identity import APPEND_ONLY_FIELDS, changes, is_served
+from polyreme.run_files.paths import RunDirectory
+from polyreme.run_files.records import checkpoint_url, read_records_at
 from polyreme_api.checkpoint_inventory import survey
 from polyreme_api.job import TrainingJob
 from polyreme_api.job.data import MixtureChange

@@ -18,23 +18,23 @@ from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequenc
 from pathlib import Path
 from typing import Any
 
-from polyreme import preflight
-from polyreme.cluster import NODE, LocalCluster, open_cluster
-from polyreme.fault_injection import inject
-from polyreme.fault_options import NODE_FAULTS, Injection, check_injection
 from polyreme.job_files import read_job
-from polyreme.outcome import RunOutcome, outcome_of
-from polyreme.output import note
-from polyreme.paths import PREVIOUS_SUFFIX, Home, RunDirectory
-from polyreme.processes import started_at_s
-from polyreme.progress_view import Watcher
-from polyreme.records import checkpoint_url, last_error, read_records_at
-from polyreme.recovery import newest_attempt, rebuilt
-from polyreme.report_writer import publish
-from polyreme.run_data import release_run
-from polyreme.run_identity import check_same_run, read_identity, remember_uid, serving, write_identity
-from polyreme.signals import cancel_on_signals, let_go, stop_signals
-from polyreme.timeline import Moment, Timeline
+from polyreme.local_run import preflight
+from polyreme.local_run.cluster import NODE, LocalCluster, open_cluster
+from polyreme.local_run.fault_injection import inject
+from polyreme.local_run.fault_options import NODE_FAULTS, Injection, check_injection
+from polyreme.local_run.outcome import RunOutcome, outcome_of
+from polyreme.local_run.progress_view import Watcher
+from polyreme.local_run.recovery import newest_attempt, rebuilt
+from polyreme.local_run.signals import cancel_on_signals, let_go, stop_signals
+from polyreme.report.publisher import publish
+from polyreme.run_files.data import release_run
+from polyreme.run_files.identity import check_same_run, read_identity, remember_uid, serving, write_identity
+from polyreme.run_files.paths import PREVIOUS_SUFFIX, Home, RunDirectory
+from polyreme.run_files.processes import started_at_s
+from polyreme.run_files.records import checkpoint_url, last_error, read_records_at
+from polyreme.run_files.timeline import Moment, Timeline
+from polyreme.views.output import note
 from polyreme_api.errors import (
     DataDamagedError,
     EnvironmentFailedError,

@@ -6,8 +6,8 @@ import os
 import tempfile
 from pathlib import Path
 
-from polyreme.paths import Home, RunDirectory
-from polyreme.records import checkpoint_url
+from polyreme.run_files.paths import Home, RunDirectory
+from polyreme.run_files.records import checkpoint_url
 from polyreme_api.checkpoint_inventory import State, Survey, survey
 from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError, NotFoundError, RefusedError
 from polyreme_api.history import COMMIT_MARKER, attempt_key, choose_resume

@@ -16,7 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from polyreme.formatting import NOTHING, duration
+from polyreme.views.formatting import NOTHING, duration
 from polyreme_api.clock import Clock
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from polyreme.paths import RunDirectory
-from polyreme.run_logs import last_lines, rank_files
+from polyreme.run_files.logs import last_lines, rank_files
+from polyreme.run_files.paths import RunDirectory
 from polyreme_api.checkpoint_inventory import State, Survey, survey
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.history import ResumePoint, attempt_spans, committed_steps, is_history

@@ -15,7 +15,7 @@ import secrets
 from collections.abc import Iterator
 from typing import Any
 
-from polyreme.paths import RunDirectory
+from polyreme.run_files.paths import RunDirectory
 from polyreme_api.errors import RefusedError
 from polyreme_api.job import TrainingJob
 from polyreme_system.files import read_json, write_json

@@ -11,13 +11,13 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from polyreme.cluster import LocalCluster
-from polyreme.formatting import duration
-from polyreme.live_table import LiveView, RunView, StageView
-from polyreme.paths import RunDirectory
-from polyreme.report_data import verdict
-from polyreme.steady_time import elapsed_s
-from polyreme.timeline import Moment, Timeline
+from polyreme.local_run.cluster import LocalCluster
+from polyreme.report.run_report import verdict
+from polyreme.run_files.paths import RunDirectory
+from polyreme.run_files.steady_time import elapsed_s
+from polyreme.run_files.timeline import Moment, Timeline
+from polyreme.views.formatting import duration
+from polyreme.views.live_table import LiveView, RunView, StageView
 from polyreme_api.clock import Clock
 from polyreme_api.job import TrainingJob
 from polyreme_api.progress import ProgressRecord, RankPhase, name_stopped

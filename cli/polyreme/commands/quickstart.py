@@ -1,4 +1,4 @@
-"""``make quickstart``: the main job with one injected failure, checked against a run that nobody disturbed.
+"""``make quickstart``: the main job with one injected failure, checked against a run without one.
 
 Ends with one line of JSON. The second run trains the first ``REFERENCE_STEPS`` steps without a failure; every loss that
 the first run trained after its restart, as far as the second one goes, must equal it bit for bit.
@@ -19,12 +19,12 @@ from typing import Any, Self
 
 import psutil
 
-from polyreme.formatting import duration
 from polyreme.job_files import read_job
-from polyreme.output import note
-from polyreme.paths import Home, RunDirectory
-from polyreme.records import RunRecords, read_records
 from polyreme.report.write import REPORT_NAME
+from polyreme.run_files.paths import Home, RunDirectory
+from polyreme.run_files.records import RunRecords, read_records
+from polyreme.views.formatting import duration
+from polyreme.views.output import note
 from polyreme_api.exit_codes import ExitCode
 from polyreme_api.job import TrainingJob
 from polyreme_system.files import read_json, write_atomically

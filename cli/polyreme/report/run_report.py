@@ -8,8 +8,6 @@ import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from polyreme.paths import RunDirectory
-from polyreme.records import RunRecords
 from polyreme.report.data import (
     AnsweredPage,
     CheckpointRow,
@@ -24,8 +22,10 @@ from polyreme.report.data import (
     StageRow,
     TrainedStage,
 )
-from polyreme.run_times import RunTimes, run_times
-from polyreme.timeline import Moment
+from polyreme.report.run_times import RunTimes, run_times
+from polyreme.run_files.paths import RunDirectory
+from polyreme.run_files.records import RunRecords
+from polyreme.run_files.timeline import Moment
 from polyreme_api.fields import Condition
 from polyreme_api.job import TrainingJob
 from polyreme_api.job.data import Data

@@ -9,11 +9,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from polyreme.records import RunRecords
 from polyreme.report.data import AttemptRow, TimeShare
 from polyreme.report.timeline import STOPPED_NAME, time_shares
-from polyreme.steady_time import Steps, without_clock_steps
-from polyreme.timeline import Moment
+from polyreme.run_files.records import RunRecords
+from polyreme.run_files.steady_time import Steps, without_clock_steps
+from polyreme.run_files.timeline import Moment
 from polyreme_api.job import TrainingJob
 from polyreme_api.job.status import RestartRecord
 from polyreme_operator.types.reasons import Cause, Scope

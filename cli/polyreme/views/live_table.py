@@ -18,7 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from polyreme.formatting import NOTHING, duration, rate, share
+from polyreme.views.formatting import NOTHING, duration, rate, share
 
 LINE_EVERY_S = 5.0
 """Least time between two plain lines that say nothing new but the step."""

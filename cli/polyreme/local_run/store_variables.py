@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from polyreme.paths import Home
+from polyreme.run_files.paths import Home
 from polyreme_api.environment import CACHE_BYTES, CACHE_DIRECTORY, DATA_ENGINE, DATA_ENGINE_BYTES, DATA_THREADS
 
 BUCKET_VARIABLES = "AWS_"

@@ -8,9 +8,9 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from polyreme.fault_options import Injection
-from polyreme.output import note
-from polyreme.timeline import Moment, Timeline
+from polyreme.local_run.fault_options import Injection
+from polyreme.run_files.timeline import Moment, Timeline
+from polyreme.views.output import note
 from polyreme_api.clock import Clock
 from polyreme_api.history import steps_key
 

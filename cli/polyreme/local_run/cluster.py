@@ -11,11 +11,11 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from polyreme.default_cluster_objects import cluster_objects, node_labels
-from polyreme.fault_options import Injection
-from polyreme.paths import Home, RunDirectory
-from polyreme.records import checkpoint_url
-from polyreme.store_variables import store_variables
+from polyreme.local_run.default_cluster_objects import cluster_objects, node_labels
+from polyreme.local_run.fault_options import Injection
+from polyreme.local_run.store_variables import store_variables
+from polyreme.run_files.paths import Home, RunDirectory
+from polyreme.run_files.records import checkpoint_url
 from polyreme_api import environment as names
 from polyreme_api import labels
 from polyreme_api.clock import Clock

@@ -8,12 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from polyreme.output import note
-from polyreme.paths import Home, RunDirectory
-from polyreme.records import RunRecords
-from polyreme.report_data import gather
-from polyreme.run_data import visits_of
-from polyreme.timeline import Moment
+from polyreme.report.run_report import gather
+from polyreme.run_files.data import visits_of
+from polyreme.run_files.paths import Home, RunDirectory
+from polyreme.run_files.records import RunRecords
+from polyreme.run_files.timeline import Moment
+from polyreme.views.output import note
 from polyreme_api.errors import PolyremeError
 from polyreme_api.job import TrainingJob
 

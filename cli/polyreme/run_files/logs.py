@@ -8,9 +8,9 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from polyreme.paths import RunDirectory
-from polyreme.processes import is_same_process
-from polyreme.run_identity import read_identity
+from polyreme.run_files.identity import read_identity
+from polyreme.run_files.paths import RunDirectory
+from polyreme.run_files.processes import is_same_process
 from polyreme_api.rank_logs import RankAttempt
 from polyreme_launcher.log_files import PART_BYTES_MAX, earlier_part, read_end
 from polyreme_launcher.log_lines import LineCutter, lines_of

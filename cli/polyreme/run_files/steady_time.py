@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 
-from polyreme.timeline import Moment
+from polyreme.run_files.timeline import Moment
 from polyreme_api.progress import StepRecord
 
 Steps = Mapping[int, Sequence[StepRecord]]

@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from polyreme.paths import RunDirectory
-from polyreme.records import RunRecords, checkpoint_url
+from polyreme.report.run_report import figures, verdict
+from polyreme.report.run_times import run_times
 from polyreme.report.write import REPORT_NAME
-from polyreme.report_data import figures, verdict
-from polyreme.run_times import run_times
-from polyreme.timeline import Moment
+from polyreme.run_files.paths import RunDirectory
+from polyreme.run_files.records import RunRecords, checkpoint_url
+from polyreme.run_files.timeline import Moment
 from polyreme_api.exit_codes import ExitCode
 from polyreme_api.job import TrainingJob
 from polyreme_api.progress import ALL_SETS

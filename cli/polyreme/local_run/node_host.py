@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polyreme.output import note
-from polyreme.paths import Home
-from polyreme.store_variables import store_variables
+from polyreme.local_run.store_variables import store_variables
+from polyreme.run_files.paths import Home
+from polyreme.views.output import note
 from polyreme_api import environment as names
 from polyreme_api.errors import InvalidConfigError
 from polyreme_cluster.adapters.kubernetes.cluster import KubernetesCluster

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from polyreme.paths import Home, RunDirectory
+from polyreme.run_files.paths import Home, RunDirectory
 from polyreme_api.errors import PolyremeError
 from polyreme_system.files import read_json
 

@@ -1,0 +1,1 @@
+"""What commands print: tables, live progress, numbers in words."""

@@ -82,7 +82,7 @@ def repeated_test_names(paths: Iterable[PurePosixPath]) -> list[str]:
 
 
 def long_files(texts: Mapping[PurePosixPath, str]) -> list[str]:
-    """Python files that are too large a room, and a README that nobody reads to its end."""
+    """Python files that are too long, and a README that is too long to be read to its end."""
     limits = {path: FILE_LINES_MAX for path in texts if path.suffix == ".py"} | {
         PurePosixPath("README.md"): README_LINES_MAX
     }

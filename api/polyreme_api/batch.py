@@ -121,7 +121,7 @@ class BatchSource(Protocol):
         ...
 
     def state(self, step: int) -> Mapping[str, Any]:
-        """Describe where a loader stands after ``step``: some bytes of JSON-able data."""
+        """Return a loader's position after ``step``: some bytes of JSON-able data."""
         ...
 
     def refresh(self) -> None:
@@ -132,7 +132,7 @@ class BatchSource(Protocol):
         ...
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Refuse to go on from a state that another dataset or order made.
+        """Refuse to continue from a state that another dataset or order made.
 
         Raises:
             RefusedError: Naming the first field that differs.
@@ -179,7 +179,7 @@ class EvaluationSource(Protocol):
         ...
 
     def pack(self, number: int) -> PackedBatch:
-        """Return one pack of held-out samples, as long as any trained on; behind the last an empty one."""
+        """Return one pack of held-out samples, as long as any trained on; past the last one, an empty pack."""
         ...
 
     def text(self, tokens: Sequence[int]) -> str:

@@ -1,6 +1,6 @@
 """Checksums of a file by blocks, so that a reader of a range verifies what it reads and nothing else.
 
-CRC-32 (zlib): damage is what it finds, a flipped bit or a torn write; it is no defence against somebody who writes.
+CRC-32 (zlib): it finds damage, such as a flipped bit or a torn write; it is no defence against an attacker.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def checksums(data: bytes | bytearray | memoryview) -> tuple[int, ...]:
 
 
 def checksums_of_parts(parts: Iterable[bytes | memoryview]) -> tuple[int, ...]:
-    """Return the checksum of each block of parts that lie one behind the other."""
+    """Return the checksum of each block of parts that follow one another."""
     found: list[int] = []
     checksum, left = 0, BLOCK_BYTES
     for part in parts:

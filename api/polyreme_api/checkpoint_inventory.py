@@ -197,7 +197,7 @@ def _rebuilt(store: ObjectStore, attempt: int, *, known: Mapping[int, ResumePoin
 
 
 def _steps_of(store: ObjectStore, attempt: int) -> set[int]:
-    """Steps of which an attempt left a record that can be read."""
+    """Steps for which an attempt left a readable record."""
     try:
         lines = store.get(steps_key(attempt)).splitlines()
     except ObjectNotFoundError:

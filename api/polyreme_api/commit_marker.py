@@ -20,7 +20,7 @@ from polyreme_api.progress import CheckpointRef
 
 
 class ForeignFormatError(RefusedError):
-    """The checkpoint is whole, but of a format that this version does not read; going on without it would lose work."""
+    """The checkpoint is whole, but this version does not read its format; to continue without it would lose work."""
 
 
 class SavedFile(BaseModel):
@@ -39,7 +39,7 @@ class SavedFile(BaseModel):
 
     @classmethod
     def of_parts(cls, parts: Sequence[bytes | memoryview]) -> SavedFile:
-        """Describe a file that holds parts one behind the other."""
+        """Describe a file that holds parts one after the other."""
         return cls(size_bytes=sum(len(part) for part in parts), blocks=checksums_of_parts(parts))
 
     @model_validator(mode="after")

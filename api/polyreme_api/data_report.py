@@ -1,7 +1,7 @@
 """The datahub controller's report on the data of one job, an annotation of the TrainingJob.
 
 The status of a job has one writer, the operator, which copies the report into the condition ``DataReady``. A report
-names the data that it is about, so that a report on another spec is never mistaken for one on this spec.
+names the data that it is about, so that a report on another spec is never read as one on this spec.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class DataState(StrEnum):
     REFUSED = "Refused"
     """The data can't be what the spec says; the data or the job must change."""
     MISSING = "Missing"
-    """It was processed once, and is gone; the controller makes it again."""
+    """It was processed once, and is gone; the controller processes it again."""
 
 
 class _Part(BaseModel):

@@ -2,7 +2,7 @@
 
 Several attempts write under one root. Attempt ``n`` fixes, once, by create-if-absent, the checkpoint it resumes from.
 That choice cuts all earlier history there: whatever an older attempt writes later is no part of it. So a writer that
-was stopped and wakes late can write, and harms nobody.
+was stopped and wakes late can write, and harms no other attempt.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def choose_resume(committed: Iterable[CheckpointRef], points: Sequence[ResumePoi
 
 
 def committed_steps(points: Sequence[ResumePoint], records: Mapping[int, Sequence[StepRecord]]) -> list[StepRecord]:
-    """Join the attempts' step records to the one history in which each step stands once, in order."""
+    """Join the attempts' step records to one history that holds each step once, in order."""
     joined: dict[int, StepRecord] = {}
     for attempt, (after, until) in attempt_spans(points).items():
         for record in records.get(attempt, ()):

@@ -55,7 +55,7 @@ def parse_object(document: object, kind: type[Kind], *, context: Mapping[str, An
 
 
 def _translate(error: ValidationError, kind: type[BaseModel]) -> InvalidConfigError:
-    # A misspelt required field is both unknown and missing: the misspelling is what to mend.
+    # A misspelt required field is both unknown and missing: the misspelling is what to fix.
     first = min(error.errors(include_url=False), key=lambda found: found["type"] != "extra_forbidden")
     path = [str(part) for part in first["loc"]]
     field = ".".join(path) or "the object"

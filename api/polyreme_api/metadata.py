@@ -8,7 +8,7 @@ from pydantic.alias_generators import to_camel
 from polyreme_api.fields import Part
 
 JOB_NAME_CHARACTERS_MAX = 40
-"""Pods are named after their job, with some more behind it."""
+"""A pod's name is its job's name with a suffix."""
 CLUSTER_NAME_CHARACTERS_MAX = 63
 """A queue's name is also the value of a label."""
 DNS_LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"

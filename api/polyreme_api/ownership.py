@@ -39,7 +39,7 @@ def owner_reference(job: str, uid: str) -> dict[str, Any]:
 
 
 def job_object_metadata(job: str, uid: str) -> dict[str, Any]:
-    """Return labels and owner of an object of which a job has one."""
+    """Return labels and owner of an object that exists once per job."""
     tags = {labels.LABEL_JOB: job, labels.LABEL_JOB_UID: uid}
     return {"labels": tags, "ownerReferences": [owner_reference(job, uid)]}
 

@@ -14,9 +14,9 @@ from pydantic.alias_generators import to_camel
 
 MESSAGE_CHARACTERS_MAX = 1024
 LAYERS_MAX = 96
-"""Layers whose routing is told on the Lease: more would not fit a line that is written whole."""
+"""Most layers whose routing is reported on the Lease: more would not fit a line that is written whole."""
 ALL_SETS = ""
-"""Name under which the held-out loss of all sets together stands."""
+"""Name of the held-out loss of all sets together."""
 RANKS_NAMED_MAX = 8
 """Ranks that one sentence names."""
 EXITS_MAX = 64
@@ -101,7 +101,7 @@ class StepRecord(_Record):
     router_entropy: float = 0.0
     """Of a token's scores, as shares [nats], the mean over tokens and layers; the logarithm of the experts is most."""
     held_out: dict[str, float] = Field(default_factory=dict)
-    """Held-out loss behind the step, by set, mean over unmasked tokens; empty where none was due."""
+    """Held-out loss after the step, by set, mean over unmasked tokens; empty where none was due."""
     rows_dropped: int = 0
     """Rows beyond the capacity of an expert, of all layers and ranks; a token has as many rows a layer as experts."""
 
@@ -142,7 +142,7 @@ class PreCheckReport(_Record):
 
 
 class ProgressRecord(_Record):
-    """The newest state of an attempt, as it stands on the job's Lease."""
+    """The newest state of an attempt, as written on the job's Lease."""
 
     attempt: int = Field(ge=1)
     replacement: int = Field(default=0, ge=0)
@@ -160,9 +160,9 @@ class ProgressRecord(_Record):
     held_out_loss: float | None = None
     """Newest held-out loss of all sets."""
     held_out_step: int | None = None
-    """Step behind which it was measured."""
+    """Step after which it was measured."""
     routing: RoutingByLayer | None = None
-    """Of that step; None for a model without experts, or with more layers than are told."""
+    """Of that step; None for a model without experts, or with more layers than are reported."""
     tokens_per_second: float | None = None
     step_seconds: float | None = None
     data_wait_seconds: float = Field(default=0.0, ge=0)
@@ -172,7 +172,7 @@ class ProgressRecord(_Record):
     resumed_from_step: int | None = None
     exits: Annotated[tuple[RankExit, ...], Field(max_length=EXITS_MAX)] = ()
     idle_ranks: int | None = None
-    """Ranks, of all workers, that have lately used no CPU time; None while nobody has looked."""
+    """Ranks, of all workers, that have lately used no CPU time; None before the first look."""
     stopped: Annotated[tuple[int, ...], Field(max_length=EXITS_MAX)] = ()
     """Ranks, of all workers, whose process is stopped (state T)."""
     leaving: Annotated[tuple[int, ...], Field(max_length=EXITS_MAX)] = ()
@@ -194,7 +194,7 @@ class ProgressRecord(_Record):
         """Tell whether this record, read from a Lease, forbids its reader to write the other one.
 
         A later attempt or leader does. So does a release of the same attempt and place, when the reader has not
-        released it: a pod that was created late, behind the end of another of its name, would train what was trained.
+        released it: a pod that was created late, after the end of another of its name, would repeat trained steps.
         """
         known, own = (self.attempt, self.replacement), (record.attempt, record.replacement)
         return known > own or (known == own and self.released and not record.released)

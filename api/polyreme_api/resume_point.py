@@ -17,7 +17,7 @@ MixtureOf = Callable[[Sequence[ResumePoint], CheckpointRef | None], MixtureRecor
 
 
 class ResumeRoot(Protocol):
-    """A checkpoint root, as far as resume points go. Every call may fail, with an outcome that nobody knows."""
+    """A checkpoint root, as far as resume points go. Every call may fail, with an unknown outcome."""
 
     def claim(self, attempt: int) -> None:
         """Create the attempt's claim, if it is absent."""
@@ -28,7 +28,7 @@ class ResumeRoot(Protocol):
         ...
 
     def put_if_absent(self, point: ResumePoint) -> ResumePoint:
-        """Create the point of its attempt, and return the one that stands there then."""
+        """Create the point of its attempt, and return the one that is stored then."""
         ...
 
 
@@ -37,10 +37,10 @@ def fix_resume_point(
 ) -> ResumePoint | None:
     """Fix the attempt's resume point and return it: once an attempt, however often its leader asks.
 
-    Two answers for one attempt would have ranks of one gang begin at different steps. The first choice stands, also
-    when its writer never heard that it was written. And it is its writer's alone: another leader of the same attempt,
-    whose pod was made anew under the old number, can't know whether the first has released it. The Lease may be gone
-    with the pod; this stands.
+    Two answers for one attempt would have ranks of one gang begin at different steps. The first choice is final, even
+    when its writer never learned that it was written. And it belongs to its writer alone: another leader of the same
+    attempt, whose pod was recreated under the old number, can't know whether the first has released it. The Lease may
+    be gone with the pod; this record stays.
 
     Args:
         root: The checkpoint root.

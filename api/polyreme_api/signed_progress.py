@@ -22,7 +22,7 @@ KEY_ID_CHARACTERS = 8
 _JOB_KEY = b"polyreme.dev/job-key\0"
 _KEY_ID = b"polyreme.dev/key-id\0"
 _RECORD = b"polyreme.dev/progress\0"
-"""What each digest is for: none of them can be mistaken for another, nor for a launcher's proof to its peers."""
+"""Purpose of each digest: none of them can be used as another, nor as a launcher's proof to its peers."""
 
 
 def job_key(installation_key: bytes, job_uid: str) -> bytes:

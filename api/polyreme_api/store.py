@@ -13,7 +13,7 @@ from typing import Protocol
 from polyreme_api.errors import EnvironmentFailedError, NotFoundError, RefusedError
 
 Data = bytes | Sequence[bytes | memoryview]
-"""What is put: the bytes of an object, or its parts in order, which nobody needs to join first."""
+"""What is put: the bytes of an object, or its parts in order, which the caller need not join."""
 
 
 class ObjectNotFoundError(NotFoundError):

@@ -118,7 +118,7 @@ def _shared(shape: ModelShape) -> list[tuple[str, int]]:
 
 
 def cut_unit(layout: Layout) -> int:
-    """Tokens of which a pack must be a multiple: a ring takes head and tail, and every part is split evenly."""
+    """A pack holds a multiple of this many tokens: a ring takes head and tail, and every part is split evenly."""
     pieces = 2 * layout.ring if layout.ring > 1 else 1
     return math.lcm(pieces, layout.cp * layout.tp)
 

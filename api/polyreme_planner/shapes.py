@@ -67,7 +67,7 @@ class DecoderShape:
     initializer_range: float = 0.02
     """Standard deviation of the decoder's initial weights."""
     expert_groups: int = 1
-    """Groups of experts, of which a token uses a few (``n_group``; arXiv:2412.19437, section 2.1.2)."""
+    """Groups of experts; a token uses a few of them (``n_group``; arXiv:2412.19437, section 2.1.2)."""
     groups_per_token: int = 1
     """Groups that a token's experts come from (``topk_group``)."""
     yarn_factor: float = 1.0

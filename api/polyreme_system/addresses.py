@@ -9,7 +9,7 @@ PORT_MAX = 65_535
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """Read ``HOST:PORT``, where an IPv6 address stands in brackets and the host may be empty.
+    """Read ``HOST:PORT``, where an IPv6 address is in brackets and the host may be empty.
 
     Raises:
         ValueError: If it is something else.

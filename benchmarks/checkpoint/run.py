@@ -111,19 +111,19 @@ def gang(mode: str, folder: Path) -> list[Any]:
     """Run both ranks of a mode in fresh processes; return what they measured."""
     context = multiprocessing.get_context("fork")
     with socket.create_server(("127.0.0.1", 0)) as listener, context.Manager() as manager:
-        told = manager.dict()
-        ranks = [context.Process(target=be_rank, args=(mode, rank, folder, listener, told)) for rank in range(RANKS)]
+        reports = manager.dict()
+        ranks = [context.Process(target=be_rank, args=(mode, rank, folder, listener, reports)) for rank in range(RANKS)]
         for rank in ranks:
             rank.start()
         for rank in ranks:
             rank.join(WAIT_S_MAX)
-        if len(told) < RANKS:
-            raise SystemExit(f"{mode}: {RANKS - len(told)} ranks did not get to the end")
-        print(f"{mode}: {told[0]}", file=sys.stderr)
-        return [told[rank] for rank in range(RANKS)]
+        if len(reports) < RANKS:
+            raise SystemExit(f"{mode}: {RANKS - len(reports)} ranks did not get to the end")
+        print(f"{mode}: {reports[0]}", file=sys.stderr)
+        return [reports[rank] for rank in range(RANKS)]
 
 
-def be_rank(mode: str, rank: int, folder: Path, listener: socket.socket, told: Any) -> None:
+def be_rank(mode: str, rank: int, folder: Path, listener: socket.socket, reports: Any) -> None:
     """Be one rank: train, and save by the mode; or load what was saved."""
     torch.set_num_threads(1)
     settings = RankSettings(
@@ -137,7 +137,7 @@ def be_rank(mode: str, rank: int, folder: Path, listener: socket.socket, told: A
     if rank == 0 and mode != "load":
         shutil.rmtree(root, ignore_errors=True)
     with open_world(settings, Layout(dp=RANKS)) as world:
-        told[rank] = measure_loads(folder, rank, world) if mode == "load" else MODES[mode](root, rank, world)
+        reports[rank] = measure_loads(folder, rank, world) if mode == "load" else MODES[mode](root, rank, world)
 
 
 def make_content(rank: int, parts: int = RANKS) -> Content:
@@ -295,7 +295,7 @@ def measure_loads(folder: Path, rank: int, world: World) -> dict[str, float]:
 
 
 def _from_memory(rank: int, marker: CommitMarker, world: World) -> float:
-    """Take the same from the copy in memory, as ranks do that are forked anew in a pod that lives."""
+    """Take the same from the copy in memory, as ranks do that are forked again in a pod that lives."""
     content = make_content(rank)
     files = CopyFiles().of(rank)
     if files is None:

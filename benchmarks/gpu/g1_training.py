@@ -98,7 +98,7 @@ def limits(case: Case, place: Place) -> dict[str, Any]:
     }
 
 
-def told(case: Case, name: str, timing: Timing, place: Place) -> dict[str, Any]:
+def figures_of(case: Case, name: str, timing: Timing, place: Place) -> dict[str, Any]:
     """Name what was measured."""
     mfu = model_flops_utilisation(
         case.shape,
@@ -122,7 +122,7 @@ def ours(some: list[Case], place: Place) -> dict[str, Any]:
             for case in some:
                 inputs = made_up(case.shape, case.mix, place, packs=case.packs)
                 timing = measure(functools.partial(training.step, inputs), place)
-                figures |= told(case, f"{case.name}_{routing}_ours", timing, place)
+                figures |= figures_of(case, f"{case.name}_{routing}_ours", timing, place)
                 figures[f"{case.name}_{routing}_fullest_expert_ratio"] = round(training.fullest, 3)
     return figures
 
@@ -144,7 +144,7 @@ def peers(figures: dict[str, Any], case: Case, place: Place) -> None:
             name = f"{case.name}_{routing}_{system}"
 
             def run(name: str = name, make: Callable[[bool], Any] = make, even: bool = routing == "balanced") -> Any:
-                return told(case, name, measure(make(even), place), place)
+                return figures_of(case, name, measure(make(even), place), place)
 
             attempt_peer(figures, name, place, run)
             torch.compiler.reset()

@@ -1,4 +1,4 @@
-"""G7: how long a step stands still for a checkpoint: our staging, pinned or not, and torch's; same bytes and disk.
+"""G7: how long a checkpoint stalls a step: our staging, pinned or not, and torch's; same bytes and disk.
 
 Ours is the copy to host memory that the device's own stream makes: until it is done, the next step's work waits.
 ``dcp.save`` writes before it returns, ``dcp.async_save`` copies, then writes in a thread.
@@ -55,11 +55,11 @@ def bench(place: Place) -> tuple[dict[str, Any], dict[str, float], bool]:
         }
         for name, run in runs.items():
 
-            def told(name: str = name, run: Callable[[], float] = run) -> dict[str, Any]:
+            def stall(name: str = name, run: Callable[[], float] = run) -> dict[str, Any]:
                 run()
                 return {f"{name}_stall_ms": round(1e3 * statistics.median(run() for _ in range(runs_of(place))), 3)}
 
-            (attempt(figures, name, told) if "ours" in name else attempt_peer(figures, name, place, told))
+            (attempt(figures, name, stall) if "ours" in name else attempt_peer(figures, name, place, stall))
     if "dcp_save_stall_ms" in figures and "ours_pinned_stall_ms" in figures:
         ratio = figures["dcp_save_stall_ms"] / figures["ours_pinned_stall_ms"]
         figures["dcp_save_over_ours_ratio"] = round(ratio, 2)
@@ -78,7 +78,7 @@ def unpinned(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def stager(training: Trainer, staging: Staging, place: Place) -> Callable[[], float]:
-    """Seconds until the copy is there: what stands before the next step's work on the device's stream."""
+    """Seconds until the copy is there: the work that precedes the next step's on the device's stream."""
 
     def run() -> float:
         waited(place)

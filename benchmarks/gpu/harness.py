@@ -178,7 +178,7 @@ def need_device(place: Place, why: str) -> None:
 
 
 def release() -> None:
-    """Give memory of what is gone back, so that it counts against nobody else."""
+    """Free the memory of deleted tensors, so that the next case is not charged for it."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -186,10 +186,10 @@ def release() -> None:
 
 @contextlib.contextmanager
 def opened(place: Place, name: str) -> Iterator[None]:
-    """Print what the device is and how it stands, before and after."""
-    say(name, "begins on", _standing(place))
+    """Print the device and its state, before and after."""
+    say(name, "begins on", _device_state(place))
     yield
-    say(name, "ended on", _standing(place))
+    say(name, "ended on", _device_state(place))
 
 
 def say(*words: object) -> None:
@@ -198,23 +198,23 @@ def say(*words: object) -> None:
     sys.stderr.flush()
 
 
-def _standing(place: Place) -> str:
+def _device_state(place: Place) -> str:
     if place.rehearsal:
         return "a processor, at toy sizes: times say nothing"
     asked = "name,driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.draw,power.limit,temperature.gpu,pstate"
     try:
-        told = subprocess.run(
+        state = subprocess.run(
             ["nvidia-smi", f"--query-gpu={asked}", "--format=csv,noheader", f"--id={torch.cuda.current_device()}"],
             capture_output=True, text=True, timeout=30, check=True,
         ).stdout.strip()  # fmt: skip
     except (OSError, subprocess.SubprocessError) as error:
-        told = f"{torch.cuda.get_device_name()}, clocks unknown: {error}"
-    return f"{told} (torch {torch.__version__})"
+        state = f"{torch.cuda.get_device_name()}, clocks unknown: {error}"
+    return f"{state} (torch {torch.__version__})"
 
 
 def device_figures(place: Place) -> dict[str, Any]:
     """What a reader must know beside any time."""
-    return {"device": _standing(place), "rehearsal": place.rehearsal}
+    return {"device": _device_state(place), "rehearsal": place.rehearsal}
 
 
 def find_place(*, rehearse: bool, ours_only: bool = False) -> Place:
@@ -255,7 +255,7 @@ def run_alone(name: str, bench: Bench, words: str | None) -> int:
     parser.add_argument("--ours-only", action="store_true", help="leave peers out")
     options = parser.parse_args()
     place = find_place(rehearse=options.rehearse, ours_only=options.ours_only)
-    # Behind our own libraries: a peer's folder brings what it needs and replaces nothing.
+    # After our own libraries: a peer's folder brings what it needs and replaces nothing.
     sys.path.append(str(PEERS_FOLDER))
     torch.manual_seed(0)
     with opened(place, name):

@@ -298,7 +298,7 @@ async def _overshoot(server: Server, names: Sequence[str]) -> tuple[int, int, in
 
 
 async def _reset(server: Server, names: Sequence[str]) -> None:
-    """Take back conditions and taints, while nobody acts on them."""
+    """Remove conditions and taints while no controller acts on them."""
     delete = {"status": {"conditions": [{"type": SIGN["type"], "$patch": "delete"}]}}
     clean = {"metadata": {"labels": {HEALTH: None}, "annotations": {HEALTH: None}}, "spec": {"taints": None}}
     async with server.client() as session:

@@ -1,4 +1,4 @@
-"""Step time of gloo ranks of which one has all images: encoded there, or balanced over all; and the cost of balancing.
+"""Step time of gloo ranks when one has all images: encoded there, or balanced over all; and the cost of balancing.
 
 Usage: run.py [--rounds 12]
 """
@@ -66,7 +66,7 @@ def main() -> int:
             f"operations_ratio_{ranks}": round(promised[ranks], 3),
             f"step_ratio_{ranks}": round(dealt["step_s"] / home["step_s"], 3),
         }
-    figures |= {f"deal_s_{ranks}": round(deal_s(ranks), 4) for ranks in (2, 8, 64, 256)}
+    figures |= {f"deal_s_{ranks}": round(balancing_s(ranks), 4) for ranks in (2, 8, 64, 256)}
     shares = {
         f"gain_share_{ranks}": round((1 - figures[f"busy_ratio_{ranks}"]) / (1 - promised[ranks]), 2) for ranks in RANKS
     }
@@ -105,8 +105,8 @@ def promise(ranks: int) -> float:
     return (other_flops + max(assignment.loads(costs))) / (other_flops + sum(costs[0]))
 
 
-def deal_s(ranks: int) -> float:
-    """Time balancing images of many sizes, of which one rank in eight has thrice as many [seconds of processor]."""
+def balancing_s(ranks: int) -> float:
+    """Time balancing images of many sizes, where one rank in eight has three times as many [seconds of processor]."""
     draw = np.random.default_rng(0)
     counts = [DEALT_IMAGES * (3 if rank % 8 == 0 else 1) for rank in range(ranks)]
     patches = [(4 * draw.integers(16, 1024, count)).tolist() for count in counts]
@@ -220,13 +220,13 @@ def be_rank(rank: int, ranks: int, rounds: int, listener: socket.socket, path: P
             busy_s = time.process_time() - begin_busy_s  # before it waits for the others
             all_agree(True, world.meshes.world_group)
             steps[bool(number % 2)].append((time.perf_counter() - begin_s, busy_s))
-        told = gather_to_first([told_of(steps[way][1:]) for way in (False, True)], world.meshes.world_group)
-        if told is not None:
-            slowest = [max(of, key=lambda rank: rank["busy_s"]) for of in zip(*told, strict=True)]
+        medians = gather_to_first([medians_of(steps[way][1:]) for way in (False, True)], world.meshes.world_group)
+        if medians is not None:
+            slowest = [max(of, key=lambda rank: rank["busy_s"]) for of in zip(*medians, strict=True)]
             path.write_text(json.dumps(slowest))
 
 
-def told_of(steps: list[tuple[float, float]]) -> dict[str, float]:
+def medians_of(steps: list[tuple[float, float]]) -> dict[str, float]:
     """Take the medians of a rank's steps."""
     step_s, busy_s = (statistics.median(column) for column in zip(*steps, strict=True))
     return {"step_s": step_s, "busy_s": busy_s}

@@ -150,7 +150,7 @@ def _in_cluster(
         try:
             kubeconfig = up.stdout.strip()
             _install(kubeconfig)
-            # Nodes without heartbeats would be taken for lost by the controllers, and KWOK has nothing to do.
+            # The controllers would treat nodes without heartbeats as lost, and KWOK has nothing to do.
             _end_servers(folder / "cluster", ("kube-controller-manager", "kwok", *without))
             measured = asyncio.run(prepared(kubeconfig, folder))
             print(f"  {measured}", file=sys.stderr, flush=True)
@@ -334,7 +334,7 @@ async def _node(cluster: KubernetesCluster, name: str, *, owned: bool) -> None:
     await cluster.create(
         {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": {"taints": taints}, "status": status}
     )
-    # Admission taints every new node as not ready, and nobody is there to take it off.
+    # Admission taints every new node as not ready, and no controller is there to remove the taint.
     await cluster.patch(ObjectRef(kind="Node", name=name), {"spec": {"taints": taints}})
 
 

@@ -44,7 +44,7 @@ class Asked:
     threads: int
     engine: bool = False
     packs: bool = False
-    """Whether packs are counted; otherwise samples, each of which comes once."""
+    """Whether packs are counted; otherwise samples, and each comes once."""
     resume: bool = False
     """Whether resumes are measured too."""
 

@@ -90,7 +90,7 @@ class CountingProxy:
         thread.join()
 
     def take(self) -> tuple[Counter[str], Counter[str]]:
-        """Return what was counted, and begin anew."""
+        """Return the counts, and reset them."""
         found = self.gets, self.answered_bytes
         self.gets, self.answered_bytes = Counter(), Counter()
         self.requests_s, self.passed = [], []

@@ -148,7 +148,7 @@ def kueue_shape() -> tuple[Inventory, GangRequest, GangRequest]:
 
 
 def timed(inventory: Inventory, request: GangRequest) -> tuple[float, float]:
-    """Place once and check the answer [ms, ms of processor]; nothing worked out before is taken for granted."""
+    """Place once and check the answer [ms, ms of processor]; nothing computed before is reused."""
     inventory.memo.clear()
     gc.collect()
     begin_s, begin_cpu_s = time.perf_counter(), time.process_time()

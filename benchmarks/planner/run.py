@@ -35,7 +35,7 @@ AUTO_WORLDS, PACKS_OF_A_RANK = (4, 64, 1024), 8
 CORRELATION_MIN, SEARCH_S_MAX, SPREAD_MIN = 0.8, 30.0, 3.0
 PUBLISHED_ERROR_MAX = 0.15
 RUN_S_MAX = 60.0
-"""How long one way to train may take before its ranks are killed: one that hangs must not be left behind."""
+"""How long one way to train may take before its ranks are killed: one that hangs must not outlive the run."""
 MEGABYTES = (0.01, 1.0)
 """Sizes of the all-to-alls that links are calibrated by."""
 

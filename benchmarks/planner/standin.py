@@ -91,7 +91,7 @@ def stage_parts(setting: Setting, split: tuple[int, ...]) -> list[list[Part]]:
 
 
 def be_rank(rank: int, ranks: int, port: int, path: Path, work: Callable[[int], dict[str, float]]) -> None:
-    """Meet the others, do the work, let the first rank write the answer, and leave nothing behind."""
+    """Meet the others, do the work, let the first rank write the answer, and clean up."""
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, ranks, is_master=rank == 0, wait_for_workers=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
@@ -227,7 +227,7 @@ class Step:
             self._sending.append((dist.isend(sent, dst=self._line[target], tag=tag), sent))
 
     def _neighbour(self, work: Work, direction: int) -> int | None:
-        """Pipeline rank of the stage before (-1) or behind (1) in the way of this work; None if it is ours."""
+        """Pipeline rank of the stage before (-1) or after (1) in the direction of this work; None if it is ours."""
         if work.kind is Kind.WEIGHT:
             return None
         stage = work.stage + (direction if work.kind is Kind.FORWARD else -direction)

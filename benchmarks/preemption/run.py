@@ -85,7 +85,7 @@ def measure(nodes: int, candidates: int, decisions: int, seed: int) -> dict[str,
     for at in range(decisions):
         (inventory, jobs, tree), ledger = clusters[at % 2], ledgers[at % 2]
         request, preemptor = a_request(rng.choice(WORKERS), queue=("team-0", OWNER)[at % 2])
-        # Labels may have changed since the last decision: nothing worked out before is taken for granted.
+        # Labels may have changed since the last decision: nothing computed before is reused.
         inventory.memo.clear()
         begin, begin_cpu = time.perf_counter(), time.process_time()
         found = choose_victims(inventory, request, preemptor, jobs, tree=tree, ledger=ledger, now_s=NOW_S)

@@ -47,7 +47,7 @@ class HalfHollow:
     def __init__(self, real: ClusterPort) -> None:
         self._real = real
         self._store = Store(new_uid=lambda: str(uuid.uuid4()), now_s=time.time, history_changes=100_000)
-        # Owners are on the API server: nothing here may be taken for an orphan.
+        # Owners are on the API server: nothing here may be collected as an orphan.
         self.hollow = EmbeddedCluster(self._store, collect_garbage=False)
         self.ran = self.stopped = 0
         self.succeeded: set[str] = set()

@@ -29,7 +29,7 @@ P50_MAX_S, P99_MAX_S = 0.2, 0.5
 LIMIT_S = 60.0
 """Longest wait for one word."""
 PAUSE_S = (1.2, 2.0)
-"""Between two causes, drawn anew each time: longer than a status rests, and in step with nothing of the operator's."""
+"""Between two causes, drawn each time: longer than a status rests, and in step with nothing of the operator's."""
 POLL_S = 0.05
 CREATES_AT_ONCE = 32
 RESOURCE = labels.RESOURCE_DEVICE
@@ -142,7 +142,7 @@ class Stage:
     def __init__(self, cluster: KubernetesCluster) -> None:
         self._cluster = cluster
         self._said: dict[str, tuple[str, str]] = {}
-        """By job: whether it waits (``True``, ``False``, or empty: nobody has said), and why."""
+        """By job: whether it waits (``True``, ``False``, or empty: not reported yet), and why."""
         self._heard = asyncio.Event()
         self._number = 0
 
@@ -161,7 +161,7 @@ class Stage:
                 self._heard.set()
 
     async def prepare(self, others: int) -> None:
-        """Make what stands still: nodes, queues, the waiting jobs, and the others, whom nothing concerns."""
+        """Create what stays the same: nodes, queues, the waiting jobs, and the others, which no cause concerns."""
         for word, devices in (("quota", 1), ("cordon", 2), ("queue", 1), ("free", 1)):
             await self._create(node(f"n-{word}", f"{RESOURCE}-{word}", devices))
         await self._create(queue("others", RESOURCE, 0))
@@ -227,7 +227,7 @@ class Stage:
         return {"node cordoned": cordoned_s, "node uncordoned": await change(False, "WaitingForNodes")}
 
     async def delete_queue(self) -> dict[str, float]:
-        """Delete the queue in which a job waits, and make it again."""
+        """Delete the queue in which a job waits, and recreate it."""
         found = await self._cluster.get(ObjectRef(kind=labels.KIND_QUEUE, name="queue"))
         began_s = time.monotonic()
         await self._cluster.delete(ObjectRef.of(found), uid=found["metadata"]["uid"])
@@ -241,7 +241,7 @@ class Stage:
     async def _until(
         self, name: str, waits: str, reason: str, *, since_s: float | None = None, limit_s: float = LIMIT_S
     ) -> float:
-        """Wait until a job says so, and return how long that took; a job that goes on from there says so no more."""
+        """Wait until a job reports this reason, and return how long that took; a job past it reports it no more."""
         began_s = time.monotonic() if since_s is None else since_s
         try:
             async with asyncio.timeout(limit_s):
@@ -315,7 +315,7 @@ def job(name: str, queue_name: str, resource: str, workers: int, *, selector: di
 
 
 def pod(name: str, on: str, resource: str) -> Manifest:
-    """Somebody else's pod, which takes a device of a node."""
+    """Another user's pod, which takes a device of a node."""
     container = {"name": "main", "image": "none.example/none:1", "resources": {"limits": {resource: "1"}}}
     spec = {"nodeName": on, "containers": [container], "terminationGracePeriodSeconds": 0}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "default"}, "spec": spec}

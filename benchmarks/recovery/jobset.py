@@ -79,7 +79,7 @@ async def running(server: Server, program: Path) -> AsyncIterator[None]:
 
 
 async def create(session: aiohttp.ClientSession, name: str, pods: int) -> None:
-    """Create a gang: one Job of so many pods, which fails with its first pod and is then made again."""
+    """Create a gang: one Job of so many pods, which fails with its first pod and is then recreated."""
     async with session.post(PATH, data=json.dumps(_jobset(name, pods)), headers=_JSON) as response:
         if not response.ok:
             raise RuntimeError(f"JobSet {name} was refused: {(await response.text())[:1000]}")

@@ -109,7 +109,7 @@ def in_layers(mix: Mix) -> ModelTimes:
 
 
 def torchtitan_split(layers: int, stages: int, *, first_weight: int = 1, last_weight: int = 1) -> Split:
-    """Split by torchtitan's default rule, written anew from its documentation (0.3.0).
+    """Split by torchtitan's default rule, reimplemented from its documentation (0.3.0).
 
     ``pipeline_parallel_first_stage_less_layers`` and ``pipeline_parallel_last_stage_less_layers``, both 1, are whole
     layers that embedding and head stand for. They are added to the layers, the sum is dealt evenly, the first stages

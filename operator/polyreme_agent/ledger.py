@@ -48,7 +48,7 @@ SOURCES: Final = {
     "Kernel": ("kernel-log",),
     "Storage": ("kernel-log",),
 }
-"""Collectors of which one must work before a detector can say that there is no fault."""
+"""Collectors by detector; at least one of them must work before the detector can say that there is no fault."""
 _DEVICE = re.compile(r"[A-Za-z0-9_.:/-]{0,64}", re.ASCII)
 _CODE = re.compile(r"[A-Z][A-Za-z0-9]{0,62}", re.ASCII)
 
@@ -167,7 +167,7 @@ class Ledger:
         entry = self._entry(finding)
         if entry is None or (finding.sequence and finding.sequence <= entry.sequence):
             return
-        # A clock in the future would keep the fault for ever.
+        # A clock in the future would keep the fault forever.
         at_s = min(finding.at_s or now_s, now_s)
         before = max(entry.counts.values(), default=0)
         entry.counts[collector] = min(COUNT_MAX, entry.counts.get(collector, 0) + max(1, finding.count))

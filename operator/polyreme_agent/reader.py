@@ -69,7 +69,7 @@ class Reader:
         self._tried_s: float | None = None
 
     def run(self) -> None:
-        """Look and report for ever."""
+        """Look and report forever."""
         while True:
             self.turn()
             self._wait()

@@ -63,7 +63,7 @@ class Reporter:
         self._listener.listen(1)
 
     def run(self) -> None:
-        """Listen and write for ever."""
+        """Listen and write forever."""
         while True:
             now_s = self._uptime_s()
             self.turn(max(0.0, min(WAIT_MAX_S, self._publisher.due_s(now_s) - now_s)))

@@ -1,4 +1,4 @@
-"""A cluster behind another one: the base of every ``ClusterPort`` that counts, refuses, delays or changes calls."""
+"""A wrapper of a ``ClusterPort``: the base of every port that counts, refuses, delays or changes calls."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ForwardingPort:
     arguments and answers.
 
     Args:
-        port: The cluster behind it.
+        port: The port that it wraps.
     """
 
     def __init__(self, port: ClusterPort) -> None:
@@ -95,12 +95,12 @@ class ForwardingPort:
         await self._forward(Call(verb="evict", ref=ref, uid=uid), lambda: self._port.evict(ref, uid=uid))
 
     async def _forward(self, call: Call, act: Callable[[], Awaitable[_Answer]]) -> _Answer:  # noqa: ARG002
-        """Make a call of the port behind this one; ``act`` makes it."""
+        """Forward a call to the wrapped port; ``act`` makes it."""
         return await act()
 
 
 def _reference(manifest: Manifest) -> ObjectRef:
-    """What an object is called, also where it lacks what every object must have: the port behind says so."""
+    """Reference to an object, also where it lacks what every object must have: the wrapped port reports that."""
     metadata = manifest.get("metadata") or {}
     kind, namespace, name = manifest.get("kind"), metadata.get("namespace"), metadata.get("name")
     return ObjectRef(kind=str(kind), namespace=namespace or "", name=name or "")

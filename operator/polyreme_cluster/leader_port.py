@@ -21,7 +21,7 @@ class LeaderPort(ForwardingPort):
     """``ClusterPort`` that refuses writes of a process that does not lead.
 
     Args:
-        port: The cluster behind it.
+        port: The port that it wraps.
         leads: Tells whether this process leads now.
     """
 

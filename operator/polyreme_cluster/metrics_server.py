@@ -141,7 +141,7 @@ def application(
         metrics: What is shown.
         reviewer: Decides who may read; None permits everyone, for an address that only this machine reaches.
         is_ready: Whether this replica can do its work.
-        is_alive: Whether it should go on; the kubelet ends it when it is not.
+        is_alive: Whether it should continue; the kubelet ends it when it is not.
     """
 
     async def show(request: web.Request) -> web.Response:

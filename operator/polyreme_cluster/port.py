@@ -2,7 +2,7 @@
 
 Two adapters only: the Kubernetes API and the embedded store. One contract suite (``tests/contract``) holds both to
 what this file says. Objects cross this port as Kubernetes-shaped JSON (``Manifest``); ``polyreme_operator.types``
-parses them once, behind it.
+parses them once, on the operator's side of it.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class WatchEvent:
 
     @property
     def resource_version(self) -> str:
-        """Version from which a watch resumes behind this event."""
+        """Version from which a watch resumes after this event."""
         return str(self.object["metadata"]["resourceVersion"])
 
 
@@ -230,7 +230,7 @@ class ClusterPort(Protocol):
         A pod that a node has gets a ``deletionTimestamp``, and goes when its kubelet has ended it; one that has ended
         before, or has no node, goes at once, as other kinds do. ``grace_period_s=0`` removes a pod at once, whatever
         still runs; None takes the pod's own grace period. A pod that is being deleted goes by 0 alone, also when it
-        ends meanwhile; a longer grace period changes nothing. What the object owns is deleted behind it.
+        ends meanwhile; a longer grace period changes nothing. What the object owns is deleted after it.
 
         Raises:
             NotFoundError: If there is none.

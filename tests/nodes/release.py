@@ -18,7 +18,7 @@ from tests.nodes.cluster import PATIENCE_S, RESTRICTED, ROOT, Cluster, Manifest
 from tools.cluster.binaries import program_path
 from tools.cluster.servers import ServerError
 from tools.images import base
-from tools.images.build import PYTHON_IMAGES, Wish, build
+from tools.images.build import PYTHON_IMAGES, BuildRequest, build
 from tools.images.engine import find
 
 CHART = ROOT / "charts/polyreme"
@@ -48,8 +48,10 @@ def prepare(cluster: Cluster, *, whole: Sequence[str] = ()) -> None:
     if cluster.folder is not None:
         assert set(THIN) <= set(PYTHON_IMAGES)
         folder = ROOT / "build/images/thin"
-        wish = Wish(images=("s3", *whole), thin=[name for name in THIN if name not in whole], base=base.LOCAL)
-        cluster.load(list(build(wish, find(None), os.environ, folder=folder).values()))
+        request = BuildRequest(
+            images=("s3", *whole), thin=[name for name in THIN if name not in whole], base=base.LOCAL
+        )
+        cluster.load(list(build(request, find(None), os.environ, folder=folder).values()))
         # Pods may not write bytecode beside the packages, and compiling torch takes each of them half a minute.
         subprocess.run([sys.executable, "-c", _WARM], check=True, env={**os.environ, "PYTHONDONTWRITEBYTECODE": ""})
     for namespace in (SYSTEM, JOBS):

@@ -14,7 +14,7 @@ import pytest
 from tests.machine import require
 from tools import debian
 from tools.images import archive, base
-from tools.images.build import PUBLIC_BASE, Wish, build, revision, version
+from tools.images.build import PUBLIC_BASE, BuildRequest, build, revision, version
 from tools.images.engine import Buildah
 
 pytestmark = pytest.mark.services
@@ -33,13 +33,13 @@ OF_THIS_MACHINE = re.compile(r"^(etc/pip\.conf|run/secrets/.*|var/cache/pip/.*|b
 def images(tmp_path_factory: pytest.TempPathFactory) -> list[archive.Archive]:
     """Two archives: with layers that an earlier build may have left, and from nothing."""
     require(debian.FOR_IMAGES)
-    wishes = [Wish(images=("operator",), base=_base(), cached=cached) for cached in (True, False)]
+    wishes = [BuildRequest(images=("operator",), base=_base(), cached=cached) for cached in (True, False)]
     folders = [tmp_path_factory.mktemp("images") for _ in wishes]
     secrets = dict.fromkeys(SECRETS, CANARY)
     environment = {**os.environ, **secrets, "SOURCE": "https://source.example/polyreme", "PIP_TRUSTED_HOST": MIRROR}
     return [
-        archive.read(build(wish, Buildah(), environment, folder=folder)["operator"])
-        for wish, folder in zip(wishes, folders, strict=True)
+        archive.read(build(request, Buildah(), environment, folder=folder)["operator"])
+        for request, folder in zip(wishes, folders, strict=True)
     ]
 
 

@@ -167,7 +167,7 @@ CONTROL_PLANE = (
 CLIENTS = ("kubectl", "helm", "kubeconform", "promtool")
 """What tests need beside any cluster, also beside one that KUBECONFIG names."""
 NODES = ("kubelet", "kube-proxy", "containerd", "containerd-shim-runc-v2", "ctr", "pause", "coredns")
-"""What real nodes need besides."""
+"""What real nodes need in addition."""
 _BY_NAME = {program.name: program for program in PROGRAMS}
 
 

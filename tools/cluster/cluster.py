@@ -118,7 +118,7 @@ def tag_images(folder: Path, environment: Mapping[str, str], prefix: str, tag: s
 
 
 def kill_node(folder: Path, environment: Mapping[str, str], name: str) -> None:
-    """Kill a node's kubelet: the node is lost after some seconds, its containers go on.
+    """Kill a node's kubelet: the node is lost after some seconds, its containers continue.
 
     Raises:
         ServerError: If it does not run.

@@ -155,7 +155,7 @@ class ControlPlane:
                 "--service-account-issuer=https://kubernetes.default.svc",
                 f"--token-auth-file={tokens}",
                 "--authorization-mode=Node,RBAC",
-                # Two address families, of which a Service has the first unless it asks for more.
+                # Two address families; a Service has the first unless it asks for more.
                 "--service-cluster-ip-range=10.0.0.0/16,fd00:10::/108",
                 *self._options_for_nodes(),
                 "--kubelet-preferred-address-types=InternalIP",

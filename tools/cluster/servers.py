@@ -57,7 +57,7 @@ class ServerError(Exception):
 
 
 class Servers:
-    """The servers of one cluster, in the order of their start; the record on disk is never behind.
+    """The servers of one cluster, in the order of their start; the record on disk is never out of date.
 
     Args:
         folder: Folder of the cluster.
@@ -190,7 +190,7 @@ def http_status(
 
 
 def is_listening(port: int, *, host: str = LOOPBACK) -> bool:
-    """Tell whether somebody accepts connections."""
+    """Tell whether a process accepts connections."""
     try:
         socket.create_connection((host, port), timeout=1.0).close()
     except OSError:
@@ -199,7 +199,7 @@ def is_listening(port: int, *, host: str = LOOPBACK) -> bool:
 
 
 def free_ports(count: int, *, host: str = LOOPBACK) -> list[int]:
-    """Return ports of an address that nobody listens on; they are given out together, so they differ.
+    """Return ports of an address that no process listens on; they are given out together, so they differ.
 
     None is among those that the kernel gives to connections: a client that calls a server which is being started
     again could otherwise get the server's own port, and connect to itself.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tools.build_cache import BuildError
 from tools.images import archive, base, engine, load
-from tools.images.build import FOLDER, IMAGES, PUBLIC_BASE, Wish, build, listed
+from tools.images.build import FOLDER, IMAGES, PUBLIC_BASE, BuildRequest, build, listed
 
 MB = 1e6
 
@@ -26,7 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
             case "build":
                 _build(options)
             case "list":
-                print(*listed(Wish(prefix=options.prefix, tag=options.tag)), sep="\n")
+                print(*listed(BuildRequest(prefix=options.prefix, tag=options.tag)), sep="\n")
             case "load":
                 load.load(options.cluster, options.archives or load.whole(options.folder))
             case _:
@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _build(options: argparse.Namespace) -> None:
-    wish = Wish(
+    request = BuildRequest(
         # Thin images alone, when only these are named.
         images=options.images or (() if options.thin else IMAGES),
         thin=options.thin,
@@ -73,7 +73,7 @@ def _build(options: argparse.Namespace) -> None:
         tag=options.tag,
         cached=not options.no_cache,
     )
-    for path in build(wish, engine.find(options.engine), os.environ, folder=options.folder).values():
+    for path in build(request, engine.find(options.engine), os.environ, folder=options.folder).values():
         _show(path)
 
 

@@ -28,7 +28,7 @@ LOCAL_NAMES = {name: f"localhost/polyreme-{name}" for name in ("base", "builder"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class BuildRequest:
     """What to build."""
 
     images: Sequence[str] = IMAGES
@@ -43,25 +43,27 @@ class Wish:
     cached: bool = True
 
 
-def build(wish: Wish, engine: Engine, environment: Mapping[str, str], *, folder: Path = FOLDER) -> dict[str, Path]:
+def build(
+    request: BuildRequest, engine: Engine, environment: Mapping[str, str], *, folder: Path = FOLDER
+) -> dict[str, Path]:
     """Build images, and return the archive of each by its file's name.
 
     Raises:
         BuildError: If a name is unknown, or an engine fails.
     """
-    unknown = [name for name in wish.images if name not in IMAGES]
-    unknown += [name for name in wish.thin if name not in PYTHON_IMAGES]
+    unknown = [name for name in request.images if name not in IMAGES]
+    unknown += [name for name in request.thin if name not in PYTHON_IMAGES]
     if unknown:
         raise BuildError(f"no image is called {', '.join(unknown)}: there are {', '.join(IMAGES)}; s3 is never thin")
     folder.mkdir(parents=True, exist_ok=True)
-    local = wish.base == base.LOCAL
-    arguments = _arguments(environment) | (_local_images(engine, environment) if local else _public(wish, engine))
+    local = request.base == base.LOCAL
+    arguments = _arguments(environment) | (_local_images(engine, environment) if local else _public(request, engine))
     archives: dict[str, Path] = {}
     with tempfile.TemporaryDirectory() as secrets_folder:
         secrets = pip_settings.secrets(Path(secrets_folder), environment)
-        for name, thin in [*((name, False) for name in wish.images), *((name, True) for name in wish.thin)]:
+        for name, thin in [*((name, False) for name in request.images), *((name, True) for name in request.thin)]:
             file = name + (THIN_SUFFIX if thin else "")
-            called = f"{wish.prefix}/{name}:{wish.tag or version()}"
+            called = f"{request.prefix}/{name}:{request.tag or version()}"
             one = Build(
                 name=called + (THIN_SUFFIX if thin else ""),
                 containerfile=ROOT / "images" / ("s3.Containerfile" if name == "s3" else "Containerfile"),
@@ -70,7 +72,7 @@ def build(wish: Wish, engine: Engine, environment: Mapping[str, str], *, folder:
                 arguments=_of(name, arguments) | ({"PACKAGES": "none"} if thin else {}),
                 secrets={} if name == "s3" else secrets,
                 local=local,
-                cached=wish.cached,
+                cached=request.cached,
             )
             say(f"building {one.name}{' without packages of others' if thin else ''}")
             engine.build(one)
@@ -101,11 +103,13 @@ def _arguments(environment: Mapping[str, str]) -> dict[str, str]:
     return {"VERSION": version(), "REVISION": revision(), "SOURCE": environment.get("SOURCE") or SOURCE}
 
 
-def _public(wish: Wish, engine: Engine) -> dict[str, str]:
-    """Images of a registry, all of which are there before the first image is built."""
-    arguments = {"BASE": wish.base, "BUILDER": wish.builder or wish.base}
-    needed = {"BASE": wish.base, "BUILDER": arguments["BUILDER"]} if {*wish.images, *wish.thin} - {"s3"} else {}
-    if "s3" in wish.images:
+def _public(request: BuildRequest, engine: Engine) -> dict[str, str]:
+    """Images of a registry, all pulled before the first image is built."""
+    arguments = {"BASE": request.base, "BUILDER": request.builder or request.base}
+    needed = (
+        {"BASE": request.base, "BUILDER": arguments["BUILDER"]} if {*request.images, *request.thin} - {"s3"} else {}
+    )
+    if "s3" in request.images:
         needed["GO"] = _go_image()
     for argument, image in needed.items():
         if not engine.has(image):
@@ -126,9 +130,9 @@ def _go_image() -> str:
     return found
 
 
-def listed(wish: Wish) -> list[str]:
+def listed(request: BuildRequest) -> list[str]:
     """Return the names of images, as pods name them."""
-    return [f"{wish.prefix}/{name}:{wish.tag or version()}" for name in wish.images]
+    return [f"{request.prefix}/{name}:{request.tag or version()}" for name in request.images]
 
 
 def _of(image: str, arguments: Mapping[str, str]) -> dict[str, str]:

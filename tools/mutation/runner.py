@@ -34,7 +34,7 @@ TEST_S = 15.0
 TESTS_S = 25.0
 """Processor time of the tests that are run against one mutant, as they take without it."""
 SLOWER = 10.0
-"""A mutant that takes this many times as long, beyond a start of ``START_S``, is taken for an endless loop."""
+"""A mutant that takes this many times as long, beyond a start of ``START_S``, counts as an endless loop."""
 START_S = 20.0
 MEMORY_BYTES = 4 << 30
 """Address space of a child: an endless list ends as an error."""

@@ -41,7 +41,7 @@ def held(folder: Path) -> Iterator[Servers]:
 
 
 def main(folder: Path) -> None:
-    """Wait until nobody holds the servers, then stop them."""
+    """Wait until no process holds the servers, then stop them."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(FileNotFoundError), (folder / LOCK_NAME).open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

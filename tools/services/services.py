@@ -55,7 +55,7 @@ def listening_address(listen: str, *, cluster: Path = CLUSTER) -> str:
     except ValueError as error:
         raise ServerError(f"LISTEN={listen}: expected {BRIDGE}, or an IPv4 address of this machine") from error
     if address.is_unspecified:
-        raise ServerError(f"LISTEN={listen}: clients are told this address; name one that they can call")
+        raise ServerError(f"LISTEN={listen}: clients get this address; name one that they can call")
     return str(address)
 
 

@@ -17,7 +17,8 @@ from polyreme_launcher.protocol.messages import Check
 from polyreme_launcher.rank_processes import RankParent
 
 KEYS_A_ROUND = 100
-"""Numbers of a round's processes: below every rank, so that their ends are told apart; more than a pod has devices."""
+"""Numbers of a round's processes: below every rank, so that their ends are distinguished; more than a pod has
+devices."""
 _STORE = KEYS_A_ROUND - 1
 
 

@@ -70,7 +70,7 @@ class ForkServer:
         self._target = getattr(importlib.import_module(module), function)
         if "torch" in sys.modules:
             _warm_torch(optimizer=target != DEFAULT_TARGET)
-        # Objects that live now live for ever: the collector never touches them, so their pages stay shared with the
+        # Objects that live now live forever: the collector never touches them, so their pages stay shared with the
         # ranks.
         gc.collect()
         gc.freeze()
@@ -235,7 +235,7 @@ def _write_error(writer: int, sentence: str) -> None:
 
 
 def _read_error(reader: int) -> str:
-    """Read a rank's error pipe; never waits, whoever else still holds the other end."""
+    """Read a rank's error pipe; never waits, even if another process still holds the other end."""
     try:
         return os.read(reader, ERROR_BYTES_MAX).decode(errors="replace")
     except BlockingIOError:

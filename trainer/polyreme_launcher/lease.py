@@ -1,7 +1,7 @@
 """The job's Lease as the leader keeps it: the newest record, signed, by compare-and-swap, never over a newer attempt's.
 
-A record that no leader of the job has signed is not looked at, and labels and owner that somebody removed are put back:
-whoever else may write the Lease stops no leader.
+A record that no leader of the job has signed is not looked at, and labels and owner that another user removed are put
+back: others who may write the Lease stop no leader.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The pipe for rank 0's progress records to the leader: lines of JSON, of which the newest counts."""
+"""The pipe for rank 0's progress records to the leader: lines of JSON; the newest one counts."""
 
 from __future__ import annotations
 

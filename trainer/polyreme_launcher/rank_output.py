@@ -25,7 +25,7 @@ READ_BYTES = 1 << 16
 ROUND_BYTES_MAX = 1 << 20
 """Most bytes that are read of one process before it is the next one's turn."""
 LAST_BYTES_MAX = 4 << 20
-"""Most bytes that are read of a process after it ended: one that it left behind may hold the pipe and write on."""
+"""Most bytes that are read of a process after it ended: a child that outlives it may hold the pipe and write on."""
 NAP_S = 0.01
 """After little was read, so long no pipe is looked at: lines that come one by one are then read together."""
 FINISH_WAIT_S = 0.5

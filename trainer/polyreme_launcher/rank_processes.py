@@ -315,7 +315,7 @@ def _close(descriptors: list[int]) -> None:
 async def _reap_all(*, kill: bool, wait_s: float = math.inf) -> None:
     """Wait until this process has no child; the fork server's ranks become its children when the fork server dies.
 
-    Looks are counted, and not the clock: while a machine stands still nobody has time to end.
+    Looks are counted, not time: while a machine is frozen no process can end.
     """
     for _ in itertools.count() if wait_s == math.inf else range(round(wait_s / _POLL_S)):
         try:

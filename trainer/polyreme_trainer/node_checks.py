@@ -166,7 +166,7 @@ def all_reduce_rate(
 
 @contextlib.contextmanager
 def _unnamed_file(folder: Path) -> Iterator[int]:
-    """Open a file that leaves nothing behind, whenever this process ends."""
+    """Open a file that is gone when this process ends, however it ends."""
     path = folder / f".pre-check-{secrets.token_hex(8)}"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:

@@ -26,7 +26,7 @@ class Rule:
     rule: str
     words: str
     plain: str = ""
-    """The sentence without values; empty: the words as they are, less what stands in braces."""
+    """The sentence without values; empty: the words without what is in braces."""
     of_optional: bool = False
     """Whether it holds of every object that has no fields but those that are always there."""
     values_always: bool = False

@@ -154,8 +154,8 @@ def freeze(
     """Add rules that keep every field as it was, except ``mutable`` ones, and lists to which entries may be appended.
 
     The server runs all of them whenever a status is written, and whenever a rule names a field of an object, it lists
-    all fields of that object anew. So each value is kept by a rule of its own, which names none; it runs only while the
-    value is there before and after. That none comes or goes is a rule of the owner, which looks for fields by name
+    all fields of that object again. So each value is kept by a rule of its own, which names none; it runs only while
+    the value is there before and after. That none comes or goes is a rule of the owner, which looks for fields by name
     only where there are others than those that always are.
     """
     for name, inner in schema["properties"].items():

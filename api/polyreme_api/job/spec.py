@@ -118,7 +118,7 @@ class TrainingJobSpec(Scheduling):
 
     @model_serializer(mode="wrap")
     def _as_given(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out parts that were never given: what stands for them is no job's."""
+        """Leave out parts that were never given: their defaults are not the job's."""
         dumped: dict[str, Any] = dump(self)
         return {
             name: part for name, part in dumped.items() if name not in LAUNCHER_PARTS or name in self.model_fields_set

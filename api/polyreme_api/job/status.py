@@ -293,7 +293,7 @@ class TrainingJobStatus(StatusPart):
     """Priority by which the job waits and is preempted: of its PriorityClass, else ``spec.priority``, else of the
     PriorityClass with ``globalDefault``."""
     preemption: Preemption | None = None
-    """What the job was asked to make way for; none once it is admitted anew."""
+    """Request to stop for another job; none once the job is admitted again."""
     preemptions: Annotated[list[PreemptionRecord], Field(max_length=PREEMPTION_RECORDS_MAX)] = Field(
         default_factory=list
     )

@@ -25,7 +25,7 @@ class EmbeddedCluster:
     Args:
         store: The objects.
         durable: Awaited after each write, until the journal holds it; None for a store in memory.
-        collect_garbage: Whether owned objects are deleted right behind their owner. The simulator's garbage
+        collect_garbage: Whether owned objects are deleted right after their owner. The simulator's garbage
             collector is an actor of its own and does it late.
     """
 

@@ -1,4 +1,4 @@
-"""The bounded watch history of one kind: append, resume behind a version, wait for more."""
+"""The bounded watch history of one kind: append, resume after a version, wait for more."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class WatchHistory:
         self.wake()
 
     def after(self, version: int, *, limit: int) -> Sequence[Change]:
-        """Return the next changes behind ``version``.
+        """Return the next changes after ``version``.
 
         Raises:
             GoneError: If some of them are no longer kept.

@@ -65,11 +65,12 @@ async def open_store(
         validators: Schema checks by kind; the default checks our own kinds.
         history_changes: Least number of changes kept for watches, by kind.
         on_failure: Called once when the disk refuses; from then on every write raises ServerError.
-        recover: Called where the journal is damaged or empty; None: an empty one begins anew, a damaged one is refused.
+        recover: Called where the journal is damaged or empty; None: an empty one starts fresh, a damaged one is
+            refused.
 
     Raises:
         RefusedError: If another process serves the journal.
-        EnvironmentFailedError: If it is damaged and nobody recovers it, or can't be opened.
+        EnvironmentFailedError: If it is damaged and not recovered, or can't be opened.
     """
     holder = {"pid": os.getpid(), "openedAtS": clock.now_s(), "runToken": run_token}
     journal = Journal(path, holder=holder, on_failure=on_failure, recover=recover)
@@ -99,7 +100,7 @@ class Journal:
 
     Raises:
         RefusedError: If another process serves it.
-        EnvironmentFailedError: If it is damaged and nobody recovers it, or can't be opened.
+        EnvironmentFailedError: If it is damaged and not recovered, or can't be opened.
     """
 
     def __init__(
@@ -189,7 +190,7 @@ class Journal:
                 self._lines = len(records) + 2
             self._synced = until
         except BaseException as error:
-            # Whether the batch is on disk is unknown: nothing may be acknowledged behind it, whatever went wrong.
+            # Whether the batch is on disk is unknown: nothing may be acknowledged after it, whatever went wrong.
             words = error.strerror if isinstance(error, OSError) else type(error).__name__
             self.failure = EnvironmentFailedError(f"journal {self._path} can't be written: {words}")
             if not isinstance(error, Exception):
@@ -217,10 +218,10 @@ class Journal:
 
 
 def _recovered(path: Path, content: JournalContent, recover: Recover | None) -> JournalContent:
-    """Have what is missing rebuilt, and write the journal anew; the damaged one is kept beside it.
+    """Have what is missing rebuilt, and rewrite the journal; the damaged one is kept beside it.
 
     Raises:
-        EnvironmentFailedError: If it is damaged and nobody recovers it, or the disk refuses.
+        EnvironmentFailedError: If it is damaged and not recovered, or the disk refuses.
     """
     if not content.damaged and content.lines:
         return content
@@ -290,7 +291,7 @@ def _lock(path: Path, holder: dict[str, Any]) -> int:
         who = os.pread(file, 4096, 0).decode(errors="replace").strip() or "unknown"
         os.close(file)
         raise RefusedError(f"journal is being served by another process: {who}") from error
-    # Only for the message to the next who tries: a full disk is told by the journal itself.
+    # Only for the message to the next process that tries: the journal itself reports a full disk.
     with contextlib.suppress(OSError):
         os.ftruncate(file, 0)
         os.pwrite(file, json.dumps(holder).encode(), 0)

@@ -1,8 +1,8 @@
 """The journal's lines: written, read back, checked.
 
 A line is the CRC-32 of its JSON in 8 hexadecimal digits, a space, the JSON. What a crash leaves half written at the end
-is cut off. A bad line with good ones after it is damage: it is left out and counted, and whoever opens the journal
-decides what to do without it.
+is cut off. A bad line with good ones after it is damage: it is left out and counted, and the caller that opens the
+journal decides what to do without it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class JournalContent:
     size_bytes: int
     """Bytes up to the end of the last good line."""
     torn_bytes: int
-    """Bytes behind it, that a crash left."""
+    """Bytes after it, left by a crash."""
     damaged_lines: int = 0
     """Bad lines that were left out; what they changed is not known."""
 

@@ -1,4 +1,4 @@
-"""One stored object: its parsed form for reading inside, and its frozen bytes, of which every caller gets a copy."""
+"""One stored object: its parsed form for reading inside, and its frozen bytes, which are copied for every caller."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Record:
 
     @classmethod
     def of(cls, manifest: Manifest) -> Record:
-        """Freeze an object that nobody else holds."""
+        """Freeze an object that no one else holds."""
         metadata = manifest["metadata"]
         return cls(
             manifest["kind"],

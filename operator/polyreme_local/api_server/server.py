@@ -244,7 +244,7 @@ def _reference(request: web.Request, kind: str) -> ObjectRef:
 
 
 async def _new_reference(request: web.Request, kind: str) -> ObjectRef:
-    """Whom a request creates: the name stands in its body."""
+    """Reference to the object that a request creates: the name is in its body."""
     metadata = (await _body(request)).get("metadata")
     if not isinstance(metadata, dict):
         raise InvalidObjectError("object has no metadata", field="metadata")

@@ -34,7 +34,7 @@ HISTORY_CHANGES = 10_000
 SNAPSHOTS_MAX = 64
 """Paginated lists that can be under way at a time; the oldest token expires first."""
 BOOKMARK_EVERY = 1_000
-"""Writes after which idle watches are told how far they are."""
+"""Number of writes after which idle watches get a bookmark."""
 
 Key = tuple[str, str]
 
@@ -124,7 +124,7 @@ class Store:
         return self._found(ref).copy()
 
     def shown(self, ref: ObjectRef) -> Manifest:
-        """Return the object itself, which nobody changes: for looking at it only."""
+        """Return the object itself, for reading only: no caller may change it."""
         return self._found(ref).manifest
 
     def list(
@@ -145,7 +145,7 @@ class Store:
         else:
             token, start = _parse_token(continue_)
             found = self._snapshots.get(token)
-            # A token is no right: it goes on with the list that it was given for, and shows what may be seen of it.
+            # A token grants nothing: it continues the list that it was given for, and shows what may be seen of it.
             if found is None or (found.kind, found.namespace) != (kind, namespace):
                 raise GoneError(f"continue token of {kind} has expired: list again")
             snapshot = found

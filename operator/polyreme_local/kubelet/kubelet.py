@@ -66,7 +66,7 @@ class ProcessKubelet:
         token_for: Returns the bearer token of a pod's API access.
         device_resource: Resource that counts devices.
         variables: Further variables of every pod.
-        heartbeat_s: How often the node shows that it lives; None where nobody asks, as in the embedded cluster.
+        heartbeat_s: How often the node shows that it lives; None where nothing checks it, as in the embedded cluster.
         node_labels: Labels of the node, as its places in the topology.
         leaders: Sockets of the jobs' leaders, shared with the other nodes of this host.
         ends_leftovers: Whether to end what an earlier host left in the folder; False for further nodes with one folder.
@@ -334,7 +334,7 @@ class ProcessKubelet:
         return pod is None or pod["metadata"].get("deletionTimestamp") is not None
 
     async def _report(self, uid: str, pod: Manifest, state: Manifest) -> None:
-        """Write a status until it stands, or the pod is gone."""
+        """Retry writing a status until it is stored, or the pod is gone."""
         ref = ObjectRef.of(pod)
         while True:
             try:

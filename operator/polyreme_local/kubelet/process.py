@@ -1,4 +1,4 @@
-"""One pod's process: started so that it dies with this host, ended with grace, told from strangers later."""
+"""One pod's process: started so that it dies with this host, ended with grace, recognised after a restart."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def start_process(
         write_durably(directory / RECORD_FILE, json.dumps(record).encode())
         return PodProcess(process)
     except BaseException:
-        # Nobody would watch it.
+        # Nothing would watch it.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -147,7 +147,7 @@ def end_strays(uid: str, token: str) -> list[int]:
     """Kill what a pod whose first process has ended left running, and wait until it is dead; return the pids.
 
     Ranks die with their launcher by the kernel's hand, but a moment later, and what they started may have left their
-    groups. Only when nothing of a pod lives may anyone be told that it has ended.
+    groups. Only when nothing of a pod lives may its end be reported.
     """
     marks = {f"{TOKEN_VARIABLE}={token}".encode(), f"{UID_VARIABLE}={uid}".encode()}
     return _sweep(marks)
@@ -201,7 +201,7 @@ def started_ticks(pid: int) -> int | None:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
-    # The name in parentheses may hold anything; fields are counted behind it (proc(5): the start time is the 22nd).
+    # The name in parentheses may hold anything; fields are counted after it (proc(5): the start time is the 22nd).
     return int(text.rpartition(")")[2].split()[19])
 
 

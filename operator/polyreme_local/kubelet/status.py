@@ -12,7 +12,7 @@ from polyreme_local.kubelet.container import LOOPBACK
 
 MESSAGE_CHARACTERS_MAX = 1024
 CODE_UNKNOWN = code_of_signal(signal.SIGKILL)
-"""Exit code of a pod whose end nobody saw: as if killed."""
+"""Exit code of a pod whose end was not observed: as if killed."""
 
 
 def running(pod: Manifest, *, at: str) -> Manifest:

@@ -15,7 +15,7 @@ import yaml
 from tools.build_cache import BuildError
 from tools.images import archive, load, pip_settings
 from tools.images.__main__ import main
-from tools.images.build import IMAGES, PYTHON_IMAGES, Wish, build
+from tools.images.build import IMAGES, PYTHON_IMAGES, BuildRequest, build
 from tools.images.engine import Build, full_name
 
 ROOT = Path(__file__).parents[3]
@@ -77,8 +77,8 @@ def test_locks_are_installed_by_hash_alone() -> None:
 
 def test_images_are_named_by_prefix_role_and_tag(tmp_path: Path) -> None:
     engine = Recorder()
-    wish = Wish(images=("operator", "s3"), thin=("trainer",), prefix="registry.example/team", tag="1.2.3")
-    archives = build(wish, engine, {}, folder=tmp_path)
+    request = BuildRequest(images=("operator", "s3"), thin=("trainer",), prefix="registry.example/team", tag="1.2.3")
+    archives = build(request, engine, {}, folder=tmp_path)
     assert {name: path.read_text() for name, path in archives.items()} == {
         "operator": "registry.example/team/operator:1.2.3",
         "s3": "registry.example/team/s3:1.2.3",
@@ -92,7 +92,7 @@ def test_images_are_named_by_prefix_role_and_tag(tmp_path: Path) -> None:
 def test_an_image_that_does_not_exist_is_refused_before_anything_is_built(tmp_path: Path) -> None:
     engine = Recorder()
     with pytest.raises(BuildError, match=f"no image is called worker: there are {', '.join(IMAGES)}"):
-        build(Wish(images=("operator", "worker")), engine, {}, folder=tmp_path)
+        build(BuildRequest(images=("operator", "worker")), engine, {}, folder=tmp_path)
     assert engine.built == []
 
 
@@ -106,7 +106,7 @@ def test_a_build_reads_this_machines_mirror_and_certificates_as_secrets(tmp_path
         "PIP_FIND_LINKS": str(tmp_path),
     }
     engine = Recorder()
-    build(Wish(images=("operator",)), engine, environment, folder=tmp_path)
+    build(BuildRequest(images=("operator",)), engine, environment, folder=tmp_path)
     (secrets,), (one,) = engine.seen, engine.built
     assert secrets["certificates"] == "certificate of a mirror"
     assert "index-url = https://mirror.example/simple" in secrets["pip"]
@@ -158,7 +158,7 @@ def test_a_base_that_can_not_be_pulled_ends_with_the_option_that_needs_none(
     engine = Recorder()
     engine.missing = frozenset({missing})
     with pytest.raises(BuildError, match=rf"{missing} can't be pulled \(.*\): say BASE=local, by which"):
-        build(Wish(images=images), engine, {}, folder=tmp_path)
+        build(BuildRequest(images=images), engine, {}, folder=tmp_path)
     assert engine.built == []
 
 

@@ -49,7 +49,7 @@ def test_a_fetch_that_failed_leaves_no_jars_and_says_why(tmp_path: Path) -> None
     ("listen", "said"),
     [
         ("bridge", "LISTEN=bridge: no nodes are up in .*; run make cluster-up NODES=2 first"),
-        ("0.0.0.0", "LISTEN=0.0.0.0: clients are told this address; name one that they can call"),
+        ("0.0.0.0", "LISTEN=0.0.0.0: clients get this address; name one that they can call"),
         ("::1", "LISTEN=::1: expected bridge, or an IPv4 address of this machine"),
         ("localhost", "LISTEN=localhost: expected bridge, or an IPv4 address of this machine"),
     ],

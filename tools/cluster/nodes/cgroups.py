@@ -51,7 +51,7 @@ class Cgroup:
         return found - {0, os.getpid()}
 
     def freeze(self, frozen: bool) -> None:
-        """Stop every member where it is, as when a machine hangs, or let all of them go on."""
+        """Stop every member where it is, as when a machine hangs, or let all of them continue."""
         for folder in self.folders:
             # Version 1, then version 2.
             for name, word in (
@@ -72,7 +72,7 @@ class Cgroup:
             TimeoutError: If some are still there after ``END_S_MAX``.
         """
         deadline_s, killed = time.monotonic() + END_S_MAX, set[int]()
-        # Who is frozen dies only when it goes on.
+        # A frozen process dies only when it is thawed.
         for folder in sorted({path.parent for root in self.folders for path in root.rglob("freezer.state")}):
             (folder / "freezer.state").write_text("THAWED")
         while members := self.processes():

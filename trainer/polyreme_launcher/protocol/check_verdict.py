@@ -2,7 +2,7 @@
 
 Compute, memory and disk are measured on each worker alone. The all-reduce needs two: workers are paired, and each
 worker of a pair that failed is paired again with one of a pair that passed. A worker is bad if it failed with two
-partners, one of which is known to be good; so a bad link between two good workers names neither.
+partners and one of them is known to be good; so a bad link between two good workers names neither.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _among_suspects(pairs: Sequence[Pair], alone: Sequence[int]) -> tuple[tuple[
 
 
 def bad_of_pairs(results: Sequence[PairResult], limits: Limits) -> dict[int, Finding]:
-    """Name the workers that failed with two partners, one of which is good."""
+    """Name the workers that failed with two partners, at least one of them good."""
     failed: dict[int, dict[int, str]] = {}
     good: set[int] = set()
     for result in results:

@@ -1,8 +1,8 @@
 """Content of a checkpoint, under names that do not depend on the layout.
 
 ``model.<parameter>``, ``optimizer.first.<parameter>``, ``optimizer.second.<parameter>``, ``router_bias.<layer>``,
-``rng.<rank>``. Whole tensors are the same on several ranks and saved once. A tensor that ranks share is one global
-tensor of which each rank holds a part (``shards.py``), so another layout reads other parts of the same tensor.
+``rng.<rank>``. Whole tensors are the same on several ranks and saved once. A sharded tensor is one global tensor, and
+each rank holds a part of it (``shards.py``), so another layout reads other parts of the same tensor.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class FlatTensors:
         return self.prefix, slots, tuple(self.shards), str(self.buffer.dtype), pieces, self.begin
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield names and views of all tensors of which this rank holds something."""
+        """Yield names and views of all tensors that this rank holds, whole or in part."""
         for slot, shard in zip(self.slots, self.shards, strict=True):
             name = f"{self.prefix}.{shard.name}"
             if self.pieces is None and not shard.axes:

@@ -72,7 +72,7 @@ def retain(store: ObjectStore, *, attempt: int, rule: Rule, now_s: float) -> lis
     No race loses the newest in history: a leader claims its attempt, lists, chooses; this writer commits, looks for a
     claim, deletes. If it finds none, every later list shows the commit, and no leader chooses an older one.
 
-    Damaged checkpoints stay: somebody may want to inspect or repair them. A resume point that was rebuilt from step
+    Damaged checkpoints stay: the user may want to inspect or repair them. A resume point that was rebuilt from step
     records is not what the leader wrote, so nothing is deleted for lying outside the history that it shows.
 
     Raises:

@@ -49,7 +49,7 @@ class Prompt(Protocol):
 
 
 class DecodePipeline(Protocol):
-    """The stages of the model, of which this rank holds some; all their ranks make the same calls."""
+    """The pipeline stages of the model; this rank holds some, and the ranks of all make the same calls."""
 
     def through(
         self, rows: int, begin: Callable[[KimiVL], Tensor], run: Callable[[KimiVL, Tensor], Tensor]

@@ -360,9 +360,9 @@ def collect(rows_BD: Tensor, sent: Places) -> Tensor:
     return ordered_RD
 
 
-def _pick(rows_XD: Tensor, index: Tensor, *, holes: bool) -> Tensor:
+def _pick(rows_XD: Tensor, index: Tensor, *, padded: bool) -> Tensor:
     """Take rows; if some may be missing, the index after the last is zero."""
-    if holes:
+    if padded:
         rows_XD = torch.cat((rows_XD, rows_XD.new_zeros(1, rows_XD.shape[1])))
     return rows_XD.index_select(0, index)
 
@@ -372,7 +372,7 @@ def _returned(rows_BD: Tensor, order_B: Tensor, place_R: Tensor, *, empty: bool,
     if unsent and not empty:
         # Each place has a row, so what came needs no copy with a row of zeros after it.
         return rows_BD.new_zeros(place_R.shape[0], rows_BD.shape[1]).index_copy_(0, order_B, rows_BD)
-    return _pick(rows_BD, place_R, holes=unsent)
+    return _pick(rows_BD, place_R, padded=unsent)
 
 
 class _Spread(torch.autograd.Function):
@@ -382,7 +382,7 @@ class _Spread(torch.autograd.Function):
     def forward(ctx: Any, x_TD: Tensor, sent: Places, chosen: int) -> Tensor:
         ctx.save_for_backward(sent.order_B, sent.place_R)
         ctx.empty, ctx.unsent, ctx.chosen = sent.empty, sent.unsent, chosen
-        return _pick(x_TD, sent.order_B // chosen, holes=ctx.empty)
+        return _pick(x_TD, sent.order_B // chosen, padded=ctx.empty)
 
     @staticmethod
     def backward(ctx: Any, grad_BD: Tensor) -> tuple[Tensor, None, None]:
@@ -403,4 +403,4 @@ class _Collect(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_RD: Tensor) -> tuple[Tensor, None]:
         (order_B,) = ctx.saved_tensors
-        return _pick(grad_RD, order_B, holes=ctx.empty), None
+        return _pick(grad_RD, order_B, padded=ctx.empty), None

@@ -22,7 +22,7 @@
 
 ``FULL`` keeps only the stream between layers, and recomputes each layer as a whole, exchanges included: every rank of a
 group holds the same layers and runs their backwards in the same order, so their exchanges meet. Zero-bubble schedules
-compute the gradients of inputs and of weights apart, each of which would recompute the layer: they are refused.
+compute the gradients of inputs and of weights apart, and each would recompute the layer: they are refused.
 
 Either way the same operations run on the same numbers, and gradients are added up in the same order: losses and
 gradients are those of ``NONE``, bit for bit. Nothing here draws random numbers.

@@ -21,7 +21,7 @@ class Cut:
     dim: int
     """Dimension that the ranks share."""
     blocks: int = 1
-    """Equal blocks along that dimension, each of which is cut separately: 3 for fused queries, keys and values."""
+    """Equal blocks along that dimension, each cut separately: 3 for fused queries, keys and values."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ def cut_of(name: str) -> Cut | None:
 
 
 def whole_shape(own: Sequence[int], cut: Cut, parts: int) -> tuple[int, ...]:
-    """Shape of the whole parameter, of which ``own`` is the shape of a slice."""
+    """Shape of the whole parameter, from ``own``, the shape of a slice."""
     return tuple(size * parts if dim == cut.dim else size for dim, size in enumerate(own))
 
 

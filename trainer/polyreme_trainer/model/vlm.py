@@ -110,7 +110,7 @@ class KimiVL(nn.Module):
                 floats.
             grids: Host integers, rows and columns of each image [patches].
             stream_SD: Output of the section before; patches and grids are then not used.
-            attend: Attention to a stream of which these tokens are a part.
+            attend: Attention to the stream that contains these tokens.
             deliver: Turns features of the images given into those of the media tokens held, if these differ.
             real_N: Which of the rows that this rank holds between layers are not padding; None: all.
 

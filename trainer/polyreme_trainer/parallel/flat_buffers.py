@@ -268,7 +268,7 @@ class FlatModel:
     experts: SlicedParameters
     """Experts of this rank, the same on the ranks of edp."""
     sharded: tuple[FlatParameters, ...] = ()
-    """Parameters of which this rank holds rows (``fsdp.py``); the other groups hold the rest."""
+    """This rank's rows of parameters that are sharded by rows (``fsdp.py``); the other groups hold the rest."""
 
     @property
     def parts(self) -> tuple[FlatParameters, ...]:
@@ -319,8 +319,8 @@ def flatten(
         named: All trained parameters of this rank by their global names.
         piggybacked: Scalars that are summed in the dense all-reduce too.
         stage: The ranks that hold the same whole parameters.
-        tensor: Parameters of which this rank holds a tensor-parallel slice.
-        experts: Stacked experts, of which this rank holds some.
+        tensor: Parameters cut by tensor parallelism; this rank holds a slice.
+        experts: Stacked experts; this rank holds some of them.
         update: Precision and sharding for the optimizer.
     """
 
@@ -400,9 +400,9 @@ def _lay_out_whole(first: Sequence[Outline], shares: Shares) -> tuple[list[Slot]
     buckets: list[Bucket] = []
     for group in _groups(first, shares):
         begin = buckets[-1].end if buckets else 0
-        hands = _deal(group, shares.count)
-        share = max(map(_room, hands))
-        for place, hand in enumerate(hands):
+        assigned = _assign(group, shares.count)
+        share = max(map(_room, assigned))
+        for place, hand in enumerate(assigned):
             slots += _row(hand, begin + place * share)
         buckets.append(Bucket(start=begin, length=share * shares.count, whole=True))
     return slots, buckets
@@ -428,14 +428,14 @@ def _groups(first: Sequence[Outline], shares: Shares) -> list[Sequence[Outline]]
     return [first[begin : begin + size] for begin in range(0, len(first), size)]
 
 
-def _deal(group: Sequence[Outline], count: int) -> list[list[Outline]]:
+def _assign(group: Sequence[Outline], count: int) -> list[list[Outline]]:
     """Assign matrices to shares, the largest first, each to the share that has least; the same on all ranks."""
-    hands: list[list[Outline]] = [[] for _ in range(count)]
+    assigned: list[list[Outline]] = [[] for _ in range(count)]
     if count == 1:
         return [list(group)]
     for of in sorted(group, key=lambda of: -math.prod(of[1])):
-        min(hands, key=_room).append(of)
-    return hands
+        min(assigned, key=_room).append(of)
+    return assigned
 
 
 def _pieces(buckets: Sequence[Bucket], shares: Shares) -> tuple[Piece, ...]:

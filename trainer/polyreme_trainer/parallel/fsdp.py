@@ -1,4 +1,4 @@
-"""Sharded parameters, of which every rank holds some rows: torch's ``fully_shard`` (FSDP2, arXiv:2304.11277), optional.
+"""Sharded parameters, some rows on every rank: torch's ``fully_shard`` (FSDP2, arXiv:2304.11277), optional.
 
 A module whose parameters are gathered at once is a **unit**: a decoder layer, its experts, a block of the tower, its
 patch embedding, its last norm, the projector, the embedding, the head. Before a unit runs, forward and backward, its

@@ -47,7 +47,7 @@ _REFRESH = 7
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LocalStep:
-    """Contribution of one rank to a step: loss and count of each token come from one rank, whoever else holds it."""
+    """Contribution of one rank to a step: loss and count of each token come from one rank, also if others hold it."""
 
     loss_sum: Tensor
     """Scalar: sum of the loss over the unmasked tokens of this rank; zero on ranks that repeat another's."""

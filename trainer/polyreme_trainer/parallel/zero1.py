@@ -41,7 +41,7 @@ class _Turn:
 
 
 class Replicas:
-    """Buffers of which all ranks of a group hold copies, and whose update they shard."""
+    """Buffers that all ranks of a group hold copies of, and whose update they shard."""
 
     def __init__(self, parts: Iterable[FlatParameters], group: dist.ProcessGroup) -> None:
         """Watch the parameters: from now on their gradients may be sent while a backward pass runs.

@@ -1,4 +1,4 @@
-"""The training state as the content of a checkpoint: live buffers, and which shard of which tensor each part is."""
+"""The training state as the content of a checkpoint: live buffers, and the tensor and shard that each part is."""
 
 from __future__ import annotations
 

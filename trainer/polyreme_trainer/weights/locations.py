@@ -32,7 +32,7 @@ class BadFileError(ValueError):
 
 
 class Slice(Protocol):
-    """A stored tensor, of which slices can be taken: rows, or rows and columns."""
+    """A stored tensor that can be sliced: rows, or rows and columns."""
 
     def get_dtype(self) -> str: ...  # noqa: D102
     def get_shape(self) -> list[int]: ...  # noqa: D102

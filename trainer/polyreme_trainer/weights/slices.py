@@ -52,7 +52,7 @@ class Rows:
 
     @staticmethod
     def whole(tensors: Mapping[str, Tensor]) -> dict[str, Rows]:
-        """Tensors of which this rank holds all rows."""
+        """Tensors that this rank holds all rows of."""
         return {name: Rows(own=tensor, rows=tensor.shape[0]) for name, tensor in tensors.items()}
 
 

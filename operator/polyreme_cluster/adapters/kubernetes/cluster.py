@@ -49,7 +49,7 @@ CONNECT_S = 10.0
 WATCH_S = 290
 """How long the server is asked to hold a watch; the next one resumes."""
 WATCH_SILENCE_S = 90.0
-"""Bookmarks come every minute: a watch that is silent for longer is taken for broken, and begun again."""
+"""Bookmarks come every minute: a watch that is silent for longer counts as broken, and is restarted."""
 LINE_BYTES_MAX = 4 << 20
 """Half of the longest line of a watch; etcd holds objects of 1.5 MiB."""
 FIELD_MANAGER = "polyreme"

@@ -20,41 +20,41 @@ class DataMetrics(MetricRegistry):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ready = self._gauge("datahub_ready", "1 while registry, object store and topics answer.")
-        self.leader = self._gauge("datahub_leader", "1 while this replica of the controller prepares data.")
-        self.jobs = self._gauge(
+        self.ready = self.gauge("datahub_ready", "1 while registry, object store and topics answer.")
+        self.leader = self.gauge("datahub_leader", "1 while this replica of the controller prepares data.")
+        self.jobs = self.gauge(
             "datahub_jobs", "Jobs by the state of their data; Waiting: nothing is reported yet.", "state"
         )
-        self.backlog_items = self._gauge(
+        self.backlog_items = self.gauge(
             "datahub_backlog_items", "Work items that are not done, by operation.", "operation"
         )
-        self.backlog_records = self._gauge(
+        self.backlog_records = self.gauge(
             "datahub_backlog_records", "Records of the work items that are not done, by operation.", "operation"
         )
-        self.leased_items = self._gauge(
+        self.leased_items = self.gauge(
             "datahub_leased_items", "Work items that a worker has at the moment, by operation.", "operation"
         )
-        self.item_seconds = self._gauge(
+        self.item_seconds = self.gauge(
             "datahub_item_seconds",
             "Time that a worker takes for one work item, over the last minutes and all workers, by operation.",
             "operation",
         )
-        self.dead_letters = self._gauge(
+        self.dead_letters = self.gauge(
             "datahub_dead_letters", "Dead letters in the registry, by operation.", "operation"
         )
-        self.workers_wanted = self._gauge(
+        self.workers_wanted = self.gauge(
             "datahub_workers_wanted", "Replicas that the controller asks for, by Deployment.", "deployment"
         )
-        self.items_total = self._counter(
+        self.items_total = self.counter(
             "datahub_items_total",
             "Tries of work items by this worker, by operation and outcome (done, failed).",
             "operation",
             "outcome",
         )
-        self.item_duration_seconds = self._histogram(
+        self.item_duration_seconds = self.histogram(
             "datahub_item_duration_seconds", "Time of one try of a work item by this worker.", _ITEM_S, "operation"
         )
-        self.records_total = self._counter(
+        self.records_total = self.counter(
             "datahub_records_total",
             "Records that this worker committed, by operation and outcome (made, reused, dead, dropped).",
             "operation",

@@ -40,17 +40,20 @@ class MetricRegistry:
             else:
                 gauge.set(0)
 
-    def _counter(self, name: str, help_: str, *labels: str) -> Counter:
+    def counter(self, name: str, help_: str, *labels: str) -> Counter:
+        """Add a counter."""
         self._describe(name, "counter", labels, help_)
         return Counter(name, help_, labels, namespace=PREFIX, registry=self.registry)
 
-    def _gauge(self, name: str, help_: str, *labels: str) -> Gauge:
+    def gauge(self, name: str, help_: str, *labels: str) -> Gauge:
+        """Add a gauge."""
         self._describe(name, "gauge", labels, help_)
         gauge = Gauge(name, help_, labels, namespace=PREFIX, registry=self.registry)
         self._gauges.append((gauge, bool(labels)))
         return gauge
 
-    def _histogram(self, name: str, help_: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+    def histogram(self, name: str, help_: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+        """Add a histogram."""
         self._describe(name, "histogram", labels, help_)
         return Histogram(name, help_, labels, namespace=PREFIX, registry=self.registry, buckets=buckets)
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any, Concatenate, ParamSpec
 
 from polyreme_api.job import TrainingJobStatus
 from polyreme_operator.types.snapshot import JobSnapshot
 from polyreme_operator.types.views import JobView
+
+_Arguments = ParamSpec("_Arguments")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,3 +77,33 @@ class Observer:
 
     def on_incident_cost(self, fault_class: str, device_s: float) -> None:
         """It is known that an incident of this class cost a job so many device-seconds."""
+
+
+def _to_each(report: Callable[Concatenate[Observer, _Arguments], None]) -> Callable[Concatenate[Any, _Arguments], None]:
+    def pass_on(self: Observers, /, *arguments: _Arguments.args, **named: _Arguments.kwargs) -> None:
+        for observer in self.observers:
+            getattr(observer, report.__name__)(*arguments, **named)
+
+    return pass_on
+
+
+class Observers(Observer):
+    """Passes each report on to several observers."""
+
+    def __init__(self, *observers: Observer) -> None:
+        self.observers = observers
+
+    on_status_written = _to_each(Observer.on_status_written)
+    on_job_observed = _to_each(Observer.on_job_observed)
+    on_cycle_finished = _to_each(Observer.on_cycle_finished)
+    on_job_deleted = _to_each(Observer.on_job_deleted)
+    on_event_dropped = _to_each(Observer.on_event_dropped)
+    on_job_failed = _to_each(Observer.on_job_failed)
+    on_object_unreadable = _to_each(Observer.on_object_unreadable)
+    on_record_refused = _to_each(Observer.on_record_refused)
+    on_node_fault = _to_each(Observer.on_node_fault)
+    on_node_tainted = _to_each(Observer.on_node_tainted)
+    on_node_repair = _to_each(Observer.on_node_repair)
+    on_node_states = _to_each(Observer.on_node_states)
+    on_incident_dropped = _to_each(Observer.on_incident_dropped)
+    on_incident_cost = _to_each(Observer.on_incident_cost)

@@ -16,11 +16,14 @@ from polyreme_cluster.port import ConflictError, NotFoundError, ObjectRef, PortT
 from polyreme_local.api_server.cluster import EmbeddedCluster
 from polyreme_local.api_server.store import Store
 from polyreme_operator.options import parse
-from polyreme_operator.publishing.metrics import GOODPUT_JOBS_MAX, OTHER_QUEUES, QUEUES_MAX, TRAINING_JOBS_MAX, Metrics
+from polyreme_operator.publishing.cycle_metrics import OTHER_QUEUES, QUEUES_MAX
+from polyreme_operator.publishing.job_metrics import GOODPUT_JOBS_MAX
+from polyreme_operator.publishing.metrics import Metrics
+from polyreme_operator.publishing.training_metrics import TRAINING_JOBS_MAX
 from polyreme_operator.reconcile.status_builder import StatusBuilder
 from polyreme_operator.reconcile.transition import admit
 from polyreme_operator.service import _Shell
-from polyreme_operator.types.observer import CycleReport, Observer
+from polyreme_operator.types.observer import CycleReport, Observer, Observers
 from polyreme_operator.types.reasons import Cause, ConditionType, Reason, Scope
 from polyreme_operator.types.snapshot import JobSnapshot
 from polyreme_operator.types.views import JobView
@@ -35,8 +38,21 @@ def read(metrics: Metrics, name: str, **labels: str) -> float | None:
 
 
 def test_every_report_has_a_metric() -> None:
-    reports = [{name for name in vars(kind) if name.startswith("on_")} for kind in (Observer, Metrics)]
-    assert reports[0] == reports[1]
+    counted = {name for group in Metrics().observers for name in vars(type(group)) if name.startswith("on_")}
+    reports = [{name for name in vars(kind) if name.startswith("on_")} for kind in (Observer, Observers)]
+    assert counted == reports[0] == reports[1]
+
+
+def test_a_report_reaches_every_group_of_metrics_that_counts_it() -> None:
+    metrics, view = Metrics(), admitted(job("one"))
+    accounting = Accounting(effective_milliseconds=1, lost=[])
+    metrics.on_status_written(view, view.status.model_copy(update={"accounting": accounting}), now_s=NOW_S)
+    metrics.on_job_observed(told(view, trained(1)))
+    own = {"namespace": view.namespace, "job": view.name}
+    assert read(metrics, "polyreme_job_goodput_ratio", **own) == 1
+    assert read(metrics, "polyreme_job_step", **own) == 1
+    metrics.on_job_deleted(view.uid)
+    assert b'job="one"' not in metrics.render()
 
 
 def test_an_admission_is_timed_from_when_the_job_entered_the_queue() -> None:
@@ -155,8 +171,9 @@ def test_who_does_not_lead_any_more_shows_no_gauge() -> None:
         for family in list(metrics.registry.collect()):
             if family.type == "gauge" and not family.samples:
                 described = next(each for each in metrics.described if each.name == family.name)
-                attribute = getattr(metrics, family.name.removeprefix("polyreme_"))
-                attribute.labels(*described.labels).set(7)
+                attribute = family.name.removeprefix("polyreme_")
+                group = next(group for group in metrics.observers if hasattr(group, attribute))
+                getattr(group, attribute).labels(*described.labels).set(7)
     gauges = [family for family in metrics.registry.collect() if family.type == "gauge"]
     shown = {sample.name: sample.value for family in gauges for sample in family.samples}
     assert set(shown.values()) == {0}

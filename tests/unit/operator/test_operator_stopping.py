@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from polyreme_api.times import rfc3339
-from polyreme_operator.publishing.metrics import goodput
+from polyreme_operator.publishing.job_metrics import goodput
 from polyreme_operator.reconcile import stopping, transition
 from polyreme_operator.reconcile.status_builder import StatusBuilder
 from polyreme_operator.reconcile.stopping import StopFor

@@ -1,0 +1,86 @@
+"""Metrics that ranks report with their newest step; a bounded number of jobs has series."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from polyreme_cluster.metric_registry import MetricRegistry
+from polyreme_operator.reconcile.observe import current_record
+from polyreme_operator.types.observer import Observer
+from polyreme_operator.types.snapshot import JobSnapshot
+
+TRAINING_JOBS_MAX = 50
+"""Jobs with training series, some of them by layer."""
+
+
+class TrainingMetrics(Observer):
+    """The newest step of jobs that train."""
+
+    def __init__(self, registry: MetricRegistry) -> None:
+        of_job, newest = ("namespace", "job"), f"the {TRAINING_JOBS_MAX} jobs that trained last"
+        self.job_step = registry.gauge("job_step", f"Newest step of a job; {newest}.", *of_job)
+        self.job_loss = registry.gauge("job_loss", f"Loss of the newest step; {newest}.", *of_job)
+        self.job_held_out_loss = registry.gauge(
+            "job_held_out_loss", f"Newest held-out loss, over all sets; {newest}.", *of_job
+        )
+        self.job_expert_load_ratio = registry.gauge(
+            "job_expert_load_ratio",
+            "Tokens of a layer's busiest expert divided by the mean of its experts, in the newest step; 1 is even.",
+            *of_job,
+            "layer",
+        )
+        self.job_router_entropy_nats = registry.gauge(
+            "job_router_entropy_nats",
+            "Mean entropy of a token's router scores, by layer, in the newest step.",
+            *of_job,
+            "layer",
+        )
+        self.job_rows_dropped = registry.gauge(
+            "job_rows_dropped",
+            "Rows dropped because experts were at capacity, by layer, in the newest step.",
+            *of_job,
+            "layer",
+        )
+        self._jobs: OrderedDict[str, tuple[str, str]] = OrderedDict()
+
+    def on_job_observed(self, snapshot: JobSnapshot) -> None:
+        """Show the newest step's metrics of the current attempt."""
+        job, record = snapshot.job, current_record(snapshot)
+        if record is None or record.loss is None or job.status.finished:
+            return
+        own = job.namespace, job.name
+        self._jobs[job.uid] = own
+        self._jobs.move_to_end(job.uid)
+        self.job_step.labels(*own).set(record.step)
+        self.job_loss.labels(*own).set(record.loss)
+        if record.held_out_loss is not None:
+            self.job_held_out_loss.labels(*own).set(record.held_out_loss)
+        if (routing := record.routing) is not None:
+            for gauge, values in (
+                (self.job_expert_load_ratio, routing.load_max),
+                (self.job_router_entropy_nats, routing.entropy),
+                (self.job_rows_dropped, routing.dropped),
+            ):
+                for layer, value in enumerate(values, start=routing.first_layer):
+                    gauge.labels(*own, str(layer)).set(value)
+        if len(self._jobs) > TRAINING_JOBS_MAX:
+            self.on_job_deleted(next(iter(self._jobs)))
+
+    def on_job_deleted(self, uid: str) -> None:
+        """Drop the series of a job."""
+        own = self._jobs.pop(uid, None)
+        if own is None:
+            return
+        for gauge in (
+            self.job_step,
+            self.job_loss,
+            self.job_held_out_loss,
+            self.job_expert_load_ratio,
+            self.job_router_entropy_nats,
+            self.job_rows_dropped,
+        ):
+            gauge.remove_by_labels(dict(zip(("namespace", "job"), own, strict=True)))
+
+    def clear(self) -> None:
+        """Forget all jobs: another replica leads."""
+        self._jobs.clear()

@@ -19,10 +19,12 @@ from polyreme_api.clock import Clock, MonotonicWallClock
 from polyreme_api.errors import RetryableError
 from polyreme_cluster.port import ClusterPort, ConflictError, InvalidObjectError, NotFoundError, ObjectRef, PortError
 from polyreme_operator.cache.kinds import watched_kinds
+from polyreme_operator.cached_cluster import CachedCluster
 from polyreme_operator.cluster_cache import ClusterCache
 from polyreme_operator.health_worker import HealthWorker
 from polyreme_operator.incident_worker import IncidentWorker
 from polyreme_operator.installation_key import InstallationKey
+from polyreme_operator.job_objects import JobObjects
 from polyreme_operator.node_marks import NodeMarks
 from polyreme_operator.plan_worker import InlinePlanner, Planner, Planning
 from polyreme_operator.publishing.event_recorder import EventRecorder
@@ -127,9 +129,8 @@ class _Controller:
             dropped=lambda event: observer.on_event_dropped(event.reason),
         )
         emit = self._events.put
-        self._writer = Writer(
-            port, clock, self._cache, settings, keys=keys, note=self._note, emit=emit, observer=observer
-        )
+        self._cluster = cluster = CachedCluster(port, clock, self._cache, self._note)
+        self._writer = Writer(cluster, JobObjects(cluster, keys), settings.writes_max, emit=emit, observer=observer)
         self._throttle = StatusThrottle(
             clock.steady_s,
             rest_s=settings.informational_after_s,
@@ -162,7 +163,7 @@ class _Controller:
             clock,
             self._cache,
             settings,
-            refresh=self._writer.refresh,
+            refresh=self._cluster.refresh,
             note=self._note,
             emit=emit,
             observer=observer,
@@ -289,7 +290,7 @@ class _Controller:
                 self._queue.add_at(uid, self._clock.now_s() + _LEASES_UNWATCHED_RETRY_S)
                 return
             if reads:
-                await self._writer.refresh(reads[0].ref)
+                await self._cluster.refresh(reads[0].ref)
                 began_s = self._clock.steady_s()
                 decision = self._decide(uid, lease_read=True)
             took_s = self._clock.steady_s() - began_s
@@ -388,7 +389,7 @@ class _Controller:
         batch = self._run_cycle(frozenset())
         if batch.reads:
             refs = [self._cache.leases.ref_of(uid) for uid in sorted(batch.reads)]
-            await asyncio.gather(*(self._writer.refresh(ref) for ref in refs if ref is not None))
+            await asyncio.gather(*(self._cluster.refresh(ref) for ref in refs if ref is not None))
             read, batch = batch.reads, self._run_cycle(batch.reads)
             # More Leases became relevant in the second run.
             self._note(Changes(asks=bool(batch.reads - read)))

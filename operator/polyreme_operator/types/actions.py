@@ -143,19 +143,11 @@ class ReadLease:
     ref: ObjectRef
 
 
-Action: TypeAlias = (
-    CreatePod
-    | Bind
-    | CreateChild
-    | CreateSecret
-    | CreateAccount
-    | DeletePod
-    | DeleteJob
-    | WriteStatus
-    | WriteIntents
-    | ReadLease
-    | EmitEvent
+ObjectAction: TypeAlias = (
+    CreatePod | Bind | CreateChild | CreateSecret | CreateAccount | DeletePod | DeleteJob | ReadLease
 )
+"""An action on one of a job's objects, or on the job as a whole."""
+Action: TypeAlias = ObjectAction | WriteStatus | EmitEvent
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,9 @@ import pytest
 
 from polyreme_local.api_server.cluster import EmbeddedCluster
 from polyreme_local.api_server.store import Store
+from polyreme_operator.cached_cluster import CachedCluster
 from polyreme_operator.cluster_cache import ClusterCache
-from polyreme_operator.settings import Settings
+from polyreme_operator.job_objects import JobObjects
 from polyreme_operator.types.job_keys import JobKeys
 from polyreme_operator.types.observer import Observer
 from polyreme_operator.writer import Writer
@@ -19,23 +20,16 @@ from polyreme_simulator.event_loop import SimClock, VirtualLoop
 def test_writes_that_nobody_has_begun_are_let_go_when_their_sender_is_cancelled(looks: int) -> None:
     loop, began = VirtualLoop(), list[int]()
     clock = SimClock(loop)
-    applier = Writer(
-        EmbeddedCluster(Store(new_uid=lambda: "uid", now_s=clock.now_s)),
-        clock,
-        ClusterCache(),
-        Settings(writes_max=1),
-        keys=JobKeys(),
-        note=lambda changes: None,
-        emit=lambda event: None,
-        observer=Observer(),
-    )
+    port = EmbeddedCluster(Store(new_uid=lambda: "uid", now_s=clock.now_s))
+    cluster = CachedCluster(port, clock, ClusterCache(), lambda changes: None)
+    writer = Writer(cluster, JobObjects(cluster, JobKeys()), 1, emit=lambda event: None, observer=Observer())
 
     async def write(number: int) -> None:
         began.append(number)
         await asyncio.sleep(1.0)
 
     async def story() -> None:
-        task = asyncio.ensure_future(applier.side_by_side([write(number) for number in range(3)]))
+        task = asyncio.ensure_future(writer.side_by_side([write(number) for number in range(3)]))
         for _ in range(looks):
             await asyncio.sleep(0)
         task.cancel()

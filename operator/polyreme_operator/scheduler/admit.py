@@ -59,14 +59,16 @@ class _Admissions:
         for queue in sorted(cluster.waiting.queues()):
             why = closed(cluster.tree, queue)
             if why is not None:
-                cycle.kinds.update({kind: why for _, line in cluster.waiting.lines(queue) for kind in line.by_kind})
+                cycle.decisions.kinds.update(
+                    {kind: why for _, line in cluster.waiting.lines(queue) for kind in line.by_kind}
+                )
         self._serve_reservations()
         order = scheduling_order(cluster.waiting, cluster.tree, cycle.shares(), cycle.now_s)
         for waiting in order:
-            if waiting.uid in cycle.changed:
+            if waiting.uid in cycle.decisions.changed:
                 continue
             if cycle.full:
-                cycle.again = True
+                cycle.decisions.again = True
                 break
             with blaming(waiting.uid):
                 self._look_at(waiting, order)
@@ -111,7 +113,7 @@ class _Admissions:
         cycle, job = self._cycle, self._cluster.jobs[waiting.uid]
         own = self._own_obstacle(job)
         if own is not None:
-            cycle.pending[job.uid] = own
+            cycle.decisions.pending[job.uid] = own
             return
         known = self._cluster.refused.get(waiting.kind)
         held = cycle.release_reservation(job)
@@ -128,7 +130,7 @@ class _Admissions:
             names = [_name(self._cluster.jobs[uid]) for uid in held.stopping]
             more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
             words = f"waits for {', '.join(names[:NAMED_MAX])}{more} to save a checkpoint and stop"
-            cycle.pending[job.uid] = Pending(Reason.WAITING_FOR_PREEMPTION, words)
+            cycle.decisions.pending[job.uid] = Pending(Reason.WAITING_FOR_PREEMPTION, words)
         else:
             self._make_room(waiting, job, found)
         self._refuse(waiting, found, order)
@@ -139,11 +141,11 @@ class _Admissions:
         retry_s = recorded_retry_s(job.status, job.spec, self._cycle.now_s) or 0.0
         last = job.status.restart_records[-1:]
         if retry_s > self._cycle.now_s and last and last[0].cause == Cause.CREATE_REFUSED:
-            self._cycle.wake_at(retry_s)
+            self._cycle.decisions.wake_at(retry_s)
             return Pending(Reason.CREATE_REFUSED, f"retried at {job.status.retry_at}; {last[0].message}")
         aside_s = set_aside.until_s(job.status, self._cycle.now_s)
         if aside_s is not None:
-            self._cycle.wake_at(aside_s)
+            self._cycle.decisions.wake_at(aside_s)
             return Pending(Reason.SET_ASIDE, set_aside.message(job.status))
         if self._cycle.has_succeeded(job):
             return Pending(Reason.WAITING_FOR_CAPACITY, "has succeeded, which is being recorded")
@@ -207,7 +209,7 @@ class _Admissions:
         if isinstance(found, Found) or not (retries := retry_times(job, cycle.now_s)):
             return found
         if early := [retry_s for retry_s in retries.values() if retry_s > cycle.now_s]:
-            cycle.wake_at(min(early))
+            cycle.decisions.wake_at(min(early))
         return self._find_among(job, _with(cycle.blocked_for(job, retries=True), held_N))
 
     def _find_among(self, job: JobView, blocked_N: BoolArray) -> Found | Pending:
@@ -241,16 +243,16 @@ class _Admissions:
         if waiting.queue in self._heads or not waiting.may_preempt or _is_final(why):
             return
         if self._sought >= cycle.limits.preemptions_max:
-            cycle.unsure.add(waiting.kind)
-            cycle.again = True
+            cycle.decisions.unsure.add(waiting.kind)
+            cycle.decisions.again = True
             return
         self._sought += 1
         victims = make_room(cycle, waiting, job)
         if victims is not None:
-            cycle.pending[job.uid] = Pending(Reason.WAITING_FOR_PREEMPTION, victims.message)
+            cycle.decisions.pending[job.uid] = Pending(Reason.WAITING_FOR_PREEMPTION, victims.message)
 
     def _refuse(self, waiting: Waiting, why: Pending, order: SchedulingOrder) -> None:
-        self._cycle.kinds[waiting.kind] = why
+        self._cycle.decisions.kinds[waiting.kind] = why
         order.refuse(waiting.kind)
         self._heads.add(waiting, why)
 

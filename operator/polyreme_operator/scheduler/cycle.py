@@ -1,9 +1,9 @@
-"""State of one scheduling cycle: the capacity that is left, and the decisions made so far."""
+"""State of one scheduling cycle: the capacity that is left, beside the decisions made so far."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 
 import numpy as np
 
@@ -16,39 +16,16 @@ from polyreme_operator.queueing.quota import QuotaLedger
 from polyreme_operator.reconcile import pre_checks, transition
 from polyreme_operator.reconcile.observe import current_record
 from polyreme_operator.scheduler.avoidance import avoided_nodes, marked
+from polyreme_operator.scheduler.decisions import Decisions
 from polyreme_operator.scheduler.domains import domain_rows, exclusive_domains, rows_of
 from polyreme_operator.scheduler.gangs import gang_of
 from polyreme_operator.scheduler.limits import Limits
 from polyreme_operator.scheduler.reservations import Reservation
 from polyreme_operator.scheduler.snapshot import ClusterSnapshot
-from polyreme_operator.types.actions import WriteIntents, WriteStatus
-from polyreme_operator.types.intents import Intent, next_attempt
 from polyreme_operator.types.inventory import BoolArray, GangRequest, RowArray, SparesView, Unschedulable
-from polyreme_operator.types.snapshot import JobSnapshot, Pending, RefusedSize
+from polyreme_operator.types.snapshot import JobSnapshot
 from polyreme_operator.types.views import ENDS_WITHIN_S, JobView, PodView
 from polyreme_planner.plan import Plan
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """Decisions of one cycle. ``intents`` is written first; each of ``writes`` is independent of the others."""
-
-    intents: WriteIntents | None = None
-    writes: tuple[WriteStatus, ...] = ()
-    pending: Mapping[str, Pending] = dataclasses.field(default_factory=dict)
-    """Why a job waits for reasons of its own, by UID."""
-    kinds: Mapping[int, Pending] = dataclasses.field(default_factory=dict)
-    """Why all jobs of a class wait."""
-    unsure: frozenset[int] = frozenset()
-    """Those of these classes to try again even if no capacity is freed."""
-    refused: Mapping[str, RefusedSize] = dataclasses.field(default_factory=dict)
-    """Why a running job keeps its size though its spec says another, by UID."""
-    reads: frozenset[str] = frozenset()
-    """UIDs of jobs whose Lease must be read before an attempt may be ended or begun; then decide again."""
-    again: bool = False
-    """Whether the cycle reached one of its limits, so that there is more to decide now."""
-    wake_at_s: float | None = None
-    """When time alone may change what was decided."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -69,40 +46,12 @@ class SchedulingCycle:
         self.inventory = cluster.inventory
         self.quotas = QuotaLedger(cluster.tree, cluster.used)
         self._unused_quotas: QuotaLedger | None = None
-        self.pending: dict[str, Pending] = {}
-        self.kinds: dict[int, Pending] = {}
-        self._refused: dict[str, RefusedSize] = {}
-        self.changed: set[str] = set()
+        self.decisions = Decisions()
         self.exclusive = exclusive_domains(cluster.inventory, cluster.jobs, cluster.exclusive)
         self.reservations: dict[str, Reservation] = {}
         """By UID of the preemptor."""
-        self.again = False
-        self.unsure: set[int] = set()
-        """Refused classes for which not everything was tried."""
         self._spent_nodes = 0
         self._stopwatch = stopwatch
-        self._entries: list[Intent] = []
-        self._writes: list[WriteStatus] = []
-        self._reads: set[str] = set()
-        self._wake_at_s: float | None = None
-
-    def batch(self) -> Batch:
-        """Return what was decided."""
-        entries = tuple(self._entries)
-        version = self.cluster.intents.resource_version
-        # Create a missing object at once, even empty: a successor that finds none must cancel every job.
-        lost = version is None and bool(self.cluster.intents.entries)
-        return Batch(
-            intents=WriteIntents(resource_version=version, entries=entries) if entries or lost else None,
-            writes=tuple(self._writes),
-            pending=self.pending,
-            kinds=self.kinds,
-            unsure=frozenset(self.unsure),
-            refused=self._refused,
-            reads=frozenset(self._reads),
-            again=self.again,
-            wake_at_s=self._wake_at_s,
-        )
 
     @property
     def unused_quotas(self) -> QuotaLedger:
@@ -114,7 +63,10 @@ class SchedulingCycle:
     @property
     def full(self) -> bool:
         """Whether the cycle has used up its budget for decisions that take capacity."""
-        return len(self._entries) >= self.limits.admissions_max or self._spent_nodes >= self.limits.placement_nodes_max
+        return (
+            len(self.decisions.entries) >= self.limits.admissions_max
+            or self._spent_nodes >= self.limits.placement_nodes_max
+        )
 
     def shares(self) -> Shares:
         """Return the queues' shares at the start of the cycle."""
@@ -134,7 +86,7 @@ class SchedulingCycle:
         """Tell whether the job's Lease must be read first: it may hold an unseen success of the job's attempt."""
         if job.uid in self.cluster.leases_read or job.uid not in self.cluster.leases:
             return False
-        self._reads.add(job.uid)
+        self.decisions.reads.add(job.uid)
         return True
 
     def has_succeeded(self, job: JobView) -> bool:
@@ -144,14 +96,6 @@ class SchedulingCycle:
     def _outcome(self, job: JobView) -> Outcome | None:
         record = current_record(self.snapshot(job))
         return None if record is None else record.outcome
-
-    def refuse_size(self, job: JobView, why: str) -> None:
-        """Note why a running job keeps its size though its spec says another."""
-        self._refused[job.uid] = RefusedSize(generation=job.generation, why=why)
-
-    def wake_at(self, at_s: float) -> None:
-        """Run another cycle at this time at the latest."""
-        self._wake_at_s = at_s if self._wake_at_s is None else min(self._wake_at_s, at_s)
 
     def place(
         self,
@@ -191,7 +135,7 @@ class SchedulingCycle:
         ]
         for pod in found:
             if pod.ends_by_s is not None:
-                self.wake_at(pod.ends_by_s + ENDS_WITHIN_S)
+                self.decisions.wake_at(pod.ends_by_s + ENDS_WITHIN_S)
         return found
 
     def book(self, job: JobView, rows_W: RowArray, *, sign: int = 1) -> None:
@@ -209,16 +153,9 @@ class SchedulingCycle:
             del self.exclusive[job.uid]
             self.exclusive |= exclusive_domains(self.inventory, self.cluster.jobs, (job.uid,))
 
-    def intend(self, job: JobView) -> None:
-        """Add the next attempt of a job to the intents: it takes capacity that others might take too."""
-        self._entries.append(next_attempt(job))
-
     def write(self, job: JobView, after: TrainingJobStatus) -> None:
         """Add a status write."""
-        self.changed.add(job.uid)
-        after = pre_checks.with_passed(job, after, self.cluster.nodes, self.now_s)
-        if after != job.status:
-            self._writes.append(status_write(job, after))
+        self.decisions.write(job, pre_checks.with_passed(job, after, self.cluster.nodes, self.now_s))
 
     def admit(self, job: JobView, rows_W: RowArray, plan: Plan | None) -> None:
         """Admit a waiting job.
@@ -229,7 +166,7 @@ class SchedulingCycle:
         if job.attempt is not None and self._outcome(job) is None:
             self.must_read(job)
         self.book(job, rows_W)
-        self.intend(job)
+        self.decisions.intend(job)
         self.write(job, transition.admit(job, self.names(rows_W), self.now_s, plan=plan))
 
     def blocked_for(self, job: JobView, *, spares: bool = False, retries: bool = False) -> BoolArray:
@@ -288,8 +225,3 @@ class SchedulingCycle:
         if reservation is not None and job.spec is not None:
             self.quotas.release(job.spec.queue_name, job.requests, job.replicas)
         return reservation
-
-
-def status_write(job: JobView, after: TrainingJobStatus) -> WriteStatus:
-    """Return the write that replaces a job's status."""
-    return WriteStatus(ref=job.ref, uid=job.uid, resource_version=job.resource_version, before=job.status, after=after)

@@ -16,7 +16,7 @@ def drain(cycle: SchedulingCycle) -> None:
         return
     for uid in sorted(cycle.cluster.running):
         job = cycle.cluster.jobs[uid]
-        if uid in cycle.changed or job.spec is None or job.spec.queue_name not in drained or job.spec.suspend:
+        if uid in cycle.decisions.changed or job.spec is None or job.spec.queue_name not in drained or job.spec.suspend:
             continue
         if job.status.preemption is not None:
             continue

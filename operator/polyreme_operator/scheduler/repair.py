@@ -38,7 +38,7 @@ def repair(cycle: SchedulingCycle) -> None:
     """Give each asking job new places for its lost workers; evict its gang if there are none."""
     for uid in sorted(cycle.cluster.asking):
         if cycle.full:
-            cycle.again = True
+            cycle.decisions.again = True
             return
         job = cycle.cluster.jobs.get(uid)
         if job is not None and job.admitted:
@@ -214,7 +214,7 @@ def _nodes_for(
             return None
         found.update(zip(group, placed.tolist(), strict=True))
         cycle.book(job, placed)
-    cycle.intend(job)
+    cycle.decisions.intend(job)
     return {index: cycle.inventory.names[row] for index, row in found.items()}
 
 

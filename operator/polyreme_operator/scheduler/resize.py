@@ -51,11 +51,11 @@ def grow(cycle: SchedulingCycle) -> None:
             with blaming(uid):
                 _try_to_grow(cycle, job)
     if looked:
-        cycle.wake_at(cycle.now_s + GROW_LOOK_S)
+        cycle.decisions.wake_at(cycle.now_s + GROW_LOOK_S)
 
 
 def _candidates(cycle: SchedulingCycle) -> list[str]:
-    uids = sorted(uid for uid in cycle.cluster.resizing if uid not in cycle.changed)
+    uids = sorted(uid for uid in cycle.cluster.resizing if uid not in cycle.decisions.changed)
     return uids[: cycle.limits.resizes_max]
 
 
@@ -67,15 +67,15 @@ def _ask(cycle: SchedulingCycle, job: JobView) -> None:
     if job.planning is not None:
         return
     if job.plan is None:
-        cycle.refuse_size(job, job.invalid)
+        cycle.decisions.refuse_size(job, job.invalid)
         return
     if job.is_resize_refused and job.replicas > attempt.replicas and elastic.was_refused_last(job, cycle.now_s):
         # Asked for again when the spec changes, or after a while.
-        cycle.wake_at(cycle.now_s + GROW_LOOK_S)
+        cycle.decisions.wake_at(cycle.now_s + GROW_LOOK_S)
         return
     found = _fitting(cycle, job, attempt, (job.replicas,))
     if isinstance(found, str):
-        cycle.refuse_size(job, found)
+        cycle.decisions.refuse_size(job, found)
     elif not cycle.must_read(job):
         cycle.write(job, transition.stop_for_resize(job, cycle.now_s))
 
@@ -108,18 +108,18 @@ def _begin(cycle: SchedulingCycle, job: JobView) -> None:
     if record is not None and record.outcome is Outcome.SUCCEEDED:
         return
     if cycle.full:
-        cycle.again = True
+        cycle.decisions.again = True
         return
     larger = elastic.larger_sizes(job, attempt.replicas) if not scaled(job) else ()
     wanted = [job.replicas] if job.plan is not None else []
     found = _fitting(cycle, job, attempt, [*larger, *wanted])
     if isinstance(found, str):
-        cycle.refuse_size(job, found)
+        cycle.decisions.refuse_size(job, found)
         nodes, new_W = attempt.placement.node_by_index(), np.zeros(0, dtype=np.int32)
     else:
         nodes, new_W = found
     cycle.book(job, new_W)
-    cycle.intend(job)
+    cycle.decisions.intend(job)
     plan = job.plan_at(len(nodes))
     cycle.write(job, transition.resize(snapshot, nodes, cycle.now_s, plan=plan))
 

@@ -7,7 +7,8 @@ that nothing is given away twice. It is written as intents before any job is tou
 from __future__ import annotations
 
 from polyreme_operator.scheduler.admit import admit_waiting
-from polyreme_operator.scheduler.cycle import Batch, SchedulingCycle, Stopwatch, status_write
+from polyreme_operator.scheduler.cycle import SchedulingCycle, Stopwatch
+from polyreme_operator.scheduler.decisions import Batch, status_write
 from polyreme_operator.scheduler.drain import drain
 from polyreme_operator.scheduler.limits import Limits
 from polyreme_operator.scheduler.repair import repair
@@ -34,7 +35,7 @@ def schedule(
     resize(cycle)
     admit_waiting(cycle)
     grow(cycle)
-    return cycle.batch()
+    return cycle.decisions.batch(cluster.intents)
 
 
 def _cancel(job: JobView) -> WriteStatus:

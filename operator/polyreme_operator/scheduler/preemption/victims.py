@@ -37,7 +37,7 @@ def make_room(cycle: SchedulingCycle, waiting: Waiting, job: JobView) -> Victims
         blocked_N=cycle.blocked_for(job),
     )
     if victims is None:
-        cycle.wake_at(cycle.now_s + LOOK_AGAIN_S)
+        cycle.decisions.wake_at(cycle.now_s + LOOK_AGAIN_S)
         return None
     for uid in victims.uids:
         victim = cycle.cluster.jobs[uid]
@@ -53,7 +53,7 @@ def all_running(cycle: SchedulingCycle) -> list[Running]:
     """Return the jobs that hold capacity and were not changed in this cycle."""
     running = []
     for uid in cycle.cluster.running:
-        if uid not in cycle.changed:
+        if uid not in cycle.decisions.changed:
             with blaming(uid):
                 found = running_of(cycle.inventory, cycle.cluster.jobs[uid])
             if found is not None:
@@ -65,7 +65,7 @@ def _leavers(cycle: SchedulingCycle) -> Iterator[Running]:
     """Yield jobs without an admission (finished, evicted, deleted) whose pods still hold capacity."""
     cluster = cycle.cluster
     for uid in cluster.pods:
-        if uid in cluster.running or uid in cycle.changed:
+        if uid in cluster.running or uid in cycle.decisions.changed:
             continue
         live = [pod for pod in cycle.leaving(uid) if pod.place]
         if not live:

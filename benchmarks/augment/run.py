@@ -17,9 +17,8 @@ import simplejpeg
 from PIL import Image
 
 from polyreme_api.job.data import Augment
-from polyreme_datahub.loader.sample.augment import Visit, draw_change, settings_of, unchanged
-from polyreme_datahub.loader.sample.augment_pixels import change_pixels
-from polyreme_datahub.loader.sample.augment_text import text_rules
+from polyreme_datahub.loader.sample.augment import Visit, draw_change, settings_of, text_rules
+from polyreme_datahub.loader.sample.pixels import change_pixels, unchanged
 from polyreme_datahub.operations.images import open_upright
 
 PHOTOGRAPH, PAGE = (1000, 704), (504, 350)

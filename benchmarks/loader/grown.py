@@ -14,12 +14,14 @@ from pathlib import Path
 from benchmarks.loader import growth, ours, work
 
 from polyreme_api import environment as names
-from polyreme_datahub import hub
-from polyreme_datahub.loader import source as packed_source
-from polyreme_datahub.loader.engine.client import EngineSource
 
 # Imported here, so that its memory counts as that of imports.
-from polyreme_datahub.operations import encode_text  # noqa: F401
+from polyreme_datahub import (
+    hub,
+    tokens,  # noqa: F401
+)
+from polyreme_datahub.loader.engine.client import EngineSource
+from polyreme_datahub.loader.sample import documents
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +40,7 @@ def main(asked: Asked) -> None:
     """Open, read and report."""
     os.environ[names.DATA_THREADS] = str(asked.threads)
     # Small samples are otherwise read by the thread that asks, and the others would have nothing to do.
-    packed_source.DECODE_BYTES_MIN = 0
+    documents.DECODE_BYTES_MIN = 0
     spec, objects = growth.spec_of(asked.sources), f"file://{asked.place}/objects"
     imported_mib, began_s = work.pss_mib(os.getpid()), time.monotonic()
     if not asked.ranks:

@@ -19,13 +19,14 @@ from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_datahub import hub
 from polyreme_datahub.digests import canonical_json
 from polyreme_datahub.index import write
-from polyreme_datahub.index.format import Manifest, check_of, parse_plan, plan_key, seal_plan
+from polyreme_datahub.index.format import Manifest, parse_plan, plan_key, seal_plan
+from polyreme_datahub.index.sample_bytes import check_of
 from polyreme_datahub.index.tar_shards import SHARD_BYTES_MAX
 from polyreme_datahub.job_data import plan_data
 from polyreme_datahub.lakehouse import Lakehouse
 from polyreme_datahub.objects import open_store
-from polyreme_datahub.operations.encode_text import encode_conversation, open_tokenizer, token_arrays
 from polyreme_datahub.operations.values import Blob
+from polyreme_datahub.tokens import encode_conversation, open_tokenizer, token_arrays
 
 SOURCES = (1, 35, 500)
 SHARDS = (1, 32, 512)
@@ -131,7 +132,7 @@ def _dataset(
 def _samples(tokenizer: Blob, source: int, count: int) -> Iterator[write.IndexedSample]:
     for at in range(count):
         record = _turns(source * count + at)
-        encoded = encode_conversation(open_tokenizer(tokenizer), record["conversations"], [])
+        encoded = encode_conversation(open_tokenizer(tokenizer.digest, tokenizer.data), record["conversations"], [])
         check = check_of(*token_arrays(encoded))
         facts = {**encoded, "tokens": len(token_arrays(encoded)[0]), "check": check}
         yield write.IndexedSample(

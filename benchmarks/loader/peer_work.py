@@ -11,7 +11,7 @@ import torch
 from benchmarks.loader import work
 from torch.utils.data import DataLoader, IterableDataset
 
-from polyreme_datahub.loader.order.packing import pack
+from polyreme_datahub.loader.order.order import pack
 
 BATCH = 8
 """As many samples as a step of ours has."""

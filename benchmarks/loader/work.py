@@ -20,12 +20,11 @@ import numpy.typing as npt
 from benchmarks.pipeline import usage
 from PIL import Image, ImageEnhance
 
-from polyreme_datahub.loader.sample.augment import AugmentSettings, Visit, draw_change, unchanged
-from polyreme_datahub.loader.sample.augment_pixels import change_pixels
-from polyreme_datahub.operations.encode_text import encode_conversation, open_tokenizer, token_arrays
+from polyreme_datahub.loader.sample.augment import AugmentSettings, Visit, draw_change
+from polyreme_datahub.loader.sample.pixels import CHANNELS, change_pixels, colored, cut_patches, unchanged
 from polyreme_datahub.operations.open_rules import OpenRules
-from polyreme_datahub.operations.page_patches import CHANNELS, colored, cut_patches
 from polyreme_datahub.operations.values import Blob
+from polyreme_datahub.tokens import encode_conversation, open_tokenizer, token_arrays
 
 PILLOW, OURS = "pillow", "ours"
 RESIZERS = (PILLOW, OURS)
@@ -77,7 +76,7 @@ class Work:
         blob = Blob(self.tokenizer.read_bytes(), digest="the benchmark's") if not _OPEN else _OPEN[0]
         _OPEN[:] = [blob]
         cells = [rows * columns // self.merge**2 for rows, columns in facts["grids"]]
-        return token_arrays(encode_conversation(open_tokenizer(blob), facts["conversations"], cells))
+        return token_arrays(encode_conversation(open_tokenizer(blob.digest, blob.data), facts["conversations"], cells))
 
     def augmented(self, jpeg: bytes, facts: Mapping[str, Any]) -> npt.NDArray[np.uint8]:
         """Return the patches of a random window in random colors; none where a sample has no image."""

@@ -16,6 +16,8 @@ from polyreme_api.fields import Part
 
 FIELD = "spec.data.tokenizer.location"
 ROLES = ("system", "user", "assistant")
+IMAGE_MARK = "<image>"
+"""Marks the place of an image in a turn's text."""
 _NAMED = re.compile(r"<[^<>\s]+>")
 """What looks like a special token."""
 _Text = Annotated[str, Field(max_length=1024)]

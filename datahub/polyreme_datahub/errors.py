@@ -59,6 +59,10 @@ class IndexDamagedError(DatahubError, DataDamagedError):
     """Stored bytes of an index or a blob are missing, or do not fit their digest."""
 
 
+class SampleDamagedError(IndexDamagedError):
+    """The stored bytes of one sample do not fit their digest, or can't be decoded."""
+
+
 class RegistryDamagedError(DatahubError, EnvironmentFailedError):
     """The registry's file is damaged: another try reads the same bytes."""
 

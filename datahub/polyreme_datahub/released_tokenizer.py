@@ -11,9 +11,8 @@ from polyreme_api.load import parse_object
 from polyreme_api.store import ObjectNotFoundError
 from polyreme_api.urls import is_bucket, is_folder, masked
 from polyreme_datahub.chat_format import FIELD, ChatTemplate
-from polyreme_datahub.loader.sample.token_text import TokenText, byte_characters
 from polyreme_datahub.objects import open_store, store_folder
-from polyreme_datahub.tokenizer_file import with_template
+from polyreme_datahub.tokenizer_file import TokenText, byte_characters, with_template
 from polyreme_datahub.tokens import TextTokenizer
 
 FILE = "tokenizer.json"

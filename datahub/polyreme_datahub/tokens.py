@@ -1,13 +1,20 @@
-"""The tokenizer: byte-level BPE, trained on the datasets' own text or released with weights.
+"""The tokenizer: byte-level BPE, trained on the datasets' own text or released with weights; how it encodes turns.
 
 A trained one has digits as tokens of their own and special tokens first. Special tokens never come from text:
 ``<|media|>`` written in a conversation is encoded as its characters.
+
+The form of a turn is the tokenizer's (``chat_format``): of a trained one a role token, the text, and ``<|end|>`` after
+each answer. An image takes one media token for each merged cell. Only answers, each with the token that ends it, are
+learned; tokens of images never are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from tokenizers import Regex, Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
@@ -18,6 +25,7 @@ from tokenizers.trainers import BpeTrainer
 from polyreme_api.errors import InvalidConfigError
 from polyreme_datahub.chat_format import (
     END,
+    IMAGE_MARK,
     MEDIA,
     OWN_TEMPLATE,
     PAD,
@@ -26,11 +34,13 @@ from polyreme_datahub.chat_format import (
     ChatTemplate,
     format_of_template,
 )
-from polyreme_datahub.errors import IndexDamagedError
+from polyreme_datahub.errors import BadRecordError, IndexDamagedError
 from polyreme_datahub.tokenizer_file import split_template
 
 SPECIALS = (PAD, END, MEDIA, *(getattr(OWN_TEMPLATE, role).before for role in ROLES))
 OPERATION, VERSION = "train-tokenizer", 1
+TOKENS_MAX = 1_048_576
+"""Most tokens of a conversation."""
 PHRASES_VOCABULARY_MAX = 4096
 """Up to this vocabulary merges cross spaces, so that a recurring question is one token; above, words are the bound."""
 WORDS = r"[^\s\p{N}]+|\p{N}|\s+"
@@ -124,3 +134,97 @@ class TextTokenizer:
         added = self._tokenizer.get_added_tokens_decoder()
         specials = {str(token.content): int(number) for number, token in added.items() if token.special}
         return format_of_template(template, encode=lambda text: list(self._ids(text)), specials=specials)
+
+
+_OPEN: dict[str, TextTokenizer] = {}
+
+
+def open_tokenizer(digest: str, data: bytes) -> TextTokenizer:
+    """Open the tokenizer whose file has this digest; the newest one is kept."""
+    opened = _OPEN.get(digest)
+    if opened is None:
+        opened = TextTokenizer(data)
+        _OPEN.clear()
+        _OPEN[digest] = opened
+    return opened
+
+
+def encode_conversation(
+    tokenizer: TextTokenizer, turns: Sequence[Mapping[str, str]], cells: Sequence[int]
+) -> dict[str, Any]:
+    """Encode turns, with ``cells[i]`` media tokens for image ``i``.
+
+    Returns:
+        ``tokens``; ``learned``, half-open ranges of tokens that are targets; ``images``, those of each image;
+        ``prompt``, the tokens before the last answer; ``question`` and ``expected``, its texts.
+
+    Raises:
+        BadRecordError: If there is no answer, or more tokens than any pack holds.
+    """
+    form = tokenizer.format
+    marked = any(IMAGE_MARK in turn["content"] for turn in turns)
+    first_user = next((at for at, turn in enumerate(turns) if turn["role"] == "user"), 0)
+    tokens = [*form.opening, *(form.default_system if turns[0]["role"] != "system" else ())]
+    learned: list[list[int]] = []
+    images: list[list[int]] = []
+    waiting = list(cells)
+    prompt, asked, question, expected = 0, "", "", ""
+    for at, turn in enumerate(turns):
+        role, content = turn["role"], turn["content"]
+        tokens += form.before[role]
+        start = len(tokens)
+        if not marked and at == first_user:
+            while waiting:
+                images.append(_add_image(tokens, form, waiting.pop(0)))
+        for number, text in enumerate(content.split(IMAGE_MARK)):
+            if number:
+                images.append(_add_image(tokens, form, waiting.pop(0)))
+            begins = len(tokens)
+            tokens += tokenizer.encode(text) if text else ()
+            if role == "assistant":
+                _learn(learned, begins, len(tokens))
+        tokens += form.after[role]
+        if role == "assistant":
+            ends = len(tokens) - len(form.after[role])
+            _learn(learned, ends, ends + 1)
+            prompt, question, expected = start, asked, content
+        elif role == "user":
+            asked = content.replace(IMAGE_MARK, "").strip()
+    if not learned:
+        raise BadRecordError("conversation without an answer", rule="conversations")
+    if len(tokens) > TOKENS_MAX:
+        raise BadRecordError(f"sample has {len(tokens)} tokens, expected at most {TOKENS_MAX}", rule="tokens")
+    return {
+        "tokens": tokens,
+        "learned": learned,
+        "images": images,
+        "prompt": prompt,
+        "question": question,
+        "expected": expected,
+    }
+
+
+def token_arrays(encoded: Mapping[str, Any]) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint8]]:
+    """Return the tokens, and a one for each that is learned."""
+    tokens_T = np.array(encoded["tokens"], dtype=np.uint32)
+    learned_T = np.zeros(tokens_T.size, dtype=np.uint8)
+    for start, stop in encoded["learned"]:
+        learned_T[start:stop] = 1
+    return tokens_T, learned_T
+
+
+def _add_image(tokens: list[int], form: ChatFormat, cells: int) -> list[int]:
+    """Add the tokens of one image; return the first of them, and the one after the last."""
+    start = len(tokens)
+    tokens += [*form.image_before, *[form.media] * cells, *form.image_after]
+    return [start, len(tokens)]
+
+
+def _learn(ranges: list[list[int]], start: int, stop: int) -> None:
+    """Add a range of learned tokens behind those that there are."""
+    if start == stop:
+        return
+    if ranges and ranges[-1][1] == start:
+        ranges[-1][1] = stop
+    else:
+        ranges.append([start, stop])

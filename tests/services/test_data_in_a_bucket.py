@@ -12,10 +12,9 @@ import pytest
 from polyreme_api.environment import CACHE_DIRECTORY
 from polyreme_datahub import hub, stored_data
 from polyreme_datahub.digests import blob_key
-from polyreme_datahub.errors import IndexDamagedError
+from polyreme_datahub.errors import IndexDamagedError, SampleDamagedError
 from polyreme_datahub.loader.open import open_token_ids
 from polyreme_datahub.loader.read.part_files import PARTS
-from polyreme_datahub.loader.sample.mapped_index import SampleDamagedError
 from polyreme_datahub.loader.source import PackedSource
 from polyreme_datahub.objects import open_store
 from tests.unit.datahub.jobs import Home, digits, make_spec

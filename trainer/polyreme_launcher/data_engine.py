@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from polyreme_datahub.loader.engine.wire import receive, send
+from polyreme_datahub.loader.engine.client import receive, send
 from polyreme_launcher.proc_stats import IDLE_TICKS_MAX, cpu_ticks
 
 DEATHS_MAX = 5

@@ -57,7 +57,7 @@ def preview(
     from polyreme_datahub.hub import read_masks
     from polyreme_datahub.loader.inspect.preview import preview as packs_of
     from polyreme_datahub.loader.open import open_tokenizer
-    from polyreme_datahub.loader.sample.token_text import TokenText
+    from polyreme_datahub.tokenizer_file import TokenText
 
     home, (spec, source, uid) = context.obj, _opened(context.obj, job)
     _check_step(step, spec.training.steps)

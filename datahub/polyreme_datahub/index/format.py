@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ FORMAT = 3
 PIXELS = "pixels"
 """Field of a plan: how images become pixels. A plan of an earlier release has none."""
 BY_PILLOW, BY_CONVOLUTION = 1, 2
-"""Its values: resized by Pillow; by ``loader.sample.resampling``, decoded at a smaller scale where the size allows."""
+"""Its values: resized by Pillow; by ``loader.sample.pixels``, decoded at a smaller scale where the size allows."""
 ORDER = "order"
 """Field of a plan: how the windows of the order are cut. A plan of an earlier release has none."""
 WINDOWED, EVEN = 1, 2
@@ -168,20 +168,12 @@ def lay_out(arrays: Mapping[str, npt.NDArray[Any]]) -> tuple[bytes, tuple[ArrayP
     return b"".join(parts), tuple(places)
 
 
-def check_of(tokens_T: npt.NDArray[Any], learned_T: npt.NDArray[Any]) -> int:
-    """Checksum of a sample's tokens (uint32) and which of them are learned (uint8)."""
-    return _crc32([tokens_T, learned_T])
-
-
 def structure_of(arrays: Mapping[str, npt.NDArray[Any]]) -> int:
     """Checksum of a shard's arrays."""
-    return _crc32([np.ascontiguousarray(arrays[name], dtype=ARRAYS[name]) for name in ARRAYS if name in arrays])
-
-
-def _crc32(parts: Iterable[npt.NDArray[Any]]) -> int:
     total = 0
-    for part in parts:
-        total = zlib.crc32(np.ascontiguousarray(part).data, total)
+    for name in ARRAYS:
+        if name in arrays:
+            total = zlib.crc32(np.ascontiguousarray(arrays[name], dtype=ARRAYS[name]).data, total)
     return total
 
 

@@ -7,11 +7,15 @@ points, polygons and ``mirrorSafe``. Light to import: ranks read it.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from polyreme_datahub.digests import canonical_json
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 RECORD_FILE = "json"
 MIRROR_SAFE = "mirrorSafe"
@@ -82,6 +86,11 @@ def member_files(data: bytes | memoryview) -> dict[str, memoryview]:
         files[name.partition(".")[2]] = view[at : at + size]
         at += -(-size // BLOCK) * BLOCK
     return files
+
+
+def check_of(tokens_T: npt.NDArray[Any], learned_T: npt.NDArray[Any]) -> int:
+    """Checksum of a sample's tokens (uint32) and which of them are learned (uint8)."""
+    return zlib.crc32(learned_T.tobytes(), zlib.crc32(tokens_T.tobytes()))
 
 
 def extension_of(data: bytes) -> str:

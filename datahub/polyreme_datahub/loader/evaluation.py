@@ -11,12 +11,14 @@ import numpy.typing as npt
 
 from polyreme_api.batch import EvaluationSample, PackedBatch
 from polyreme_api.store import ObjectStore
+from polyreme_datahub.errors import SampleDamagedError
 from polyreme_datahub.index.damage import note_damage
-from polyreme_datahub.loader.order.packing import pack
-from polyreme_datahub.loader.sample.documents import CHANNELS, assemble, cut
-from polyreme_datahub.loader.sample.mapped_index import MappedIndex, SampleDamagedError
+from polyreme_datahub.loader.order.order import pack
+from polyreme_datahub.loader.sample.documents import assemble, cut
+from polyreme_datahub.loader.sample.mapped_index import MappedIndex
+from polyreme_datahub.loader.sample.pixels import CHANNELS
 from polyreme_datahub.loader.sample.reader import StoredSample
-from polyreme_datahub.loader.sample.token_text import TokenText
+from polyreme_datahub.tokenizer_file import TokenText
 
 _Read = TypeVar("_Read")
 _log = logging.getLogger(__name__)

@@ -5,16 +5,18 @@ No database, and no bucket's client unless the objects lie in a bucket: safe aft
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from polyreme_api.batch import TokenIds, TokenizerFile
-from polyreme_api.errors import EnvironmentFailedError
+from polyreme_api.environment import DATA_THREADS
+from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.mixture import AppendedChange, MixtureRecord
 from polyreme_api.store import ObjectNotFoundError, ObjectStore
@@ -27,18 +29,19 @@ from polyreme_datahub.index.format import ORDER, PIXELS, order_of, parse_plan, p
 from polyreme_datahub.index.succession import IDENTITIES, identity_of
 from polyreme_datahub.job_data import longest_pack, plan_data
 from polyreme_datahub.loader.evaluation import HeldOutSource
-from polyreme_datahub.loader.order.amendments import Amendments
 from polyreme_datahub.loader.order.balance import StepSplit
-from polyreme_datahub.loader.order.growth import Growth, JournalGrowth
 from polyreme_datahub.loader.order.identity import Identity, identity_of_order
 from polyreme_datahub.loader.order.outlook import used_up_step
 from polyreme_datahub.loader.order.plan import OrderPlan, unfilled_segments, used_up
 from polyreme_datahub.loader.order.weighing import weighed
 from polyreme_datahub.loader.read.blob_files import BlobFiles, blob_files, read_blob, samples_store
-from polyreme_datahub.loader.sample.augment import AugmentSettings, settings_of
-from polyreme_datahub.loader.sample.decode_pool import DecodeRoom, decode_threads
+from polyreme_datahub.loader.sample.augment import AUGMENT_VERSION, AugmentSettings, settings_of
+from polyreme_datahub.loader.sample.documents import DocumentCache, Reading
+from polyreme_datahub.loader.sample.growth import Growth, JournalGrowth
 from polyreme_datahub.loader.sample.mapped_index import MappedIndex
-from polyreme_datahub.loader.source import Balance, PackedSource
+from polyreme_datahub.loader.sample.reader import DecodeRoom
+from polyreme_datahub.loader.source import PackedSource
+from polyreme_datahub.loader.steps import Amendments, Balance, Steps
 from polyreme_datahub.objects import SAMPLES, Gate, open_store
 from polyreme_datahub.operations.values import Blob
 from polyreme_datahub.tokenizer_file import split_template, tokenizer_json
@@ -50,10 +53,43 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 POLL_S = 0.2
+THREADS_MAX = 8
+"""Threads that decode in a process unless the environment asks for more."""
+THREADS_LIMIT = 64
+"""Most threads that the environment may ask for."""
 
 _log = logging.getLogger(__name__)
 
 Sleep = Callable[[float], None]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Data:
+    """What is stored of a job's data."""
+
+    store: ObjectStore
+    blobs: BlobFiles
+    plan: Mapping[str, Any]
+
+    def tokenizer(self) -> Blob:
+        """Read the tokenizer; a damaged one is noted, so that the next processing makes it again."""
+        digest = self.plan["tokenizer"]
+        with self._noted(digest):
+            return Blob(self.blobs.read(digest), digest=digest)
+
+    def index(self, reference: str, tokenizer: Blob, room: DecodeRoom | None = None) -> MappedIndex:
+        """Map the index of a dataset's version; a damaged one is noted."""
+        digest, pixel_version = self.plan["manifests"][reference], pixels_of(self.plan)
+        with self._noted(digest):
+            return MappedIndex(self.blobs, digest, tokenizer=tokenizer, pixel_version=pixel_version, room=room)
+
+    @contextlib.contextmanager
+    def _noted(self, digest: str) -> Iterator[None]:
+        try:
+            yield
+        except IndexDamagedError as error:
+            note_damage(self.store, digest, error.message)
+            raise
 
 
 def open_packs(
@@ -86,46 +122,52 @@ def open_packs(
         newest_mixture: Reads the mixture that was fixed last, for changes while the data are open; None: none come.
     """
     threads = decode_threads(os.environ, processes=processes)
-    store, blobs = samples_store(objects_url, gate), blob_files(objects_url, gate=gate)
-    plan = _plan(store, spec, job, wait_s=wait_s, sleep=sleep)
-    digests = [plan["manifests"][source.dataset] for source in spec.data.sources]
-    tokenizer = Blob(_tokenizer(store, blobs, plan["tokenizer"]), digest=plan["tokenizer"])
-    room = DecodeRoom()
-    pixel_version = pixels_of(plan)
-    indexes = [
-        _mapped(store, blobs, digest, tokenizer=tokenizer, pixel_version=pixel_version, room=room) for digest in digests
-    ]
+    data = _stored(objects_url, spec, job, gate, wait_s=wait_s, sleep=sleep)
+    tokenizer, room = data.tokenizer(), DecodeRoom()
+    indexes = [data.index(source.dataset, tokenizer, room) for source in spec.data.sources]
     growth = None
     if spec.data.start_while_processing:
-        growth = _growth(plan, Journal(store, plan_key(job, plan_data(spec))), spec, indexes, blobs)
+        journal = Journal(data.store, plan_key(job, plan_data(spec)))
+        growth = _growth(data.plan, journal, spec, indexes, data.blobs)
     lengths = tuple(index.lengths for index in indexes)
-    order = _order(spec, lengths, segments_of(spec, mixture), version=order_of(plan))
+    order = _order(spec, lengths, segments_of(spec, mixture), version=order_of(data.plan))
     if growth is not None:
         order = dataclasses.replace(order, blocks=growth.ends)
-    by_mixture = functools.partial(
-        _by_mixture,
-        spec=spec,
-        identities=_identities(plan, spec),
-        pixel_version=pixel_version,
-        growing=growth is not None,
-    )
-    order, identity = by_mixture(order, mixture)
-    amendments = None if newest_mixture is None else Amendments(mixture, newest_mixture, by_mixture)
-    placeholders = spec.data.on_damage == "Placeholder"
+    remake = functools.partial(_by_mixture, plan=data.plan, spec=spec, growing=growth is not None)
+    order, identity = remake(order, mixture)
     balance = Balance(shape_of(spec), split) if split is not None and spec.data.packs_by == "Cost" else None
-    return PackedSource(
-        order,
-        indexes,
-        identity=identity,
-        store=store,
-        placeholders=placeholders,
+    amendments = None if newest_mixture is None else Amendments(mixture, newest_mixture, remake)
+    steps = Steps(order, indexes, identity, balance=balance, growth=growth, amendments=amendments)
+    reading = Reading(
+        seed=order.seed,
+        names=order.names,
         augment=_augment(spec),
-        threads=threads,
-        balance=balance,
+        placeholders=spec.data.on_damage == "Placeholder",
         pixels=pixels,
-        growth=growth,
-        amendments=amendments,
+        threads=threads,
     )
+    return PackedSource(steps, indexes, DocumentCache(indexes, data.store, reading), pixels=pixels)
+
+
+def decode_threads(environment: Mapping[str, str], *, processes: int) -> int:
+    """Return how many threads of this process decode.
+
+    Args:
+        environment: May name the number.
+        processes: Processes that decode on the same processors; without a number each takes its share of them.
+
+    Raises:
+        InvalidConfigError: If the number is none, or too large.
+    """
+    value = environment.get(DATA_THREADS, "")
+    if not value:
+        return max(1, min(THREADS_MAX, len(os.sched_getaffinity(0)) // processes))
+    if not (value.isascii() and value.isdigit() and 1 <= int(value) <= THREADS_LIMIT):
+        raise InvalidConfigError(
+            f"environment variable is no number from 1 to {THREADS_LIMIT}: {DATA_THREADS}={value!r}",
+            field=DATA_THREADS,
+        )
+    return int(value)
 
 
 def open_held_out(
@@ -134,29 +176,22 @@ def open_held_out(
     """Open the held-out data; see ``polyreme_datahub.hub.open_evaluation``."""
     if spec.evaluation is None:
         return None
-    store, blobs = samples_store(objects_url, gate), blob_files(objects_url, gate=gate)
-    plan = _plan(store, spec, job, wait_s=wait_s, sleep=sleep)
-    sets = spec.evaluation.sets
-    tokenizer = Blob(_tokenizer(store, blobs, plan["tokenizer"]), digest=plan["tokenizer"])
+    data, sets = _stored(objects_url, spec, job, gate, wait_s=wait_s, sleep=sleep), spec.evaluation.sets
+    tokenizer = data.tokenizer()
     return HeldOutSource(
         [part.name for part in sets],
-        [
-            _mapped(store, blobs, plan["manifests"][part.dataset], tokenizer=tokenizer, pixel_version=pixels_of(plan))
-            for part in sets
-        ],
+        [data.index(part.dataset, tokenizer) for part in sets],
         samples_max=spec.evaluation.samples_max,
         pack_tokens=longest_pack(spec),
         tokenizer=tokenizer_json(tokenizer.data),
-        store=store,
+        store=data.store,
         placeholders=spec.data.on_damage == "Placeholder",
     )
 
 
 def open_tokenizer(objects_url: str, spec: TrainingJobSpec, *, job: str, gate: Gate | None = None) -> TokenizerFile:
     """Return the tokenizer that a processed job's data was made with; waits for no processing."""
-    store = samples_store(objects_url, gate)
-    plan = _plan(store, spec, job, wait_s=0.0, sleep=sleep_really)
-    content, template = split_template(_tokenizer(store, blob_files(objects_url, gate=gate), plan["tokenizer"]))
+    content, template = split_template(_stored(objects_url, spec, job, gate).tokenizer().data)
     parsed = OWN_TEMPLATE if template is None else ChatTemplate.model_validate(template)
     return TokenizerFile(
         content=content,
@@ -168,7 +203,7 @@ def open_tokenizer(objects_url: str, spec: TrainingJobSpec, *, job: str, gate: G
 def open_token_ids(objects_url: str, spec: TrainingJobSpec, *, job: str) -> TokenIds:
     """Return the special tokens of a processed job's data; reads a manifest, and no samples."""
     store = open_store(objects_url, patience=SAMPLES)
-    plan = _plan(store, spec, job, wait_s=0.0, sleep=sleep_really)
+    plan = _plan(store, spec, job)
     manifest = read_blob(store, plan["manifests"][spec.data.sources[0].dataset])
     return TokenIds(**special_tokens(manifest))
 
@@ -183,14 +218,11 @@ def entries_of_state(
     Raises:
         EnvironmentFailedError: If the data is not processed.
     """
-    plan = _plan(samples_store(objects_url, gate), spec, job, wait_s=0.0, sleep=sleep_really)
+    plan = _plan(samples_store(objects_url, gate), spec, job)
     for count in range(len(spec.data.schedule), -1, -1):
         mixture = MixtureRecord(base=tuple(spec.data.schedule[:count]))
         order = _order(spec, (), segments_of(spec, mixture), version=order_of(plan))
-        identity = identity_of_order(
-            order, spec, _identities(plan, spec), _augment(spec), mixture, pixel_version=pixels_of(plan)
-        )
-        if identity.at(0) == state.get("data"):
+        if _identity(order, spec, plan, mixture).at(0) == state.get("data"):
             return count
     return None
 
@@ -216,21 +248,31 @@ def _order(
     )
 
 
-def _identities(plan: Mapping[str, Any], spec: TrainingJobSpec) -> list[str]:
-    return [identity_of(plan, source.dataset) for source in spec.data.sources]
+def _identity(
+    order: OrderPlan, spec: TrainingJobSpec, plan: Mapping[str, Any], mixture: MixtureRecord | None
+) -> Identity:
+    augment = _augment(spec)
+    settings = [of and dataclasses.asdict(of) for of in augment]
+    return identity_of_order(
+        order,
+        spec,
+        [identity_of(plan, source.dataset) for source in spec.data.sources],
+        mixture,
+        augmentation=[AUGMENT_VERSION, settings] if any(augment) else [],
+        pixel_version=pixels_of(plan),
+    )
 
 
-def _augment(spec: TrainingJobSpec) -> list[AugmentSettings | None]:
-    return [settings_of(spec.data.augment if of.augment is None else of.augment) for of in spec.data.sources]
+def _augment(spec: TrainingJobSpec) -> tuple[AugmentSettings | None, ...]:
+    return tuple(settings_of(spec.data.augment if of.augment is None else of.augment) for of in spec.data.sources)
 
 
 def _by_mixture(
     order: OrderPlan,
     mixture: MixtureRecord | None,
     *,
+    plan: Mapping[str, Any],
     spec: TrainingJobSpec,
-    identities: Sequence[str],
-    pixel_version: int,
     growing: bool,
 ) -> tuple[OrderPlan, Identity]:
     """Return an order with the weights of a mixture, and its identity."""
@@ -241,7 +283,7 @@ def _by_mixture(
     used = weighed(order, spec.data)
     if not unfilled_segments(used) and (step := used_up_step(used, spec.training.steps)) is not None:
         raise SourceInvalidError(used_up(used, step), field="spec.data.sources[].epochsMax")
-    return used, identity_of_order(used, spec, identities, _augment(spec), mixture, pixel_version=pixel_version)
+    return used, _identity(used, spec, plan, mixture)
 
 
 def _without_vain_changes(
@@ -268,31 +310,6 @@ def _amended(order: OrderPlan, spec: TrainingJobSpec, mixture: MixtureRecord | N
     return dataclasses.replace(order, segments=segments_of(spec, mixture))
 
 
-def _mapped(
-    store: ObjectStore,
-    blobs: BlobFiles,
-    digest: str,
-    *,
-    tokenizer: Blob,
-    pixel_version: int,
-    room: DecodeRoom | None = None,
-) -> MappedIndex:
-    """Map an index; a damaged one is noted, so that the next processing makes it again."""
-    try:
-        return MappedIndex(blobs, digest, tokenizer=tokenizer, pixel_version=pixel_version, room=room)
-    except IndexDamagedError as error:
-        note_damage(store, digest, error.message)
-        raise
-
-
-def _tokenizer(store: ObjectStore, blobs: BlobFiles, digest: str) -> bytes:
-    try:
-        return blobs.read(digest)
-    except IndexDamagedError as error:
-        note_damage(store, digest, error.message)
-        raise
-
-
 def _growth(
     plan: Mapping[str, Any], journal: Journal, spec: TrainingJobSpec, indexes: Sequence[MappedIndex], blobs: BlobFiles
 ) -> Growth:
@@ -311,7 +328,27 @@ def _growth(
     )
 
 
-def _plan(store: ObjectStore, spec: TrainingJobSpec, job: str, *, wait_s: float, sleep: Sleep) -> Mapping[str, Any]:
+def sleep_really(delay_s: float) -> None:
+    """Wait on this machine's clock."""
+    time.sleep(delay_s)  # noqa: TID251 - the shell
+
+
+def _stored(
+    objects_url: str,
+    spec: TrainingJobSpec,
+    job: str,
+    gate: Gate | None,
+    *,
+    wait_s: float = 0.0,
+    sleep: Sleep = sleep_really,
+) -> _Data:
+    store = samples_store(objects_url, gate)
+    return _Data(store, blob_files(objects_url, gate=gate), _plan(store, spec, job, wait_s=wait_s, sleep=sleep))
+
+
+def _plan(
+    store: ObjectStore, spec: TrainingJobSpec, job: str, *, wait_s: float = 0.0, sleep: Sleep = sleep_really
+) -> Mapping[str, Any]:
     """Read the plan object; one that is not there yet is waited for.
 
     Of a job that starts while its data are processed, the opening does for a plan.
@@ -349,8 +386,3 @@ def _as_plan(opening: Opening) -> Mapping[str, Any]:
         ORDER: opening.order,
         "opening": opening.to_value(),
     }
-
-
-def sleep_really(delay_s: float) -> None:
-    """Wait on this machine's clock."""
-    time.sleep(delay_s)  # noqa: TID251 - the shell

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from polyreme_datahub.digests import digest_value
 from polyreme_datahub.operations.declare import RECORD, operation
-from polyreme_datahub.operations.encode_text import encode_conversation, open_tokenizer
 from polyreme_datahub.operations.fit_pages import ComposeParameters, fitting_size
 from polyreme_datahub.operations.values import Value
+from polyreme_datahub.tokens import encode_conversation, open_tokenizer
 
 
 @operation("measure", 1, inputs=(RECORD, "decode", "tokenizer"), blobs=("tokenizer",), parameters=ComposeParameters)
@@ -22,11 +22,12 @@ def measure(record: Value, decoded: Value, tokenizer: Value, parameters: Compose
         sizes = [(facts["width"], facts["height"])]
     cells = [(height // parameters.token_px) * (width // parameters.token_px) for width, height in sizes]
     grids = [[height // parameters.patch_px, width // parameters.patch_px] for width, height in sizes]
-    opened = open_tokenizer(tokenizer.blobs[tokenizer.data["tokenizer"]])
+    digest = tokenizer.data["tokenizer"]
+    opened = open_tokenizer(digest, tokenizer.blobs[digest].data)
     encoded = encode_conversation(opened, record.data["conversations"], cells)
     return Value.of(
         {
-            "tokenizer": tokenizer.data["tokenizer"],
+            "tokenizer": digest,
             "vision": vision_digest(parameters),
             "tokens": len(encoded["tokens"]),
             "learned_tokens": sum(stop - start for start, stop in encoded["learned"]),

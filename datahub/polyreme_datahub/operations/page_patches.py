@@ -1,4 +1,4 @@
-"""Drawn pages of digits, and the patches of any page. ``loader.sample.augment_pixels`` resizes images."""
+"""Drawn pages of digits."""
 
 from __future__ import annotations
 
@@ -12,15 +12,6 @@ import numpy.typing as npt
 SCALE = 3
 """Pixels of a page for one pixel of a scan, each way."""
 INK_MAX = 16
-CHANNELS = 3
-
-
-def cut_patches(pixels: npt.NDArray[np.uint8], *, patch_px: int) -> npt.NDArray[np.uint8]:
-    """Cut pixels [height, width] or [height, width, channels] into patches [patches, channels * side * side]."""
-    pixels_HWC = pixels.reshape(*pixels.shape[:2], -1)
-    height, width, channels = pixels_HWC.shape
-    grid = pixels_HWC.reshape(height // patch_px, patch_px, width // patch_px, patch_px, channels)
-    return np.ascontiguousarray(grid.transpose(0, 2, 4, 1, 3)).reshape(-1, channels * patch_px * patch_px)
 
 
 def draw_page(facts: Mapping[str, Any]) -> npt.NDArray[np.uint8]:
@@ -34,8 +25,3 @@ def draw_page(facts: Mapping[str, Any]) -> npt.NDArray[np.uint8]:
         top, left = digit["top"], digit["left"]
         page_HW[top : top + side * SCALE, left : left + side * SCALE] = tall
     return page_HW
-
-
-def colored(patches_PC: npt.NDArray[np.uint8], *, patch_px: int) -> npt.NDArray[np.uint8]:
-    """Return patches [P, C] in colour: gray ones are repeated over the channels."""
-    return np.tile(patches_PC, (1, CHANNELS)) if patches_PC.shape[1] == patch_px**2 else patches_PC

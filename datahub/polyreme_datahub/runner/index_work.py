@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 from polyreme_api.store import ObjectNotFoundError
 from polyreme_datahub.digests import action_key, canonical_json, digest_value
 from polyreme_datahub.errors import IndexDamagedError
-from polyreme_datahub.index.format import Manifest, Shard, check_of
+from polyreme_datahub.index.format import Manifest, Shard
 from polyreme_datahub.index.pieces import REFUSE, Piece, pieces_of
+from polyreme_datahub.index.sample_bytes import check_of
 from polyreme_datahub.index.shapes import shapes_of, written_turns
 from polyreme_datahub.index.write import IndexedSample, write_shards
 from polyreme_datahub.lakehouse import Lakehouse
-from polyreme_datahub.operations.encode_text import encode_conversation, token_arrays
 from polyreme_datahub.operations.fit_pages import ComposeParameters
 from polyreme_datahub.registry import results
 from polyreme_datahub.registry.datasets import DatasetVersion
@@ -29,7 +29,7 @@ from polyreme_datahub.registry.work_items import WorkItem
 from polyreme_datahub.runner.flow import Flow, group_items
 from polyreme_datahub.runner.inputs import Inputs
 from polyreme_datahub.runner.walk import PAGE, Walk, Walked
-from polyreme_datahub.tokens import TextTokenizer
+from polyreme_datahub.tokens import TextTokenizer, encode_conversation, token_arrays
 
 INDEX = "index"
 VERSION = 4

@@ -8,6 +8,7 @@ import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from polyreme_datahub.chat_format import IMAGE_MARK
 from polyreme_datahub.errors import BadRecordError
 from polyreme_datahub.index import shapes
 from polyreme_datahub.index.sample_bytes import MIRROR_SAFE
@@ -20,7 +21,7 @@ from polyreme_datahub.sources.records import (
     check_id,
     check_texts,
 )
-from polyreme_datahub.sources.types import IMAGE_MARK, Looked, RawRecord
+from polyreme_datahub.sources.types import Looked, RawRecord
 
 CONVERSATIONS = ("conversations", "messages", "texts", "conversation")
 """Fields that hold a list of turns."""

@@ -6,12 +6,13 @@ import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from polyreme_datahub.chat_format import IMAGE_MARK
 from polyreme_datahub.digests import digest_bytes
 from polyreme_datahub.errors import BadRecordError
 from polyreme_datahub.index import shapes
 from polyreme_datahub.index.sample_bytes import MIRROR_SAFE
 from polyreme_datahub.sources.names import shown
-from polyreme_datahub.sources.types import IMAGE_MARK, ROLES, RawRecord
+from polyreme_datahub.sources.types import ROLES, RawRecord
 
 FOLDER_QUESTION = "Describe the image."
 PDF = ".pdf"

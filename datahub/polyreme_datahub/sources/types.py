@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 ROLES = ("system", "user", "assistant")
-IMAGE_MARK = "<image>"
-"""Stands in a turn's text where an image belongs."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

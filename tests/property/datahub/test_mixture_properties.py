@@ -107,7 +107,7 @@ def plan_of(spec: TrainingJobSpec, record: MixtureRecord | None, *, version: int
 
 def opened(spec: TrainingJobSpec, record: MixtureRecord | None, *, version: int = EVEN) -> tuple[Order, Identity]:
     plan = plan_of(spec, record, version=version)
-    return Order(plan), identity_of_order(plan, spec, ["a", "b", "c"], [None] * SOURCES, record, pixel_version=1)
+    return Order(plan), identity_of_order(plan, spec, ["a", "b", "c"], record, augmentation=[], pixel_version=1)
 
 
 @QUICK

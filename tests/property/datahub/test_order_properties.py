@@ -16,12 +16,9 @@ from hypothesis import strategies as st
 from polyreme_api.errors import NotSealedError
 from polyreme_datahub.index.format import EVEN, WINDOWED
 from polyreme_datahub.loader.order import order as order_module
-from polyreme_datahub.loader.order.mixture import Mixture
-from polyreme_datahub.loader.order.order import Order
-from polyreme_datahub.loader.order.packing import longest_prefix, pack
-from polyreme_datahub.loader.order.permutation import permute
+from polyreme_datahub.loader.order.order import Order, longest_prefix, pack
 from polyreme_datahub.loader.order.plan import BlockEnds, OrderPlan
-from polyreme_datahub.loader.order.slots import Slot
+from polyreme_datahub.loader.order.slots import Mixture, Slot, permute
 from polyreme_planner.mixture import Segment
 
 STEPS = 12

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from polyreme_datahub.loader.sample.resampling import Area, resample_by_library, resample_by_numpy
+from polyreme_datahub.loader.sample.pixels import Area, resample_by_library, resample_by_numpy
 
 
 @st.composite

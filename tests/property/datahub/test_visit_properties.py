@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 
 from polyreme_datahub.index.format import EVEN, WINDOWED
 from polyreme_datahub.loader.order.order import Order
-from polyreme_datahub.loader.order.outlook import Visits
+from polyreme_datahub.loader.order.outlook import Visits, outlook_with_visits
 from polyreme_datahub.loader.order.plan import OrderPlan
-from polyreme_datahub.loader.order.visits import outlook_with_visits
 from polyreme_planner.mixture import Segment
 from tests.property.datahub.test_mixture_size_properties import limited
 from tests.property.datahub.test_order_properties import STEPS, WINDOW_PACKS, block_sizes, plans, sealed

@@ -20,17 +20,16 @@ from polyreme_api.errors import RefusedError
 from polyreme_api.job.data import Augment
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_datahub import hub
-from polyreme_datahub.index.format import check_of
+from polyreme_datahub.index.sample_bytes import check_of
 from polyreme_datahub.index.shapes import moved_shapes
 from polyreme_datahub.loader.engine.client import EngineSource
 from polyreme_datahub.loader.inspect.preview import Picture, preview
 from polyreme_datahub.loader.order.balance import StepSplit
-from polyreme_datahub.loader.sample.augment import ImageChange, Visit, draw_change, settings_of, unchanged
-from polyreme_datahub.loader.sample.augment_pixels import ROWS_AT_ONCE, change_pixels
-from polyreme_datahub.loader.sample.augment_text import NOTHING_FORBIDDEN, text_rules
-from polyreme_datahub.loader.sample.token_text import TokenText
+from polyreme_datahub.loader.sample.augment import NOTHING_FORBIDDEN, Visit, draw_change, settings_of, text_rules
+from polyreme_datahub.loader.sample.pixels import ROWS_AT_ONCE, ImageChange, change_pixels, unchanged
 from polyreme_datahub.loader.source import PackedSource
 from polyreme_datahub.operations.images import open_upright
+from polyreme_datahub.tokenizer_file import TokenText
 from polyreme_launcher.data_engine import DataEngine
 from tests.unit.datahub.jobs import Home, fix_points, make_spec, picture, write_jsonl
 
@@ -139,7 +138,7 @@ def test_tokens_and_pixels_are_the_same_for_any_ranks_threads_restarts_and_with_
 
 def test_a_sample_keeps_its_length_changes_at_each_visit_and_its_checksum_is_that_of_the_plan(home: Home) -> None:
     source, plain = opened(home), opened(home, None)._indexes[0]
-    index, settings = source._indexes[0], source._augment[0]
+    index, settings = source._indexes[0], source._documents._how.augment[0]
     assert settings is not None
     seen = set()
     for number in range(6):

@@ -18,8 +18,7 @@ from polyreme_api.store import ObjectStore
 from polyreme_datahub.digests import blob_key, digest_bytes
 from polyreme_datahub.errors import IndexDamagedError
 from polyreme_datahub.loader.read.blob_files import PIECE_BYTES, CopiedBlobs, blob_files
-from polyreme_datahub.loader.read.copy_folder import LOCK, PARTIAL
-from polyreme_datahub.loader.read.file_locks import STUCK_S, LockWaits
+from polyreme_datahub.loader.read.copy_folder import LOCK, PARTIAL, STUCK_S, LockWaits
 from polyreme_datahub.objects import open_store
 from tests.unit.datahub.stores import CountingStore, StepClock
 

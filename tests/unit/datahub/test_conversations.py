@@ -11,8 +11,7 @@ import pytest
 
 from polyreme_api.batch import IGNORED_TARGET
 from polyreme_datahub import hub
-from polyreme_datahub.operations.encode_text import encode_conversation
-from polyreme_datahub.tokens import TextTokenizer, train_tokenizer
+from polyreme_datahub.tokens import TextTokenizer, encode_conversation, train_tokenizer
 from tests.unit.datahub.jobs import Home, make_spec, picture, write_jsonl
 
 Turns = Sequence[Mapping[str, str]]

@@ -12,8 +12,8 @@ from polyreme_api.exit_codes import ExitCode
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_datahub import hub, stored_data
 from polyreme_datahub.digests import blob_key
-from polyreme_datahub.errors import IndexDamagedError
-from polyreme_datahub.loader.sample.mapped_index import MappedIndex, SampleDamagedError
+from polyreme_datahub.errors import IndexDamagedError, SampleDamagedError
+from polyreme_datahub.loader.sample.mapped_index import MappedIndex
 from polyreme_datahub.loader.source import PackedSource
 from polyreme_datahub.objects import store_folder
 from tests.unit.datahub.jobs import Home, digits, make_spec

@@ -18,12 +18,12 @@ from polyreme_api.environment import DATA_THREADS
 from polyreme_api.errors import InvalidConfigError, RefusedError
 from polyreme_datahub import hub
 from polyreme_datahub.digests import blob_key
+from polyreme_datahub.errors import SampleDamagedError
+from polyreme_datahub.loader.open import THREADS_MAX, decode_threads
 from polyreme_datahub.loader.order.slots import Slot
-from polyreme_datahub.loader.sample.decode_pool import THREADS_MAX, DecodePool, DecodeRoom, ReadsAhead, decode_threads
-from polyreme_datahub.loader.sample.documents import Document
-from polyreme_datahub.loader.sample.mapped_index import SampleDamagedError
-from polyreme_datahub.loader.sample.reader import decoded_bytes
-from polyreme_datahub.loader.source import DECODE_BYTES_MIN, PackedSource
+from polyreme_datahub.loader.sample.documents import DECODE_BYTES_MIN, DecodePool, Document, ReadsAhead
+from polyreme_datahub.loader.sample.reader import DecodeRoom, decoded_bytes
+from polyreme_datahub.loader.source import PackedSource
 from polyreme_datahub.objects import store_folder
 from tests.unit.datahub.jobs import Home, make_spec, picture, record, write_jsonl
 
@@ -84,7 +84,7 @@ def test_packs_are_the_same_with_any_number_of_threads_which_end_with_the_source
         assert 1 < decoding() <= threads
         child = os.fork()
         if child == 0:
-            source._cache.clear()
+            source._documents._kept.clear()
             os._exit(0 if read_all(source) == expected else 1)
         assert os.waitpid(child, 0)[1] == 0
         del source
@@ -121,7 +121,7 @@ def test_a_damaged_sample_stops_the_packs_that_hold_it_and_no_others(
         found = read_all(threaded)
         assert found == read_all(alone)
         assert any(f"hole:{name}" in ids for ids, *_ in found)
-        assert threaded._reported == alone._reported == 1
+        assert threaded._documents._reported == alone._documents._reported == 1
     finally:
         path.write_bytes(sound)
 
@@ -190,7 +190,7 @@ def test_a_closed_source_begins_no_more_reads(home: Home, threads: int, monkeypa
     """A request that is under way ends with the samples that are being read; it does not take the rest."""
     source, begun, go_on = opened(home, threads, monkeypatch), threading.Semaphore(0), threading.Event()
     reads: list[Slot] = []
-    read = source._read
+    read = source._documents._read
 
     def slow(slot: Slot) -> Document:
         reads.append(slot)
@@ -198,7 +198,7 @@ def test_a_closed_source_begins_no_more_reads(home: Home, threads: int, monkeypa
         assert go_on.wait(60)
         return read(slot)
 
-    monkeypatch.setattr(source, "_read", slow)
+    monkeypatch.setattr(source._documents, "_read", slow)
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(source.packs, 1, first=0, count=4)
         for _ in range(threads):

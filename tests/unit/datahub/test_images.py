@@ -16,8 +16,7 @@ from polyreme_datahub.digests import canonical_json, digest_bytes
 from polyreme_datahub.errors import BadRecordError
 from polyreme_datahub.index.format import parse_plan, plan_key, seal_plan
 from polyreme_datahub.job_data import plan_data
-from polyreme_datahub.loader.sample.augment import unchanged
-from polyreme_datahub.loader.sample.augment_pixels import change_pixels, least_size
+from polyreme_datahub.loader.sample.pixels import change_pixels, least_size, unchanged
 from polyreme_datahub.objects import open_store
 from polyreme_datahub.operations.decode_images import DecodeParameters, decode
 from polyreme_datahub.operations.fit_pages import ComposeParameters, compose, fitting_size

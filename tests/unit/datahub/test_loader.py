@@ -26,13 +26,12 @@ from polyreme_datahub import hub
 from polyreme_datahub.digests import blob_key
 from polyreme_datahub.errors import BadRecordError, IndexDamagedError
 from polyreme_datahub.index.sample_bytes import RECORD_FILE
-from polyreme_datahub.loader import source as source_module
 from polyreme_datahub.loader.evaluation import HeldOutSource
 from polyreme_datahub.loader.open import entries_of_state, open_packs, sleep_really
 from polyreme_datahub.loader.order.balance import StepSplit
+from polyreme_datahub.loader.sample import documents
 from polyreme_datahub.loader.sample import reader as sample_reader
-from polyreme_datahub.loader.sample.augment import ImageChange
-from polyreme_datahub.loader.sample.augment_pixels import change_pixels
+from polyreme_datahub.loader.sample.pixels import ImageChange, change_pixels
 from polyreme_datahub.loader.sample.reader import page_image
 from polyreme_datahub.loader.source import PackedSource
 from polyreme_datahub.objects import store_folder
@@ -349,7 +348,7 @@ def test_images_of_any_pack_are_looked_up_and_read_one_by_one(tmp_path: Path) ->
 
 
 def test_threads_may_share_a_source(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_module, "PATCH_CACHE_BYTES_MAX", 20_000)
+    monkeypatch.setattr(documents, "PATCH_CACHE_BYTES_MAX", 20_000)
     shared, alone = (hub.open_source(home.objects, spec()) for _ in range(2))
     with ThreadPoolExecutor(4) as pool:
         read = list(pool.map(lambda step: shared.packs(step, first=0, count=4), [*range(1, 40), *range(30, 0, -1)]))
@@ -455,15 +454,15 @@ def test_a_damaged_held_out_sample_is_left_out(tmp_path: Path) -> None:
 def test_a_tiny_cache_gives_the_same_packs_and_stays_bounded(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     roomy = hub.open_source(home.objects, spec())
     packs = [roomy.packs(step, first=0, count=4) for step in range(1, 10)]
-    monkeypatch.setattr(source_module, "PATCH_CACHE_BYTES_MAX", 20_000)
+    monkeypatch.setattr(documents, "PATCH_CACHE_BYTES_MAX", 20_000)
     tight = hub.open_source(home.objects, spec())
     for _ in range(2):
         for step in range(1, 10):
             assert same(tight.packs(step, first=0, count=4), packs[step - 1])
-            kept = [document.size_bytes for document in tight._cache.values()]
-            assert sum(kept) == tight._cached_bytes
+            kept = [document.size_bytes for document in tight._documents._kept.values()]
+            assert sum(kept) == tight._documents._kept_bytes
             assert sum(kept) <= 20_000 or len(kept) == 1
-    assert len(roomy._cache) > len(tight._cache)
+    assert len(roomy._documents._kept) > len(tight._documents._kept)
 
 
 def test_only_folders_and_buckets_are_object_stores() -> None:

@@ -16,8 +16,8 @@ from polyreme_api.errors import RefusedError
 from polyreme_datahub import hub
 from polyreme_datahub.index.pieces import SPLIT, TRUNCATE, pieces_of
 from polyreme_datahub.loader.open import open_tokenizer
-from polyreme_datahub.loader.sample.token_text import TokenText
 from polyreme_datahub.loader.source import PackedSource
+from polyreme_datahub.tokenizer_file import TokenText
 from tests.unit.datahub.jobs import Home, make_spec, picture, record, write_jsonl
 
 pytestmark = pytest.mark.slow

@@ -15,12 +15,11 @@ from polyreme.report.preview_page import build_preview
 from polyreme_api.job.data import Augment
 from polyreme_api.store import ObjectNotFoundError
 from polyreme_datahub import hub
-from polyreme_datahub.loader.inspect.masks import OPACITY, draw_mask
-from polyreme_datahub.loader.inspect.preview import Picture, PreviewPack, preview
+from polyreme_datahub.loader.inspect.preview import OPACITY, Picture, PreviewPack, draw_mask, preview
 from polyreme_datahub.loader.open import open_tokenizer
-from polyreme_datahub.loader.sample.augment import Visit, draw_change, settings_of, unchanged
-from polyreme_datahub.loader.sample.augment_pixels import move_labels
-from polyreme_datahub.loader.sample.token_text import TokenText
+from polyreme_datahub.loader.sample.augment import Visit, draw_change, settings_of
+from polyreme_datahub.loader.sample.pixels import move_labels, unchanged
+from polyreme_datahub.tokenizer_file import TokenText
 from tests.unit.datahub.jobs import Home, make_spec, record, write_jsonl
 
 pytestmark = pytest.mark.slow

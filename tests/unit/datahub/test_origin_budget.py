@@ -10,7 +10,6 @@ import pytest
 from polyreme_api.errors import EnvironmentFailedError
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.store import StoreFailedError
-from polyreme_datahub.loader.read.budget_leases import KEPT, LeaseTable
 from polyreme_datahub.loader.read.budget_rules import (
     GROWN_AFTER_S,
     HEADER_BYTES,
@@ -23,7 +22,15 @@ from polyreme_datahub.loader.read.budget_rules import (
     renewed,
     usable,
 )
-from polyreme_datahub.loader.read.origin_budget import WAIT_MAX_S, OriginBudget, Reader, origin_budget, wanted_by
+from polyreme_datahub.loader.read.origin_budget import (
+    KEPT,
+    WAIT_MAX_S,
+    LeaseTable,
+    OriginBudget,
+    Reader,
+    origin_budget,
+    wanted_by,
+)
 from polyreme_datahub.objects import open_store
 from tests.unit.datahub.jobs import make_spec
 from tests.unit.datahub.stores import PassingStore, StepClock

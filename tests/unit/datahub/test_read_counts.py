@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from polyreme_datahub import hub
+from polyreme_datahub.loader.engine.server import FIRST_SAID_S, SAID_EVERY_S, ReadTeller
 from polyreme_datahub.loader.read.blob_files import CopiedBlobs
-from polyreme_datahub.loader.read.read_counts import FIRST_SAID_S, SAID_EVERY_S, Counting, ReadCounts, ReadTeller, Tier
+from polyreme_datahub.loader.read.shard_files import ReadCounts, Tier
 from polyreme_datahub.objects import open_store
 from tests.unit.datahub.jobs import Home, digits, make_spec
 
@@ -23,7 +24,6 @@ def test_reads_are_counted_by_tier(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     blobs = CopiedBlobs(open_store(home.objects), tmp_path / "copies", bytes_max=1 << 30)
     monkeypatch.setattr("polyreme_datahub.loader.open.blob_files", lambda _, gate: blobs)
     source = hub.open_source(home.objects, spec, job="uid")
-    assert isinstance(source, Counting)
     monkeypatch.setattr(blobs, "local", lambda *_, make: None)
     count = len(source.packs(1, first=0, count=1).sample_ids)
     assert source.reads.samples == {Tier.BUCKET: count}

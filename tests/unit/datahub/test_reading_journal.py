@@ -10,7 +10,7 @@ import pytest
 
 from polyreme_api.errors import NotSealedError
 from polyreme_datahub import hub
-from polyreme_datahub.loader.order.growth import Growth
+from polyreme_datahub.loader.sample.growth import Growth
 from tests.unit.datahub.jobs import Home, digits, make_spec
 
 pytestmark = pytest.mark.slow
@@ -34,15 +34,15 @@ def test_a_sealed_step_is_read_while_the_journal_is(tmp_path: Path, monkeypatch:
     home.register("one", digits(1, pages=20))
     home.process(spec)
     source = hub.open_source(home.objects, spec)
-    growth, packs = SlowGrowth(), source._order.packs
+    growth, packs = SlowGrowth(), source._steps._order.packs
 
     def some(step: int) -> Any:
         if step == 2:
             raise NotSealedError("step 2 needs a block")
         return packs(step)
 
-    monkeypatch.setattr(source, "_growth", growth)
-    monkeypatch.setattr(source._order, "packs", some)
+    monkeypatch.setattr(source._steps, "_growth", growth)
+    monkeypatch.setattr(source._steps._order, "packs", some)
     failed: list[Exception] = []
 
     def read() -> None:

@@ -23,10 +23,9 @@ from polyreme_api.errors import InvalidConfigError, PolyremeError
 from polyreme_datahub import hub
 from polyreme_datahub.chat_format import OWN_TEMPLATE, ChatTemplate, jinja_of
 from polyreme_datahub.loader.open import open_token_ids, open_tokenizer
-from polyreme_datahub.loader.sample.token_text import TokenText
-from polyreme_datahub.operations.encode_text import encode_conversation
 from polyreme_datahub.released_tokenizer import read_released
-from polyreme_datahub.tokens import TextTokenizer, train_tokenizer
+from polyreme_datahub.tokenizer_file import TokenText
+from polyreme_datahub.tokens import TextTokenizer, encode_conversation, train_tokenizer
 from tests.unit.datahub.jobs import Home, make_spec, picture, write_jsonl
 
 WORDS = r"(?i:'s|'t)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

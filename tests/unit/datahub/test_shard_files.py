@@ -19,12 +19,10 @@ from polyreme_datahub import hub
 from polyreme_datahub.digests import blob_key, digest_bytes
 from polyreme_datahub.errors import IndexDamagedError
 from polyreme_datahub.index import write
-from polyreme_datahub.loader.read import part_fetches, part_files
+from polyreme_datahub.loader.read import part_files
 from polyreme_datahub.loader.read.blob_files import CopiedBlobs
-from polyreme_datahub.loader.read.copy_folder import LOCK
-from polyreme_datahub.loader.read.file_locks import STUCK_S, LockWaits
-from polyreme_datahub.loader.read.part_fetches import FETCH_THREADS, PartFetches
-from polyreme_datahub.loader.read.part_files import MAKE_TRIES_MAX, PARTS, ROOM_RETRY_S
+from polyreme_datahub.loader.read.copy_folder import LOCK, STUCK_S, LockWaits
+from polyreme_datahub.loader.read.part_files import FETCH_THREADS, MAKE_TRIES_MAX, PARTS, ROOM_RETRY_S, PartFetches
 from polyreme_datahub.loader.read.shard_files import ShardFiles
 from polyreme_datahub.loader.source import STEPS_HELD
 from polyreme_datahub.objects import open_store
@@ -273,7 +271,7 @@ def test_a_rank_keeps_the_copies_of_the_steps_around_the_one_it_reads(
     for step, before in ((10, 0), (11, 1), (13, 3), (30, 0), (2, 0)):
         source.packs(step, first=0, count=1)
         near = range(step - before, step + STEPS_HELD + 1)
-        samples = [slot.sample for at in near for slots in source._packs(at) for slot in slots]
+        samples = [slot.sample for at in near for slots in source._steps.packs(at) for slot in slots or ()]
         expected = {f"{index._range(sample)[0]}{PARTS}" for sample in samples}
         assert locked(tmp_path / "copies") & sample_shards == expected
         seen.add(frozenset(expected))
@@ -354,7 +352,7 @@ def test_all_who_wait_for_a_part_have_its_fetch_or_its_error() -> None:
 
 
 def test_parts_that_nobody_waits_for_yet_queue_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(part_fetches, "WAITING_MAX", 5)
+    monkeypatch.setattr(part_files, "WAITING_MAX", 5)
     fetches, gate = PartFetches(), threading.Event()
     begun = threading.Semaphore(0)
 

@@ -20,8 +20,9 @@ from polyreme_datahub.digests import blob_key
 from polyreme_datahub.index.blocks import Journal
 from polyreme_datahub.index.format import plan_key
 from polyreme_datahub.job_data import plan_data
-from polyreme_datahub.loader.engine.wire import describe_error, error_of
-from polyreme_datahub.loader.order import growth, order
+from polyreme_datahub.loader.engine.client import describe_error, error_of
+from polyreme_datahub.loader.order import order
+from polyreme_datahub.loader.sample import growth
 from polyreme_datahub.loader.source import PackedSource
 from polyreme_datahub.objects import open_store
 from polyreme_datahub.runner import flow
@@ -168,7 +169,7 @@ def test_a_sealed_block_never_changes_and_a_lost_shard_of_it_is_sealed_again(
     with pytest.raises(EnvironmentFailedError, match="block 0 changed"):
         journal.append(0, 0, dataclasses.replace(known, samples=known.samples - 1))
     source = opened(home, spec)
-    source._grow(source._plan)
+    source._steps._grow(source._steps.plan)
     [shard] = source._indexes[0].manifest.shards
     lost = home.folder / "objects" / blob_key(shard.digest)
     content = lost.read_bytes()

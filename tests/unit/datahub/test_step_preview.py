@@ -14,7 +14,7 @@ from polyreme.report import preview_page
 from polyreme.report.preview_page import build_preview
 from polyreme_api.batch import IGNORED_TARGET, PackedBatch, TokenIds
 from polyreme_datahub.loader.inspect.preview import Picture, PreviewDocument, PreviewPack, Span, preview
-from polyreme_datahub.loader.sample.token_text import TokenText
+from polyreme_datahub.tokenizer_file import TokenText
 
 MEDIA, END, PAD = 1, 2, 3
 SIDE = 14

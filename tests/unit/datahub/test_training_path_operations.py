@@ -11,14 +11,14 @@ from PIL import Image
 
 from polyreme_datahub.digests import digest_bytes
 from polyreme_datahub.errors import BadRecordError
-from polyreme_datahub.index.format import BY_PILLOW, check_of
-from polyreme_datahub.index.sample_bytes import sample_bytes
+from polyreme_datahub.index.format import BY_PILLOW
+from polyreme_datahub.index.sample_bytes import check_of, sample_bytes
 from polyreme_datahub.index.tar_shards import SampleFiles, members_of
+from polyreme_datahub.loader.sample.pixels import cut_patches
 from polyreme_datahub.loader.sample.reader import SampleReader, StoredSample
 from polyreme_datahub.operations.decode_images import DecodeParameters, decode
 from polyreme_datahub.operations.encode_text import TokenizeParameters, tokenize
 from polyreme_datahub.operations.fit_pages import ComposeParameters, compose
-from polyreme_datahub.operations.page_patches import cut_patches
 from polyreme_datahub.operations.values import Blob, Value
 from polyreme_datahub.sources.digits import DigitsSource, describe
 from polyreme_datahub.tokens import train_tokenizer

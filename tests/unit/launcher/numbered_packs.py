@@ -17,9 +17,10 @@ import numpy.typing as npt
 from polyreme_api.batch import PackedBatch, TokenIds
 from polyreme_api.errors import RefusedError
 from polyreme_api.exit_codes import ExitCode
+from polyreme_datahub.errors import SampleDamagedError
 from polyreme_datahub.loader.engine.server import Engine, OpenedData, bytes_limit
+from polyreme_datahub.loader.read.shard_files import ReadCounts
 from polyreme_datahub.loader.sample.documents import LaidPacks
-from polyreme_datahub.loader.sample.mapped_index import SampleDamagedError
 from polyreme_system.parent_death import end_with_parent
 
 PACKS, TOKENS, STEPS = 8, 64, 50
@@ -31,7 +32,8 @@ class NumberedPacks:
     """A ``BatchSource`` whose packs follow from their numbers; counts the reads of each."""
 
     def __init__(self, patches: int = 5, delay_s: float = 0.0) -> None:
-        self.reads: dict[tuple[int, int, int], int] = {}
+        self.asked: dict[tuple[int, int, int], int] = {}
+        self.reads = ReadCounts()
         self.closed, self.refreshed = False, 0
         self.jumped: list[Mapping[str, Any]] = []
         self._patches, self._delay_s = patches, delay_s
@@ -59,7 +61,7 @@ class NumberedPacks:
             time.sleep(3600)
         time.sleep(self._delay_s)
         with self._lock:
-            self.reads[step, first, count] = self.reads.get((step, first, count), 0) + 1
+            self.asked[step, first, count] = self.asked.get((step, first, count), 0) + 1
         total = count * TOKENS
         seed = step * 1000 + first
         patches_PC = (np.arange(self._patches * PATCH_VALUES) + seed).astype(np.uint8).reshape(-1, PATCH_VALUES)

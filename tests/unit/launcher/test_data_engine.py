@@ -19,10 +19,10 @@ import pytest
 from polyreme_api import environment as names
 from polyreme_api.batch import PackedBatch
 from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError, RefusedError
+from polyreme_datahub.errors import SampleDamagedError
 from polyreme_datahub.loader.engine.client import EngineSource
 from polyreme_datahub.loader.engine.read_ahead import ReadAhead
 from polyreme_datahub.loader.order.balance import StepSplit
-from polyreme_datahub.loader.sample.mapped_index import SampleDamagedError
 from polyreme_launcher import data_engine
 from polyreme_launcher.data_engine import DEATHS_MAX, DataEngine, Observation, Watchdog
 from tests.unit.launcher.numbered_packs import DAMAGED_STEP, HANGING_STEP, PACKS, STEPS, NumberedPacks
@@ -216,7 +216,7 @@ def test_ranks_that_train_on_the_same_packs_share_one_read() -> None:
         for step in range(1, 10):
             shared = set(pool.map(lambda _, step=step: id(ahead.get(step, first=0, count=2)), range(4)))
             assert len(shared) == 1
-    assert set(packs.reads.values()) == {1}
+    assert set(packs.asked.values()) == {1}
     assert packs.closed
 
 
@@ -242,9 +242,9 @@ def test_packs_of_the_next_steps_are_prepared_before_they_are_asked_for() -> Non
         ahead.get(1, first=2, count=2)
         ahead.get(2, first=2, count=2)
         deadline_s = time.monotonic() + 10
-        while len(packs.reads) < 4 and time.monotonic() < deadline_s:
+        while len(packs.asked) < 4 and time.monotonic() < deadline_s:
             time.sleep(0.01)
-    assert sorted(packs.reads) == [(step, 2, 2) for step in (1, 2, 3, 4)]
+    assert sorted(packs.asked) == [(step, 2, 2) for step in (1, 2, 3, 4)]
 
 
 def test_the_watchdog_takes_neither_work_nor_idleness_for_a_hang() -> None:

@@ -13,8 +13,7 @@ from polyreme_api import environment as names
 from polyreme_api.errors import EnvironmentFailedError, RefusedError
 from polyreme_api.job import parse_job
 from polyreme_datahub import hub
-from polyreme_datahub.loader.engine.client import EngineSource
-from polyreme_datahub.loader.engine.wire import BATCH_ARRAYS
+from polyreme_datahub.loader.engine.client import BATCH_ARRAYS, EngineSource
 from polyreme_datahub.loader.open import open_packs, sleep_really
 from polyreme_datahub.loader.order.balance import StepSplit
 from polyreme_launcher.data_engine import DataEngine

@@ -1,12 +1,20 @@
-"""A rank's end of the data engine: a ``BatchSource`` whose packs another process of the pod prepares.
+"""A rank's end of the data engine: a ``BatchSource`` whose packs another process of the pod prepares; its messages.
 
 An engine that dies is replaced by the launcher. The rank then connects again and repeats its request, which the new
 engine answers alike.
+
+Messages are JSON in datagrams, arrays lie in sealed memory files: a reply with arrays carries the descriptor of one
+(memfd), which the client maps privately. Nothing is copied, and what a client writes into its arrays stays its own.
+Memory files count to the memory of the pod, need no mounted folder, and are freed by the kernel when the last process
+that maps them is gone.
 """
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
+import json
+import mmap
 import os
 import socket
 import threading
@@ -15,10 +23,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from polyreme_api import errors as api_errors
 from polyreme_api.batch import Array, PackedBatch, TokenIds
-from polyreme_api.errors import EnvironmentFailedError
-from polyreme_datahub.loader.engine.wire import Received, batch_of, error_of, mapped, receive, send
+from polyreme_api.errors import EnvironmentFailedError, PolyremeError
+from polyreme_datahub import errors as datahub_errors
 from polyreme_datahub.loader.order.balance import StepSplit
 
 CONNECTIONS_MAX = 10
@@ -26,6 +36,66 @@ CONNECTIONS_MAX = 10
 REPLY_WAIT_S = 300.0
 """Longest wait for a reply; the launcher replaces a stuck engine long before."""
 STEPS_KNOWN_MAX = 64
+MESSAGE_BYTES_MAX = 1 << 17
+"""Longest message; less than a socket's send buffer takes at once."""
+ALIGNMENT = 64
+BATCH_ARRAYS = ("tokens_T", "targets_T", "positions_T", "document_offsets", "grids_I2", "patches_PC")
+"""In the order of the file: patches are last, so that a client without use for them maps what is before."""
+
+Values = npt.NDArray[Any]
+Layout = Sequence[tuple[str, Sequence[int], int]]
+"""Type, shape and first byte of each array."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Received:
+    """A message, and the descriptor that came with it."""
+
+    message: dict[str, Any]
+    descriptor: int | None
+
+
+def send(connection: socket.socket, message: Mapping[str, Any], descriptor: int | None = None) -> None:
+    """Send a message.
+
+    Raises:
+        OSError: If the other end is gone, or the message is too long.
+    """
+    socket.send_fds(connection, [json.dumps(message).encode()], [] if descriptor is None else [descriptor])
+
+
+def receive(connection: socket.socket) -> Received | None:
+    """Wait for a message; None at the end of the connection."""
+    data, descriptors, _, _ = socket.recv_fds(connection, MESSAGE_BYTES_MAX, 1)
+    if not data:
+        return None
+    return Received(json.loads(data), descriptors[0] if descriptors else None)
+
+
+_CLASSES: dict[str, type[PolyremeError]] = {
+    name: found
+    for module in (datahub_errors, api_errors)
+    for name, found in vars(module).items()
+    if isinstance(found, type) and issubclass(found, PolyremeError)
+}
+del _CLASSES[datahub_errors.BadRecordError.__name__]  # Has more arguments, and never reaches a rank.
+
+
+def describe_error(error: Exception) -> dict[str, Any]:
+    """Describe an error, so that ``error_of`` makes its like in another process."""
+    if isinstance(error, PolyremeError):
+        kind = next(known.__name__ for known in type(error).__mro__ if known.__name__ in _CLASSES)
+        return {"error": kind, "message": error.message, "field": error.field}
+    if isinstance(error, OSError):
+        return {"error": "OSError", "number": error.errno, "message": error.strerror or str(error)}
+    return {"error": "PolyremeError", "message": f"the data engine failed: {type(error).__name__}: {error}"}
+
+
+def error_of(message: Mapping[str, Any]) -> Exception:
+    """Make an error out of its description: the same class, message, exit code and field."""
+    if message["error"] == "OSError":
+        return builtins.OSError(message["number"], message["message"])
+    return _CLASSES[message["error"]](message["message"], field=message.get("field"))
 
 
 class EngineSource:
@@ -205,3 +275,33 @@ def _arrays(received: Received) -> int:
     if received.descriptor is None:
         raise EnvironmentFailedError("the data engine sent no memory: this process has too many open files")
     return received.descriptor
+
+
+def mapped(descriptor: int, layout: Layout, *, count: int) -> list[Values]:
+    """Map the first ``count`` arrays of a memory file; each may be written to, by this process alone."""
+    sizes = [int(np.prod(shape, dtype=np.int64)) for _, shape, _ in layout[:count]]
+    ends = [
+        start + size * np.dtype(kind).itemsize for (kind, _, start), size in zip(layout[:count], sizes, strict=True)
+    ]
+    memory = mmap.mmap(descriptor, max(*ends, ALIGNMENT), access=mmap.ACCESS_COPY)
+    return [
+        np.frombuffer(memory, dtype=kind, count=size, offset=start).reshape(shape)
+        for (kind, shape, start), size in zip(layout[:count], sizes, strict=True)
+    ]
+
+
+def batch_of(message: Mapping[str, Any], descriptor: int, *, pixels: bool) -> PackedBatch:
+    """Return the batch of a reply, as views of its memory; without pixels there are no patches."""
+    layout = message["layout"]
+    found = mapped(descriptor, layout, count=len(layout) - (not pixels))
+    if not pixels:
+        kind, shape, _ = layout[-1]
+        found.append(np.zeros((0, *shape[1:]), np.dtype(kind)))
+    names, *arrays = found
+    return PackedBatch(
+        **dict(zip(BATCH_ARRAYS, arrays, strict=True)),
+        sample_ids=json.loads(names.tobytes()),
+        unmasked_tokens=message["unmasked"],
+        lost_images=message["lost"],
+        padding_documents=tuple(message["padding"]),
+    )

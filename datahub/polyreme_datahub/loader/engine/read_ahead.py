@@ -8,11 +8,18 @@ other threads prepare later ones.
 from __future__ import annotations
 
 import dataclasses
+import fcntl
+import json
+import os
 import threading
-from typing import Protocol, Self
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, Self
+
+import numpy as np
 
 from polyreme_api.batch import BatchSource
-from polyreme_datahub.loader.engine.wire import SharedArrays, share_packs
+from polyreme_datahub.loader.engine.client import ALIGNMENT, BATCH_ARRAYS, Values
+from polyreme_datahub.loader.read.shard_files import ReadCounts
 from polyreme_datahub.loader.sample.documents import LaidPacks
 
 STEPS_AHEAD = 3
@@ -32,6 +39,11 @@ Key = tuple[int, int, int]
 class LaidSource(BatchSource, Protocol):
     """Training data that can be had before their patches are joined."""
 
+    @property
+    def reads(self) -> ReadCounts:
+        """Samples by where they were read."""
+        ...
+
     def laid(self, step: int, *, first: int, count: int) -> LaidPacks:
         """Return packs as ``packs`` does, their patches still in their documents."""
         ...
@@ -39,6 +51,74 @@ class LaidSource(BatchSource, Protocol):
     def close(self) -> None:
         """Begin no more reads; requests that wait for them fail."""
         ...
+
+
+class SharedArrays:
+    """Arrays in a sealed memory file, which is closed with the last reference.
+
+    Args:
+        arrays: Each as its parts along the first axis, at least one.
+        facts: Go with the arrays.
+    """
+
+    def __init__(self, arrays: Sequence[Sequence[Values]], facts: Mapping[str, Any]) -> None:
+        self.facts = dict(facts)
+        self.layout, self.size = layout_of(arrays)
+        self.descriptor = os.memfd_create("polyreme-packs", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(self.descriptor, self.size)
+            for parts, (_, _, start) in zip(arrays, self.layout, strict=True):
+                end = start
+                for part in parts:
+                    end = _write(self.descriptor, np.ascontiguousarray(part), end)
+            seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
+            fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, seals)
+        except BaseException:
+            os.close(self.descriptor)
+            raise
+
+    def __del__(self) -> None:
+        """Close the file; clients keep what they have mapped."""
+        if hasattr(self, "descriptor"):
+            os.close(self.descriptor)
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The reply that goes with the descriptor."""
+        return {**self.facts, "layout": self.layout}
+
+
+def layout_of(arrays: Sequence[Sequence[Values]]) -> tuple[list[tuple[str, list[int], int]], int]:
+    """Return the place of each array, given as its parts, in a memory file, and the bytes of the file."""
+    layout, end = [], 0
+    for parts in arrays:
+        layout.append((parts[0].dtype.str, [sum(map(len, parts)), *parts[0].shape[1:]], end))
+        end += -(-sum(part.nbytes for part in parts) // ALIGNMENT) * ALIGNMENT
+    return layout, max(end, ALIGNMENT)
+
+
+def share_packs(laid: LaidPacks) -> SharedArrays:
+    """Put packs into a memory file, each document's patches by one copy."""
+    batch = laid.batch
+    arrays = [[np.asarray(getattr(batch, name))] for name in BATCH_ARRAYS[:-1]]
+    names = np.frombuffer(json.dumps(list(batch.sample_ids)).encode(), np.uint8)
+    return SharedArrays(
+        [[names], *arrays, laid.patches],
+        {
+            "unmasked": int(batch.unmasked_tokens),
+            "lost": [int(at) for at in batch.lost_images],
+            "padding": [int(at) for at in batch.padding_documents],
+        },
+    )
+
+
+def _write(descriptor: int, array: Values, start: int) -> int:
+    """Write an array; return where it ends."""
+    data = memoryview(array.reshape(-1).view(np.uint8).data)
+    done = 0
+    while done < len(data):
+        done += os.pwrite(descriptor, data[done:], start + done)
+    return start + done
 
 
 @dataclasses.dataclass(slots=True)

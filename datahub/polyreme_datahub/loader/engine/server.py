@@ -30,17 +30,19 @@ from polyreme_api.checkpoint_inventory import read_mixture
 from polyreme_api.errors import InvalidConfigError, PolyremeError, RefusedError
 from polyreme_api.exit_codes import ExitCode
 from polyreme_api.job import parse_job
-from polyreme_datahub.loader.engine.read_ahead import BYTES_MAX, READ_THREADS_MAX, LaidSource, ReadAhead
-from polyreme_datahub.loader.engine.wire import SharedArrays, describe_error, receive, send
+from polyreme_datahub.loader.engine.client import describe_error, receive, send
+from polyreme_datahub.loader.engine.read_ahead import BYTES_MAX, READ_THREADS_MAX, LaidSource, ReadAhead, SharedArrays
 from polyreme_datahub.loader.open import open_packs, sleep_really
 from polyreme_datahub.loader.order.balance import StepSplit
 from polyreme_datahub.loader.read.origin_budget import OriginBudget, Reader, origin_budget
-from polyreme_datahub.loader.read.read_counts import Counting, ReadTeller
+from polyreme_datahub.loader.read.shard_files import ReadCounts
 from polyreme_datahub.objects import open_store
 from polyreme_system.parent_death import end_with_parent
 
 CONNECTIONS_MAX = 256
 """Connections at once: one of each rank of the pod, and the launcher's."""
+FIRST_SAID_S, SAID_EVERY_S = 60.0, 600.0
+"""When the log says where samples were read: after a minute, then every ten."""
 
 _log = logging.getLogger(__name__)
 
@@ -61,6 +63,35 @@ Open = Callable[[str, int, StepSplit, bool], OpenedData]
 without pixels."""
 
 
+@dataclasses.dataclass(slots=True)
+class ReadTeller:
+    """Says now and then where a source's samples come from.
+
+    Args:
+        counts: Of the source.
+        say: Takes the sentence.
+        steady_s: A clock that never jumps [s].
+    """
+
+    counts: ReadCounts
+    say: Callable[[str], None]
+    steady_s: Callable[[], float]
+    _due_s: float = dataclasses.field(init=False)
+    _lock: threading.Lock = dataclasses.field(init=False, default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self._due_s = self.steady_s() + FIRST_SAID_S
+
+    def tell_if_due(self) -> None:
+        """Say it if it is time to; many threads may call this often."""
+        now_s = self.steady_s()
+        with self._lock:
+            if now_s < self._due_s:
+                return
+            self._due_s = now_s + SAID_EVERY_S
+        self.say(self.counts.sentence())
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Session:
     """The data as one attempt opened them."""
@@ -69,7 +100,7 @@ class _Session:
     source: LaidSource
     budget: OriginBudget | None
     ahead: ReadAhead
-    teller: ReadTeller | None
+    teller: ReadTeller
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -166,9 +197,7 @@ class Engine:
                 raise
             threads = min(READ_THREADS_MAX, len(os.sched_getaffinity(0)))
             ahead = ReadAhead(opened.source, last_step=opened.last_step, threads=threads, bytes_max=self._bytes_max)
-            teller = None
-            if isinstance(opened.source, Counting):
-                teller = ReadTeller(opened.source.reads, _log.info, self._steady_s)
+            teller = ReadTeller(opened.source.reads, _log.info, self._steady_s)
             self._session = _Session(attempt, opened.source, opened.budget, ahead.__enter__(), teller)
             return self._session
 
@@ -185,8 +214,7 @@ class Engine:
                 return {"packs": source.packs_in(step), "tokens": source.pack_tokens_in(step)}, None
             case {"call": "packs", "step": step, "first": first, "count": count}:
                 packs = session.ahead.get(step, first=first, count=count)
-                if session.teller is not None:
-                    session.teller.tell_if_due()
+                session.teller.tell_if_due()
                 return packs.message, packs
             case {"call": "grids", "step": step, "first": first, "count": count}:
                 grids = [np.asarray(of) for of in source.grids(step, first=first, count=count)]

@@ -1,6 +1,8 @@
 """What a step trains on, for people: made of the very packs that a rank would get.
 
-A source that knows more of its images than ranks need (``notes``) has boxes, masks and augmentation shown too.
+A source that knows more of its images than ranks need (``notes``) has boxes, masks and augmentation shown too. A mask
+is laid over its image as that was augmented. Ranks never read masks: models here do not train on them, and what a step
+trains on does not depend on them.
 
 Shape suffixes as in ``polyreme_api.batch``.
 """
@@ -11,19 +13,27 @@ import dataclasses
 import io
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from polyreme_api.batch import IGNORED_TARGET, BatchSource, PackedBatch
-from polyreme_datahub.loader.inspect.masks import draw_mask
+from polyreme_datahub.loader.sample.pixels import CHANNELS, ImageChange, move_labels
 from polyreme_datahub.loader.sample.reader import ImageNote
-from polyreme_datahub.loader.sample.token_text import TokenText
 from polyreme_datahub.operations.values import Blob
+from polyreme_datahub.tokenizer_file import TokenText
 
-CHANNELS = 3
+if TYPE_CHECKING:
+    from PIL import Image
+
 PNG_LEVEL = 6
+COLORS: npt.NDArray[np.uint8] = np.array(
+    [(230, 57, 70), (29, 120, 220), (42, 157, 80), (240, 160, 20), (140, 80, 200), (0, 170, 180)], np.uint8
+)
+"""Of the values of a gray mask, over and over; 0 is no object and stays clear."""
+OPACITY = 120
+"""Of 255."""
 HOLE = "hole:"
 """Beginning of the name of a document that takes a damaged sample's place."""
 
@@ -178,6 +188,19 @@ def _pictures(
             change=note.change,
             mask=masks[image] if image < len(masks) else b"",
         )
+
+
+def draw_mask(mask: Image.Image, change: ImageChange) -> bytes:
+    """Return a mask as a translucent PNG that fits the page of its image, changed as the image was.
+
+    Args:
+        mask: Upright, gray or RGB; values and colors are labels, 0 and black are no object.
+        change: What was drawn for its image.
+    """
+    labels = move_labels(mask, change)
+    colors = COLORS[(labels.astype(np.int64) - 1) % len(COLORS)] if labels.ndim == 2 else labels
+    seen = (labels if labels.ndim == 2 else labels.max(axis=2)) > 0
+    return _png(np.dstack([colors * seen[..., None], seen * np.uint8(OPACITY)]).astype(np.uint8))
 
 
 def _png(pixels: npt.NDArray[np.uint8]) -> bytes:

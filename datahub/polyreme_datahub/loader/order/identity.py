@@ -21,7 +21,6 @@ from polyreme_datahub.index.blocks import BLOCKS
 from polyreme_datahub.index.format import BY_PILLOW, PIXELS
 from polyreme_datahub.loader.order.plan import OrderPlan
 from polyreme_datahub.loader.order.weighing import WEIGHING_VERSION
-from polyreme_datahub.loader.sample.augment import AUGMENT_VERSION, AugmentSettings
 from polyreme_planner.mixture import WINDOW_PACKS, segments_of, weights_of
 
 
@@ -43,9 +42,9 @@ def identity_of_order(
     order: OrderPlan,
     spec: TrainingJobSpec,
     identities: Sequence[str],
-    augment: Sequence[AugmentSettings | None],
     mixture: MixtureRecord | None,
     *,
+    augmentation: Sequence[Any],
     pixel_version: int,
 ) -> Identity:
     """Return the identity of an order.
@@ -54,8 +53,8 @@ def identity_of_order(
         order: The order.
         spec: The job's specification.
         identities: Identity of each source's index.
-        augment: How the samples of each source change.
         mixture: Changes of the mixture by which the order was made.
+        augmentation: What describes how samples change at a visit; empty: they do not.
         pixel_version: How images become pixels.
     """
     known = None if mixture is None else mixture.model_copy(update={"changes": ()})
@@ -79,8 +78,7 @@ def identity_of_order(
     packed = [[order.packs_in(segment), order.tokens_in(segment)] for segment in first.segments]
     if packed != [[order.packs_per_step, order.pack_tokens]] * len(packed):
         facts += packed
-    if any(augment):
-        facts += [AUGMENT_VERSION, [settings and dataclasses.asdict(settings) for settings in augment]]
+    facts += augmentation
     if pixel_version != BY_PILLOW:
         facts += [PIXELS, pixel_version]
     links = [(0, _digest(facts))]

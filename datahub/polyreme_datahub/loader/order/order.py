@@ -26,7 +26,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,10 +34,8 @@ import numpy as np
 from polyreme_api.errors import NotSealedError
 from polyreme_datahub.errors import SourceInvalidError
 from polyreme_datahub.index.format import EVEN
-from polyreme_datahub.loader.order.packing import longest_prefix
-from polyreme_datahub.loader.order.permutation import permute
 from polyreme_datahub.loader.order.plan import OrderPlan, unfilled_segments, used_up
-from polyreme_datahub.loader.order.slots import Place, Slot, Slots
+from polyreme_datahub.loader.order.slots import Place, Slot, Slots, permute
 from polyreme_planner.mixture import WINDOW_PACKS, window_steps
 
 WINDOWS_KEPT = 4
@@ -292,3 +290,53 @@ class Order:
                     raise SourceInvalidError(
                         f"source {name} has weight {weight} from step {segment.first_step} on, and no sample{short}"
                     )
+
+
+def pack(lengths: Sequence[int], *, capacity: int) -> list[list[int]]:
+    """Pack every sample; return the samples of each pack, by their place in ``lengths``, ascending.
+
+    Best fit: into the fullest pack that still holds it. Longer samples first; equal ones in order.
+
+    Raises:
+        ValueError: If a sample is longer than a pack.
+    """
+    packs: list[list[int]] = []
+    open_packs: list[tuple[int, int]] = []
+    """(free tokens, pack), ascending."""
+    for sample in sorted(range(len(lengths)), key=lambda at: (-lengths[at], at)):
+        length = lengths[sample]
+        if length > capacity:
+            raise ValueError(f"sample of {length} tokens in a pack of {capacity}")
+        place = bisect.bisect_left(open_packs, (length, -1))
+        if place == len(open_packs):
+            free, number = capacity, len(packs)
+            packs.append([])
+        else:
+            free, number = open_packs.pop(place)
+        packs[number].append(sample)
+        if free > length:
+            bisect.insort(open_packs, (free - length, number))
+    return [sorted(samples) for samples in packs]
+
+
+def longest_prefix(lengths: Sequence[int], *, capacity: int, packs_max: int) -> tuple[int, list[list[int]]]:
+    """Find how many samples, in order, fill ``packs_max`` packs, and pack them.
+
+    Starts from what would fit without a gap, and gives samples back until best-fit decreasing needs no more packs
+    than there are.
+    """
+    total, count = 0, 0
+    for length in lengths:
+        if total + length > capacity * packs_max:
+            break
+        total += length
+        count += 1
+    while True:
+        packs = pack(lengths[:count], capacity=capacity)
+        over = packs[packs_max:]
+        if not over:
+            return count, packs
+        excess = sum(lengths[sample] for samples in over for sample in samples)
+        while excess > 0 and count > 0:
+            count -= 1
+            excess -= lengths[count]

@@ -2,6 +2,9 @@
 
 Computed from mean lengths, as if packs had no gaps and samples flowed: a few operations for each source and change,
 where the order itself would pack every window. Steps are exact to some percent.
+
+Visits of samples are counted by a walk through the order where the run is short enough. Otherwise from epochs: after
+any step, the samples of a source have been visited n or n + 1 times (``order``).
 """
 
 from __future__ import annotations
@@ -10,6 +13,10 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
+
+from polyreme_datahub.loader.order.order import Order
 from polyreme_datahub.loader.order.plan import OrderPlan
 from polyreme_planner.mixture import Segment
 
@@ -18,6 +25,8 @@ MARGIN_PERCENT = 1
 within them the sources are where mean lengths say."""
 HALF_A_TURN = 0.5
 """Of a source that has less left, the last epoch is over: turns are whole, and the rest is rounding."""
+TURNS_WALKED_MAX = 400_000
+"""Turns of samples that are counted one by one: about 2 s."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,3 +193,51 @@ def _row(plan: OrderPlan, segment: Segment, last: int, run: _Run, flow: _Flow) -
         for at, name in enumerate(plan.names)
     )
     return SegmentOutlook(first_step=segment.first_step, last_step=last, sources=sources)
+
+
+def outlook_with_visits(plan: OrderPlan, steps: int) -> list[SegmentOutlook]:
+    """Return what each source gives to each segment of a run, with the visits up to its end.
+
+    Args:
+        plan: As in ``outlook``.
+        steps: Last step of the run.
+    """
+    rows = outlook(plan, steps)
+    counts = [np.zeros(lengths.size, np.int32) for lengths in plan.lengths]
+    usable = [np.zeros(lengths.size, np.bool_) for lengths in plan.lengths]
+    order = Order(plan) if rows and _turns(plan, rows[-1]) <= TURNS_WALKED_MAX else None
+    found: list[SegmentOutlook] = []
+    for row, segment in zip(rows, plan.segments, strict=False):
+        for source, lengths in enumerate(plan.lengths):
+            if segment.weights[source]:
+                usable[source] |= lengths <= plan.tokens_in(segment)
+        if order is not None:
+            _count(order, row, counts)
+            visits = [_counted(of[fits]) for of, fits in zip(counts, usable, strict=True)]
+        else:
+            visits = [_about(of.epochs, int(fits.sum())) for of, fits in zip(row.sources, usable, strict=True)]
+        both = zip(row.sources, visits, strict=True)
+        found.append(dataclasses.replace(row, sources=tuple(dataclasses.replace(of, visits=to) for of, to in both)))
+    return found
+
+
+def _turns(plan: OrderPlan, row: SegmentOutlook) -> float:
+    return sum(of.epochs * lengths.size for of, lengths in zip(row.sources, plan.lengths, strict=True))
+
+
+def _count(order: Order, row: SegmentOutlook, counts: list[npt.NDArray[np.int32]]) -> None:
+    for step in range(row.first_step, row.last_step + 1):
+        for slots in order.packs(step):
+            for slot in slots:
+                counts[slot.source][slot.sample] += 1
+
+
+def _counted(visits_S: npt.NDArray[np.int32]) -> Visits:
+    if not visits_S.size:
+        return Visits(least=0, most=0, unseen=0)
+    return Visits(least=int(visits_S.min()), most=int(visits_S.max()), unseen=int((visits_S == 0).sum()))
+
+
+def _about(epochs: float, samples: int) -> Visits:
+    unseen = max(0, math.ceil(samples * (1 - epochs)))
+    return Visits(least=math.floor(epochs), most=math.ceil(epochs), unseen=unseen, exact=False)

@@ -1,25 +1,39 @@
 """Slots of a segment: which source and which of its samples each one takes, given where a window begins.
 
-Slots 0, 1, 2, ... name a source each, by the weights; a source's samples come in epochs, each a keyed permutation of
-those that fit the segment's packs. Behind a source's last turn, the slots are numbered from 0 again.
+Slots 0, 1, 2, ... name a source each, by integer weights: every prefix holds each source's share within one sample.
+Slots are jobs of periodic tasks on one machine, taken by earliest deadline (Pfair: S. Baruah, N. Cohen, G. Plaxton,
+D. Varvel, "Proportionate progress", 1996): source i's sample j may not come before slot floor(j W / w) nor after slot
+ceil((j + 1) W / w) - 1, so no count ever differs from its share by one or more. All is integer arithmetic over one
+tabulated period. After a source's last turn, the slots are numbered from 0 again.
+
+A source's samples come in epochs, each a keyed permutation of those that fit the segment's packs, in O(1) memory: a
+Feistel network over the next power of four, walked until inside. It is own arithmetic rather than ``numpy.random``:
+the order of a run must not change with a NumPy release (NEP 19 promises no streams).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import heapq
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from polyreme_datahub.loader.order.mixture import Mixture, shares_of
-from polyreme_datahub.loader.order.permutation import permute
+from polyreme_api.job.schedule import PERIOD_MAX
+from polyreme_datahub.errors import SourceInvalidError
 from polyreme_datahub.loader.order.plan import BlockEnds, OrderPlan
 
 MIXTURES_KEPT = 16
 """Mixtures in memory: tables of up to a MiB or two, of segments that follow each other."""
+ROUNDS = 6
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+_MIX = np.uint64(0xBF58476D1CE4E5B9)
+_SHIFTS = (np.uint64(29), np.uint64(32))
 
 Place: TypeAlias = tuple[int, tuple[int, ...]]
 """A slot, and the turns of each source before slot 0."""
@@ -58,6 +72,71 @@ class Stretch:
     def place(self, used: int) -> Place:
         """Return where the next window begins, if this one takes so many slots."""
         return self.slot + used - self.first, self.base
+
+
+def shares_of(weights: Sequence[int]) -> list[int]:
+    """Return the slots of each source in one period.
+
+    Raises:
+        SourceInvalidError: If there is no weight, or the period is too long.
+    """
+    divisor = math.gcd(*weights)
+    if divisor == 0:
+        raise SourceInvalidError("every weight of the mixture is 0; raise one", field="data.sources")
+    shares = [weight // divisor for weight in weights]
+    if (period := sum(shares)) > PERIOD_MAX:
+        raise SourceInvalidError(
+            f"mixture weights repeat only after {period} samples, expected at most {PERIOD_MAX}; use smaller "
+            "or rounder weights",
+            field="data.sources",
+        )
+    return shares
+
+
+class Mixture:
+    """The sources of slots 0, 1, 2, ... under fixed weights."""
+
+    def __init__(self, weights: Sequence[int]) -> None:
+        self._shares = shares_of(weights)
+        self.period = sum(self._shares)
+        self._source_N = _tabulate(self._shares, self.period)
+
+    def share(self, source: int) -> float:
+        """Return a source's share of the slots."""
+        return self._shares[source] / self.period
+
+    def slot_of(self, source: int, turn: int) -> int:
+        """Return the slot of a source's turn; both count from 0, and the source has a weight."""
+        rounds, rest = divmod(turn, self._shares[source])
+        return rounds * self.period + int(np.flatnonzero(self._source_N == source)[rest])
+
+    def sources(self, first: int, count: int) -> npt.NDArray[np.int64]:
+        """Return the source of each of ``count`` slots from ``first`` on."""
+        return self._source_N[(first + np.arange(count)) % self.period].astype(np.int64)
+
+    def taken(self, slots: int) -> list[int]:
+        """Return how many of the first ``slots`` slots each source has."""
+        rounds, rest = divmod(slots, self.period)
+        # Counted once a window, some milliseconds: a table of every prefix would grow with sources times period.
+        before_K = np.bincount(self._source_N[:rest], minlength=len(self._shares))
+        return [rounds * share + int(before) for share, before in zip(self._shares, before_K, strict=True)]
+
+
+def _tabulate(shares: Sequence[int], period: int) -> npt.NDArray[np.unsignedinteger[Any]]:
+    waiting = [(0, source) for source, share in enumerate(shares) if share]
+    eligible: list[tuple[int, int]] = []
+    taken = [0] * len(shares)
+    table = np.empty(period, dtype=np.min_scalar_type(len(shares)))
+    for slot in range(period):
+        while waiting and waiting[0][0] <= slot:
+            _, source = heapq.heappop(waiting)
+            heapq.heappush(eligible, (-(-(taken[source] + 1) * period // shares[source]), source))
+        _, source = heapq.heappop(eligible)
+        table[slot] = source
+        taken[source] += 1
+        if taken[source] < shares[source]:
+            heapq.heappush(waiting, (taken[source] * period // shares[source], source))
+    return table
 
 
 class Slots:
@@ -241,3 +320,30 @@ def _fitting(plan: OrderPlan, tokens: int) -> list[npt.NDArray[np.int64] | None]
         fits = lengths <= tokens
         found.append(None if fits.all() else np.flatnonzero(fits))
     return found
+
+
+def permute(positions: npt.NDArray[np.int64], *, size: int, key: str) -> npt.NDArray[np.int64]:
+    """Return where each position goes in the permutation of ``0..size-1`` that ``key`` names."""
+    half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
+    half, mask = np.uint64(half_bits), np.uint64((1 << half_bits) - 1)
+    keys = _round_keys(key)
+    values = positions.astype(np.uint64)
+    todo = np.arange(values.size)
+    while todo.size:
+        left, right = values[todo] >> half, values[todo] & mask
+        for round_key in keys:
+            left, right = right, left ^ (_mix(right, round_key) & mask)
+        values[todo] = (left << half) | right
+        todo = todo[values[todo] >= np.uint64(size)]
+    return values.astype(np.int64)
+
+
+def _mix(value: npt.NDArray[np.uint64], key: np.uint64) -> npt.NDArray[np.uint64]:
+    mixed = (value + key) * _MULTIPLIER
+    mixed = (mixed ^ (mixed >> _SHIFTS[0])) * _MIX
+    return mixed ^ (mixed >> _SHIFTS[1])
+
+
+def _round_keys(key: str) -> npt.NDArray[np.uint64]:
+    digest = hashlib.blake2b(key.encode(), digest_size=8 * ROUNDS).digest()
+    return np.frombuffer(digest, dtype="<u8")

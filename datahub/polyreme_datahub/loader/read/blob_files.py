@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, TypeAlias
 
 from polyreme_api.environment import CACHE_BYTES, CACHE_DIRECTORY
 from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError
@@ -22,9 +22,8 @@ from polyreme_api.store import ObjectNotFoundError, ObjectStore, StoreFailedErro
 from polyreme_api.urls import is_bucket
 from polyreme_datahub.digests import blob_key
 from polyreme_datahub.errors import IndexDamagedError
-from polyreme_datahub.loader.read.copy_folder import CopyFolder
-from polyreme_datahub.loader.read.file_locks import LockWaits
-from polyreme_datahub.loader.read.part_files import Fetched, OpenFile, PartFiles
+from polyreme_datahub.loader.read.copy_folder import CopyFolder, LockWaits
+from polyreme_datahub.loader.read.part_files import OpenFile, PartFiles
 from polyreme_datahub.objects import PACED, SAMPLES, Gate, open_store, store_folder
 
 BYTES_MAX = 64 * 2**30
@@ -37,104 +36,10 @@ FETCHES_MAX = 4
 """Blobs that one process fetches at once."""
 
 
-class BlobFiles(Protocol):
-    """Blobs as files."""
-
-    @property
-    def are_copies(self) -> bool:
-        """Whether an open file keeps a local copy, which others may want removed."""
-        ...
-
-    def read(self, digest: str) -> bytes:
-        """Return the bytes of a small blob, checked against its digest.
-
-        Raises:
-            IndexDamagedError: If the blob is missing, or its bytes have another digest.
-        """
-        ...
-
-    def open(self, digest: str, size_bytes: int) -> BinaryIO:
-        """Open a blob to map it.
-
-        Raises:
-            IndexDamagedError: If the blob is missing, or can't be read.
-        """
-        ...
-
-    def prepare(self, sizes: Mapping[str, int]) -> None:
-        """Fetch what is no local file yet of some blobs, given by digest and size; several at once.
-
-        Raises:
-            IndexDamagedError: If one is missing or damaged.
-        """
-        ...
-
-    def fetch_again(self, digest: str) -> bool:
-        """Drop a local copy that turned out to be damaged; return False where the file is no copy."""
-        ...
-
-    def admit(self, sizes: Mapping[str, int]) -> None:
-        """Take note of shards of samples that will be read, given by digest and size."""
-        ...
-
-    def check_present(self, sizes: Mapping[str, int]) -> None:
-        """Find out, without fetching them, that some shards of samples are there.
-
-        Raises:
-            IndexDamagedError: If one is missing.
-        """
-        ...
-
-    def local(self, digest: str, size_bytes: int, *, make: bool) -> OpenFile | None:
-        """Open a shard of samples to read ranges of it.
-
-        Args:
-            digest: Of the shard.
-            size_bytes: Of the shard.
-            make: Whether a local copy that is missing is begun; None is returned where there is none.
-
-        Raises:
-            IndexDamagedError: If the shard is missing or cut.
-        """
-        ...
-
-    def fill(self, file: OpenFile, *, start: int, length: int, fetched: Fetched) -> bool:
-        """Wait until a range is in an open file; return whether it had to be waited for.
-
-        Args:
-            file: Of the shard.
-            start: First byte.
-            length: Count of bytes.
-            fetched: Is told how many bytes are fetched, each time.
-
-        Raises:
-            IndexDamagedError: If the shard is missing.
-            EnvironmentFailedError: If the store stays away.
-            NoRoomError: If the file can't be written.
-        """
-        ...
-
-    def fill_soon(self, file: OpenFile, *, start: int, length: int, fetched: Fetched) -> None:
-        """Begin to fetch what is missing of a range."""
-        ...
-
-    def drop_range(self, digest: str, size_bytes: int, *, start: int, length: int) -> bool:
-        """Drop what turned out to be damaged of a local copy; return False where the file is no copy."""
-        ...
-
-    def read_range(self, digest: str, *, start: int, length: int) -> bytes:
-        """Read a range of a blob where it is stored, unchecked.
-
-        Raises:
-            IndexDamagedError: If the blob is missing.
-        """
-        ...
-
-
 class FolderBlobs:
     """Blobs of a directory store: its own files."""
 
-    are_copies = False
+    parts = None
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -142,10 +47,9 @@ class FolderBlobs:
     def read(self, digest: str) -> bytes:
         """Return the bytes of a small blob, checked."""
         try:
-            data = (self._root / blob_key(digest)).read_bytes()
+            return _checked(digest, (self._root / blob_key(digest)).read_bytes())
         except OSError as error:
             raise _unreadable(digest, str(error.strerror)) from error
-        return _checked(digest, data)
 
     def open(self, digest: str, size_bytes: int) -> BinaryIO:
         """Open the file."""
@@ -155,22 +59,8 @@ class FolderBlobs:
         except OSError as error:
             raise _unreadable(digest, str(error.strerror)) from error
 
-    def prepare(self, sizes: Mapping[str, int]) -> None:
-        """Fetch nothing: the files are the blobs."""
-
-    def fetch_again(self, digest: str) -> bool:
-        """Return False: the file is the blob."""
-        del digest
-        return False
-
-    def admit(self, sizes: Mapping[str, int]) -> None:
-        """Note nothing."""
-
-    def check_present(self, sizes: Mapping[str, int]) -> None:
-        """Check nothing: who opens a file finds out."""
-
     def local(self, digest: str, size_bytes: int, *, make: bool) -> OpenFile:
-        """Open the file."""
+        """Open the file of a shard."""
         del make
         with self.open(digest, size_bytes) as file:
             if (found := os.fstat(file.fileno()).st_size) != size_bytes:
@@ -179,24 +69,13 @@ class FolderBlobs:
                 )
             return OpenFile(file, digest, size_bytes)
 
-    def fill(self, file: OpenFile, *, start: int, length: int, fetched: Fetched) -> bool:
-        """Return False: all of it is there."""
-        del file, start, length, fetched
-        return False
+    def prepare(self, sizes: Mapping[str, int]) -> None:
+        """Fetch nothing: the files are the blobs."""
 
-    def fill_soon(self, file: OpenFile, *, start: int, length: int, fetched: Fetched) -> None:
-        """Fetch nothing."""
-
-    def drop_range(self, digest: str, size_bytes: int, *, start: int, length: int) -> bool:
+    def fetch_again(self, digest: str) -> bool:
         """Return False: the file is the blob."""
-        del digest, size_bytes, start, length
+        del digest
         return False
-
-    def read_range(self, digest: str, *, start: int, length: int) -> bytes:
-        """Read a range of the file."""
-        with self.open(digest, -1) as file:
-            file.seek(start)
-            return file.read(length)
 
 
 class CopiedBlobs:
@@ -209,14 +88,12 @@ class CopiedBlobs:
         waits: How the locks of other processes are waited for; its clock also says when room is looked for again.
     """
 
-    are_copies = True
-
     def __init__(self, store: ObjectStore, folder: Path, *, bytes_max: int, waits: LockWaits | None = None) -> None:
         self._store, self._folder = store, folder
         self._copies = CopyFolder(folder, bytes_max=bytes_max, waits=waits or LockWaits())
-        self._parts = PartFiles(store, self._copies)
-        self.admit, self.fill, self.fill_soon = self._parts.admit, self._parts.fill, self._parts.fill_soon
-        self.local, self.read_range = self._parts.open, self._parts.read_range
+        self.parts = PartFiles(store, self._copies)
+        """Copies of shards of samples."""
+        self.local = self.parts.open
 
     def read(self, digest: str) -> bytes:
         """Return the bytes of a small blob, checked; a copy that was changed is fetched again."""
@@ -267,18 +144,13 @@ class CopiedBlobs:
 
     def check_present(self, sizes: Mapping[str, int]) -> None:
         """Ask the store for what is no local copy yet, ``FETCHES_MAX`` at once; nothing is fetched."""
-        missing = [digest for digest in sizes if not self._parts.has(digest)]
+        missing = [digest for digest in sizes if not self.parts.has(digest)]
         if missing:
             with ThreadPoolExecutor(FETCHES_MAX) as threads:
                 found = list(threads.map(lambda digest: self._store.exists(blob_key(digest)), missing))
             for digest, is_there in zip(missing, found, strict=True):
                 if not is_there:
                     raise _unreadable(digest, "no such object")
-
-    def drop_range(self, digest: str, size_bytes: int, *, start: int, length: int) -> bool:
-        """Have the parts of a range fetched again when they are next read."""
-        self._parts.drop(digest, size_bytes, start=start, length=length)
-        return True
 
     def _fetch(self, digest: str, size_bytes: int) -> None:
         """Fetch a blob, unless another process does so first."""
@@ -313,6 +185,9 @@ class CopiedBlobs:
                 yield self._store.get_range(blob_key(digest), start=start, length=min(PIECE_BYTES, size_bytes - start))
             except ObjectNotFoundError as error:
                 raise _unreadable(digest, "no such object") from error
+
+
+BlobFiles: TypeAlias = FolderBlobs | CopiedBlobs
 
 
 def blob_files(url: str, environment: Mapping[str, str] | None = None, *, gate: Gate | None = None) -> BlobFiles:

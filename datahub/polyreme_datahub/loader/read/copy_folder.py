@@ -10,27 +10,62 @@ reaches its limit. The length that a partial file has is what its copy will take
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import logging
 import os
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 from polyreme_api.environment import CACHE_BYTES, CACHE_DIRECTORY
 from polyreme_api.errors import EnvironmentFailedError
-from polyreme_datahub.loader.read.file_locks import STUCK_S, LockWaits
+from polyreme_datahub.object_rules import Sleep
 
 PARTIAL = ".partial"
 LOCK = ".lock"
+POLL_S = 0.01
+STUCK_S = 20.0
+"""A process that holds a lock and shows no progress for so long is stuck. It is longer than any one request."""
 
 _log = logging.getLogger(__name__)
 
 
 class NoRoomError(EnvironmentFailedError):
     """The folder of local copies has no room for another one, or can't be written."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LockWaits:
+    """How locks are waited for: a clock that never jumps, and a wait."""
+
+    steady_s: Callable[[], float] = time.monotonic  # noqa: TID251 - the shell's default
+    sleep: Sleep = time.sleep  # noqa: TID251 - the shell's default
+
+    def take(self, file: BinaryIO, how: int, progress: Callable[[], int] = lambda: 0) -> bool:
+        """Lock a file; return False if its holder shows no progress for ``STUCK_S``.
+
+        Args:
+            file: Open file.
+            how: ``fcntl.LOCK_SH`` or ``fcntl.LOCK_EX``.
+            progress: A number that changes while the holder works.
+        """
+        seen, seen_s = progress(), self.steady_s()
+        while True:
+            try:
+                fcntl.flock(file, how | fcntl.LOCK_NB)
+            except BlockingIOError:
+                now_s = self.steady_s()
+                if (current := progress()) != seen:
+                    seen, seen_s = current, now_s
+                elif now_s - seen_s >= STUCK_S:
+                    return False
+                self.sleep(POLL_S)
+            else:
+                return True
 
 
 class CopyFolder:

@@ -7,9 +7,10 @@ that is idle would otherwise leave no room for others. Where there is no room fo
 
 from __future__ import annotations
 
+import enum
 import os
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping
 
 from polyreme_api.errors import EnvironmentFailedError
@@ -17,9 +18,46 @@ from polyreme_datahub.digests import blob_key
 from polyreme_datahub.loader.read.blob_files import BlobFiles
 from polyreme_datahub.loader.read.copy_folder import NoRoomError
 from polyreme_datahub.loader.read.part_files import OpenFile
-from polyreme_datahub.loader.read.read_counts import ReadCounts, Tier
 
 OPEN_MAX = 64
+MIB = 2**20
+
+
+class Tier(enum.StrEnum):
+    """Where a sample's bytes were found."""
+
+    MEMORY = "memory"
+    """Decoded, kept from an earlier visit."""
+    FILES = "local files"
+    BUCKET = "the bucket"
+    """It was waited for."""
+
+
+class ReadCounts:
+    """Samples by tier, and bytes that were fetched; threads may share it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.samples: Counter[Tier] = Counter()
+        self.fetched_bytes = 0
+
+    def add(self, tier: Tier) -> None:
+        """Count a sample."""
+        with self._lock:
+            self.samples[tier] += 1
+
+    def add_fetched(self, size_bytes: int) -> None:
+        """Count what a request brought."""
+        with self._lock:
+            self.fetched_bytes += size_bytes
+
+    def sentence(self) -> str:
+        """Say which share of the samples came from where."""
+        with self._lock:
+            total = max(1, self.samples.total())
+            shares = [f"{100.0 * self.samples[tier] / total:.1f} % from {tier}" for tier in Tier]
+            fetched = f"{self.fetched_bytes / MIB:,.0f} MiB were fetched from it"
+            return f"{self.samples.total():,} samples read: {', '.join(shares)} ({fetched})"
 
 
 class ShardFiles:
@@ -37,7 +75,7 @@ class ShardFiles:
         self._blobs, self._sizes = blobs, sizes
         self.reads = ReadCounts()
         """A source puts its own in this place."""
-        self._held: frozenset[str] | None = frozenset() if blobs.are_copies else None
+        self._held: frozenset[str] | None = None if blobs.parts is None else frozenset()
         """Shards whose files stay open; None: of all."""
         self._open: OrderedDict[str, OpenFile] = OrderedDict()
         self._lock = threading.Lock()
@@ -50,8 +88,9 @@ class ShardFiles:
 
     def _prepare(self, sizes: Mapping[str, int]) -> None:
         first = dict(list(sizes.items())[:OPEN_MAX])
-        self._blobs.check_present(first)
-        self._blobs.admit(sizes)
+        if self._blobs.parts is not None:
+            self._blobs.check_present(first)
+            self._blobs.parts.admit(sizes)
         for digest in first:
             self._file(digest, make=False)
 
@@ -62,18 +101,19 @@ class ShardFiles:
             IndexDamagedError: If the shard is missing or cut.
             EnvironmentFailedError: If its file can't be read, or its store stays away.
         """
-        file, waited = self._file(digest, make=True), True
-        if file is not None:
+        file, waited, parts = self._file(digest, make=True), False, self._blobs.parts
+        if parts is not None:
             try:
-                waited = self._blobs.fill(file, start=start, length=size, fetched=self.reads.add_fetched)
+                waited = file is None or parts.fill(file, start=start, length=size, fetched=self.reads.add_fetched)
             except NoRoomError:
-                file = None
+                file, waited = None, True
         self.reads.add(Tier.BUCKET if waited else Tier.FILES)
         if file is None:
+            assert parts is not None
             self.reads.add_fetched(size)
-            return self._blobs.read_range(digest, start=start, length=size)
+            return parts.read_range(digest, start=start, length=size)
         try:
-            # Behind a shard's bytes its local copy has marks.
+            # After a shard's bytes its local copy has marks.
             return os.pread(file.descriptor, max(0, min(size, file.size_bytes - start)), start)
         except OSError as error:
             raise EnvironmentFailedError(
@@ -82,9 +122,9 @@ class ShardFiles:
 
     def fetch_soon(self, digest: str, *, start: int, size: int) -> None:
         """Begin to fetch a range that will be read, unless it is here."""
-        file = self._file(digest, make=True)
-        if file is not None:
-            self._blobs.fill_soon(file, start=start, length=size, fetched=self.reads.add_fetched)
+        parts = self._blobs.parts
+        if parts is not None and (file := self._file(digest, make=True)) is not None:
+            parts.fill_soon(file, start=start, length=size, fetched=self.reads.add_fetched)
 
     def hold(self, digests: Iterable[str]) -> None:
         """Keep the local copies of these shards, and of no others; files that are no copies stay as they are.
@@ -104,7 +144,10 @@ class ShardFiles:
 
     def drop(self, digest: str, *, start: int, size: int) -> bool:
         """Drop a range of a local copy that turned out to be damaged; return False where the file is no copy."""
-        return self._blobs.drop_range(digest, self._sizes[digest], start=start, length=size)
+        if self._blobs.parts is None:
+            return False
+        self._blobs.parts.drop(digest, self._sizes[digest], start=start, length=size)
+        return True
 
     def _file(self, digest: str, *, make: bool) -> OpenFile | None:
         """Return the file of a shard; None: it has no local copy."""

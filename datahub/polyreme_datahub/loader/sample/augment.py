@@ -1,7 +1,11 @@
-"""Draws how the images of a sample change at one visit: settings, counter-based random numbers, the change of an image.
+"""Draws how the images of a sample change at one visit, and finds what its text forbids.
 
 A draw is a function of (seed, source, sample, visit, image, operation) and of nothing else. All arithmetic is of single
-IEEE operations and square roots, so that every machine draws the same. ``augment_pixels`` makes the pixels.
+IEEE operations and square roots, so that every machine draws the same. ``pixels`` makes the changed pages.
+
+Coordinates written in a text would be wrong after a crop, "left" after a mirror. Marks such as ``<box:0>`` follow their
+shapes and forbid nothing. Words are not swapped: "right" may mean "correct", and another word may have another number
+of tokens. A sample that declares ``mirrorSafe`` is believed.
 """
 
 from __future__ import annotations
@@ -9,12 +13,18 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-from collections.abc import Sequence
-from functools import cached_property
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from polyreme_api.job.data import Augment
+from polyreme_datahub.index.sample_bytes import MIRROR_SAFE
+from polyreme_datahub.index.shapes import vertices_of
+from polyreme_datahub.loader.sample.pixels import Box, ColorChange, ImageChange, unchanged
+
+if TYPE_CHECKING:
+    from polyreme_api.job.data import Augment
 
 AUGMENT_VERSION = 1
 """Goes up when the same settings give other pixels or tokens: loader states of another version are refused."""
@@ -22,13 +32,27 @@ CROP, SCALE, MIRROR, COLOR = range(4)
 """Operations, as the counter names them."""
 DRAWS = 4
 """Numbers of one operation."""
-MIDDLE_GRAY = 128.0
-GRAY_WEIGHTS = (0.299, 0.587, 0.114)
-COLOR_BITS = 14
-"""Colors are computed in whole numbers of 2**-14."""
-
-Box = tuple[float, float, float, float]
-"""Left, top, right, bottom, in pixels of a page."""
+_NUMBER = r"[-+]?\d+(?:\.\d+)?"
+COORDINATES = (
+    re.compile(rf"[\[({{]\s*{_NUMBER}(?:\s*[,;]\s*{_NUMBER})+\s*[\])}}]"),
+    re.compile(r"<\|?(?i:box|point|poly|polygon|quad|ref|bbox|loc)(?:_?(?:start|end|\d+))?\|?>"),
+    re.compile(r"[xyXY](?<!\w[xyXY])[12]?\s*[=:]\s*[-+]?\.?\d"),
+)
+"""``(12, 30)``; tags of other models; ``x = 12``. Each begins with a set of characters, which the engine finds fast."""
+ORIENTATION = re.compile(
+    r"left|\bright|clockwise|\b(?:east|west)|mirror|starboard|\bport side"
+    r"|\blinke?[nrs]?\b|\brechte?[nrs]?\b|\bgauche|\bdroite?\b|\bizquierd|\bderech|\bsinistr|\bdestr[ao]|\besquerd|\bdireit"
+    r"|слева|справа|лев|прав|左|右|왼|오른|يسار|يمين|बाएं|दाएं"
+)
+"""Words of orientation: English, German, French, Spanish, Italian, Portuguese, Russian, Chinese, Japanese, Korean,
+Arabic, Hindi. Others are not known: declare ``mirrorSafe: false``, or don't mirror the source."""
+STEMS = (
+    *("left", "right", "clockwise", "east", "west", "mirror", "starboard", "port side", "link", "recht", "gauch"),
+    *("droit", "izquierd", "derech", "sinistr", "destr", "esquerd", "direit", "лев", "прав", "左", "右", "왼", "오른"),
+    *("يسار", "يمين", "बाएं", "दाएं"),
+)
+"""One of them is in every text that has a word of orientation; a plain search is ten times as fast as the words'."""
+SEEN_CHARACTERS_MAX = 40
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,83 +110,6 @@ class Visit:
         return tuple((int(word) >> 11) * 2.0**-53 for word in words)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ColorChange:
-    """Factors of a change of colors, applied in this order."""
-
-    brightness: float
-    contrast: float
-    saturation: float
-
-    @property
-    def fixed(self) -> tuple[list[list[int]], int]:
-        """Return matrix [out][in] and offset, in units of 2**-14: all three factors in one step."""
-        gain, one = self.contrast * self.brightness, 1 << COLOR_BITS
-        rows = [
-            [
-                round(gain * ((1.0 - self.saturation) * weight + (self.saturation if to == of else 0.0)) * one)
-                for of, weight in enumerate(GRAY_WEIGHTS)
-            ]
-            for to in range(len(GRAY_WEIGHTS))
-        ]
-        return rows, round(MIDDLE_GRAY * (1.0 - self.contrast) * one)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ImageChange:
-    """How a page is made of its image: a window of it is resized, mirrored, recolored, and laid on the page."""
-
-    width: int
-    """Of the page, as ``height`` [pixels]."""
-    height: int
-    window: Box
-    """What is seen, in pixels of the unchanged page."""
-    inner: tuple[int, int]
-    """Width and height of the window on the page [pixels]."""
-    offset: tuple[int, int] = (0, 0)
-    """Where the window lies on the page [pixels]."""
-    mirrored: bool = False
-    color: ColorChange | None = None
-
-    @cached_property
-    def affine(self) -> tuple[float, float, float, float]:
-        """Return (a, b, c, d): a point (x, y) of the unchanged page is at (a x + b, c y + d)."""
-        left, top, right, bottom = self.window
-        across, down = self.inner[0] / (right - left), self.inner[1] / (bottom - top)
-        if self.mirrored:
-            return -across, self.offset[0] + self.inner[0] + left * across, down, self.offset[1] - top * down
-        return across, self.offset[0] - left * across, down, self.offset[1] - top * down
-
-    def move(self, vertex: tuple[float, float]) -> tuple[float, float]:
-        """Return where a point of the unchanged page is."""
-        a, b, c, d = self.affine
-        return a * vertex[0] + b, c * vertex[1] + d
-
-    @property
-    def words(self) -> str:
-        """Say what changed, for people; empty: nothing."""
-        left, top, right, bottom = self.window
-        said = []
-        if self.window != (0.0, 0.0, float(self.width), float(self.height)):
-            said.append(f"window {right - left:.0f} x {bottom - top:.0f} at {left:.0f}, {top:.0f}")
-        if self.inner != (self.width, self.height):
-            said.append(f"scaled to {self.inner[0]} x {self.inner[1]} at {self.offset[0]}, {self.offset[1]}")
-        if self.mirrored:
-            said.append("mirrored")
-        if self.color is not None:
-            color = self.color
-            said.append(
-                f"brightness {color.brightness:.2f}, contrast {color.contrast:.2f}, saturation {color.saturation:.2f}"
-            )
-        return "; ".join(said)
-
-
-def unchanged(width: int, height: int) -> ImageChange:
-    """Return the change that changes nothing."""
-    window = (0.0, 0.0, float(width), float(height))
-    return ImageChange(width=width, height=height, window=window, inner=(width, height))
-
-
 def draw_change(
     visit: Visit, image: int, size: tuple[int, int], kept: Box | None, *, geometry: bool, mirror: bool
 ) -> ImageChange:
@@ -194,6 +141,26 @@ def draw_change(
         color = ColorChange(brightness=brightness, contrast=contrast, saturation=saturation)
         change = dataclasses.replace(change, color=color)
     return change
+
+
+def change_at(
+    visit: Visit, image: int, size: tuple[int, int], shapes: Mapping[str, Sequence[Any]], rules: TextRules
+) -> ImageChange:
+    """Draw how an image changes at a visit, as far as its sample's text and shapes allow.
+
+    Args:
+        visit: Whose.
+        image: Number of the image in its sample.
+        size: Width and height of its page.
+        shapes: Boxes, points and polygons of the sample, by field: a window holds all of the image.
+        rules: What the text forbids.
+    """
+    vertices = [
+        vertex for items in shapes.values() for item in items if item["image"] == image for vertex in vertices_of(item)
+    ]
+    across, down = zip(*vertices, strict=True) if vertices else ((), ())
+    kept = (min(across), min(down), max(across), max(down)) if vertices else None
+    return draw_change(visit, image, size, kept, geometry=not rules.geometry, mirror=not rules.mirror)
 
 
 def _window(settings: AugmentSettings, draws: Sequence[float], size: tuple[int, int], kept: Box | None) -> Box:
@@ -229,3 +196,52 @@ def _placed(scale_min: float, draws: Sequence[float], size: tuple[int, int]) -> 
     width, height = (max(1, round(side * scale)) for side in size)
     across, down = int(draws[1] * (size[0] - width + 1)), int(draws[2] * (size[1] - height + 1))
     return (width, height), (across, down)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TextRules:
+    """What a sample's text forbids, each with the reason; empty: it may be done."""
+
+    geometry: str = ""
+    """Crop, scale and mirror."""
+    mirror: str = ""
+
+    @property
+    def words(self) -> str:
+        """Say what is forbidden, for people; empty: nothing."""
+        if self.geometry:
+            return f"no crop, scale or mirror: {self.geometry}"
+        return f"no mirror: {self.mirror}" if self.mirror else ""
+
+
+NOTHING_FORBIDDEN = TextRules()
+
+
+def text_rules(record: Mapping[str, Any], settings: AugmentSettings | None) -> TextRules:
+    """Look through the turns of a sample for what the settings ask for.
+
+    Args:
+        record: As it is stored: its turns have marks where coordinates will be written.
+        settings: Of its source; None: it is not augmented.
+    """
+    if settings is None or not settings.moves:
+        return NOTHING_FORBIDDEN
+    texts = [turn["content"] for turn in record["conversations"]]
+    for rule in COORDINATES:
+        if geometry := _found(rule, texts, "its text holds coordinates"):
+            return TextRules(geometry=geometry, mirror=geometry)
+    safe = record.get(MIRROR_SAFE)
+    if settings.mirror_probability is None or safe:
+        return NOTHING_FORBIDDEN
+    if safe is False:
+        return TextRules(mirror="it declares mirrorSafe: false")
+    lower = [text.lower() for text in texts]
+    suspects = [text for text in lower if any(stem in text for stem in STEMS)]
+    return TextRules(mirror=_found(ORIENTATION, suspects, "its text names a side"))
+
+
+def _found(rule: re.Pattern[str], texts: list[str], why: str) -> str:
+    for text in texts:
+        if (found := rule.search(text)) is not None:
+            return f"{why}: {found[0][:SEEN_CHARACTERS_MAX]!r}"
+    return ""

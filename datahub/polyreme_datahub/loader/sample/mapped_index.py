@@ -19,24 +19,18 @@ import numpy as np
 import numpy.typing as npt
 
 from polyreme_datahub.digests import blob_key
-from polyreme_datahub.errors import BadRecordError, IndexDamagedError
+from polyreme_datahub.errors import BadRecordError, IndexDamagedError, SampleDamagedError
 from polyreme_datahub.index.format import ARRAYS, Manifest, Shard, structure_of
 from polyreme_datahub.loader.read.blob_files import BlobFiles
-from polyreme_datahub.loader.read.read_counts import ReadCounts
-from polyreme_datahub.loader.read.shard_files import ShardFiles
+from polyreme_datahub.loader.read.shard_files import ReadCounts, ShardFiles
 from polyreme_datahub.loader.sample.augment import Visit
-from polyreme_datahub.loader.sample.decode_pool import DecodeRoom
 from polyreme_datahub.loader.sample.page_references import sample_reference
-from polyreme_datahub.loader.sample.reader import SampleReader, StoredSample, decoded_bytes
+from polyreme_datahub.loader.sample.reader import DecodeRoom, SampleReader, StoredSample, decoded_bytes
 from polyreme_datahub.operations.values import Blob
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 _MAPPED = frozenset({"details"})
 """Stays in the map: too large to copy. Details are read once, right after the shard was checked."""
-
-
-class SampleDamagedError(IndexDamagedError):
-    """The stored bytes of one sample do not fit their digest, or can't be decoded."""
 
 
 class MappedIndex:
@@ -188,7 +182,7 @@ class MappedIndex:
     @property
     def has_copies(self) -> bool:
         """Whether its files are local copies."""
-        return self._blobs.are_copies
+        return self._blobs.parts is not None
 
     def count_reads(self, reads: ReadCounts) -> None:
         """Have the reads of samples counted here."""
@@ -196,7 +190,7 @@ class MappedIndex:
 
     def fetch_soon(self, samples: Iterable[int]) -> None:
         """Begin to fetch the bytes of some samples that will be read, unless they are on this machine."""
-        if self._blobs.are_copies:
+        if self._blobs.parts is not None:
             for sample in samples:
                 shard, start, size, _ = self._range(sample)
                 self._files.fetch_soon(shard, start=start, size=size)

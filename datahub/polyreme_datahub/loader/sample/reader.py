@@ -10,19 +10,28 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from polyreme_datahub.index.format import BY_CONVOLUTION, check_of
+from polyreme_datahub.index.format import BY_CONVOLUTION
 from polyreme_datahub.index.pieces import piece_at
-from polyreme_datahub.index.sample_bytes import GRIDS, RECORD_FILE, member_files
-from polyreme_datahub.index.shapes import moved_shapes, shapes_of, vertices_of, written_turns
-from polyreme_datahub.loader.sample.augment import Box, ImageChange, Visit, draw_change, unchanged
-from polyreme_datahub.loader.sample.augment_pixels import change_pixels, least_size
-from polyreme_datahub.loader.sample.augment_text import TextRules, text_rules
+from polyreme_datahub.index.sample_bytes import GRIDS, RECORD_FILE, check_of, member_files
+from polyreme_datahub.index.shapes import FIELDS, moved_shapes, shapes_of, written_turns
+from polyreme_datahub.loader.sample.augment import NOTHING_FORBIDDEN, TextRules, Visit, change_at, text_rules
+from polyreme_datahub.loader.sample.pixels import (
+    CHANNELS,
+    ImageChange,
+    change_pixels,
+    colored,
+    cut_patches,
+    least_size,
+    unchanged,
+)
 from polyreme_datahub.operations.values import Blob
 
 if TYPE_CHECKING:
@@ -31,6 +40,8 @@ if TYPE_CHECKING:
 JOINS_DIGITS = "its tokenizer writes other coordinates in another number of tokens"
 BYTES_PER_PIXEL = 8
 """Bytes that a decoded pixel takes: what the decoder wrote, and Pillow's copy of it."""
+DECODED_BYTES_MAX = 512 * 2**20
+"""Most bytes of images that are decoded at once; a larger image is decoded alone."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,14 +50,19 @@ class ImageNote:
 
     shapes: Sequence[Mapping[str, Any]]
     """Boxes, points and polygons, in pixels of the image as the model sees it."""
-    change: str = ""
-    """How it was augmented, and what its sample forbade."""
     drawn: ImageChange | None = None
     """How the page is made of its image."""
+    rules: TextRules = NOTHING_FORBIDDEN
+    """What its sample forbade."""
     image: int = 0
     """Which image of its sample, from 0."""
     sample: tuple[str, str] = ("", "")
     """Version of the dataset and id of the sample; a source fills it in."""
+
+    @property
+    def change(self) -> str:
+        """Say how it was augmented, and what its sample forbade; empty: nothing."""
+        return "; ".join(filter(None, ["" if self.drawn is None else self.drawn.words, self.rules.words]))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,33 +118,35 @@ class SampleReader:
         """
         files = member_files(data)
         record = json.loads(bytes(files[RECORD_FILE]))
-        all_I2 = np.array(record[GRIDS], np.int32).reshape(-1, 2) if GRIDS in record else grids_I2
+        is_cut = GRIDS in record
+        all_I2 = np.array(record[GRIDS], np.int32).reshape(-1, 2) if is_cut else grids_I2
         sizes = [(int(columns) * self._patch_px, int(rows) * self._patch_px) for rows, columns in all_I2]
-        rules = text_rules(record, visit.settings if visit is not None else None)
-        changes = [_change(visit, record, image, size, rules) for image, size in enumerate(sizes)]
-        planned = shapes_of(record)
-        moved = planned if visit is None else moved_shapes(planned, [change.move for change in changes])
-        tokens_T, learned_T, spans = self._encode(record, planned, sizes, all_I2)
-        stop = len(tokens_T) if tokens is None or GRIDS not in record else start + tokens
-        piece = piece_at(spans, start, stop)
+        shapes = shapes_of(record) if FIELDS.keys() & record.keys() else {}
+        tokens_T, learned_T, spans = self._encode(record, shapes, sizes, all_I2)
+        stop = start + tokens if is_cut and tokens is not None else len(tokens_T)
         check = check_of(tokens_T[start:stop], learned_T[start:stop])
-        if moved != planned:
-            after_T, after_learned_T, _ = self._encode(record, moved, sizes, all_I2)
-            if np.array_equal(after_learned_T, learned_T):
-                tokens_T = after_T
-            else:
-                # No length may change: coordinates are digits in fixed places, but a released tokenizer joins digits.
-                rules = dataclasses.replace(rules, geometry=JOINS_DIGITS)
-                changes = [_change(visit, record, image, size, rules) for image, size in enumerate(sizes)]
-                moved = planned
-        pages = [(record["pages"][image], changes[image]) for image in piece.images]
+        changes, rules = [unchanged(*size) for size in sizes], NOTHING_FORBIDDEN
+        if visit is not None:
+            rules = text_rules(record, visit.settings)
+            changes = [change_at(visit, image, size, shapes, rules) for image, size in enumerate(sizes)]
+            moved = moved_shapes(shapes, [change.move for change in changes])
+            if moved != shapes:
+                after_T, after_learned_T, _ = self._encode(record, moved, sizes, all_I2)
+                if np.array_equal(after_learned_T, learned_T):
+                    tokens_T, shapes = after_T, moved
+                else:
+                    # No length may change: coordinates are digits in fixed places, but a released tokenizer joins some.
+                    rules = dataclasses.replace(rules, geometry=JOINS_DIGITS)
+                    changes = [change_at(visit, image, size, shapes, rules) for image, size in enumerate(sizes)]
+        images = piece_at(spans, start, stop).images if is_cut else range(len(sizes))
+        pages = [(record["pages"][image], changes[image]) for image in images]
         return StoredSample(
             tokens_T=tokens_T[start:stop],
             learned_T=learned_T[start:stop],
             patches_P=self._patches(files, pages, pixels=pixels),
             grids_I2=grids_I2,
             check=check,
-            notes=tuple(_note(moved, image, changes[image], rules) for image in piece.images),
+            notes=tuple(_note(shapes, image, changes[image], rules) for image in images),
         )
 
     def _encode(
@@ -139,18 +157,17 @@ class SampleReader:
         grids_I2: npt.NDArray[np.int32],
     ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint8], list[list[int]]]:
         """Return the tokens, a one for each that is learned, and the tokens of each image."""
-        from polyreme_datahub.operations.encode_text import encode_conversation, open_tokenizer, token_arrays
+        from polyreme_datahub.tokens import encode_conversation, open_tokenizer, token_arrays
 
         cells = [int(rows) * int(columns) // self._merge**2 for rows, columns in grids_I2]
-        turns = written_turns(record["conversations"], shapes, sizes)
-        encoded = encode_conversation(open_tokenizer(self._tokenizer), turns, cells)
+        turns = written_turns(record["conversations"], shapes, sizes) if shapes else record["conversations"]
+        tokenizer = open_tokenizer(self._tokenizer.digest, self._tokenizer.data)
+        encoded = encode_conversation(tokenizer, turns, cells)
         return *token_arrays(encoded), encoded["images"]
 
     def _patches(
         self, files: Mapping[str, memoryview], pages: Sequence[tuple[Mapping[str, Any], ImageChange]], *, pixels: bool
     ) -> npt.NDArray[np.uint8]:
-        from polyreme_datahub.operations.page_patches import CHANNELS, colored, cut_patches
-
         side, cut = self._patch_px, []
         for page, change in pages:
             image = page_image(files, page, least_size(change) if self._pixel_version == BY_CONVOLUTION else None)
@@ -162,32 +179,9 @@ class SampleReader:
         return np.concatenate(cut) if cut else np.zeros((0, CHANNELS * side**2), np.uint8)
 
 
-def _change(
-    visit: Visit | None, record: Mapping[str, Any], image: int, size: tuple[int, int], rules: TextRules
-) -> ImageChange:
-    if visit is None:
-        return unchanged(*size)
-    kept = _hull([item for items in shapes_of(record).values() for item in items if item["image"] == image])
-    return draw_change(visit, image, size, kept, geometry=not rules.geometry, mirror=not rules.mirror)
-
-
-def _hull(items: Sequence[Mapping[str, Any]]) -> Box | None:
-    """Return the smallest box around some shapes."""
-    vertices = [vertex for item in items for vertex in vertices_of(item)]
-    if not vertices:
-        return None
-    across, down = zip(*vertices, strict=True)
-    return min(across), min(down), max(across), max(down)
-
-
 def _note(shapes: Mapping[str, Sequence[Any]], image: int, change: ImageChange, rules: TextRules) -> ImageNote:
-    words = [change.words]
-    if rules.geometry:
-        words.append(f"no crop, scale or mirror: {rules.geometry}")
-    elif rules.mirror:
-        words.append(f"no mirror: {rules.mirror}")
     mine = tuple(item for items in shapes.values() for item in items if item["image"] == image)
-    return ImageNote(shapes=mine, change="; ".join(filter(None, words)), drawn=change, image=image)
+    return ImageNote(shapes=mine, drawn=change, rules=rules, image=image)
 
 
 def page_image(
@@ -223,6 +217,32 @@ def page_pixels(
         BadRecordError: If its image can't be decoded.
     """
     return change_pixels(page_image(files, page), unchanged(width, height))
+
+
+class DecodeRoom:
+    """Memory for images while they are decoded: who asks for more than is left waits.
+
+    Args:
+        bytes_max: Most bytes at once; what is larger waits until it is alone.
+    """
+
+    def __init__(self, bytes_max: int = DECODED_BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        self._held = 0
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def hold(self, size_bytes: int) -> Iterator[None]:
+        """Hold some bytes."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._held or self._held + size_bytes <= self._bytes_max)
+            self._held += size_bytes
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._held -= size_bytes
+                self._changed.notify_all()
 
 
 def decoded_bytes(data: bytes) -> int:

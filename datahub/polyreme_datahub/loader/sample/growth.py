@@ -89,7 +89,7 @@ class JournalGrowth(Growth):
         super().__init__([Sizes((), (), total) for total in totals])
         self._journal, self._indexes, self._places, self._blobs = journal, indexes, places, blobs
         self._steady_s, self._due_s = steady_s, float("-inf")
-        self._every_s = BUCKET_LOOK_EVERY_S if blobs.are_copies else LOOK_EVERY_S
+        self._every_s = LOOK_EVERY_S if blobs.parts is None else BUCKET_LOOK_EVERY_S
 
     def look(self) -> bool:
         """Append what was sealed since; return whether there was anything.

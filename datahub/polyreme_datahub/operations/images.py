@@ -116,9 +116,12 @@ def open_upright(
             _check_header(image, rules)
             is_jpeg = image.format in {"JPEG", "MPO"}
             loaded = _load_jpeg(image, data, least, accepted=accepted) if is_jpeg else _load(image)
-            plain = to_srgb(in_eight_bits(loaded, rules))
+            # Most photographs are JPEG without a profile: their pixels are in that form.
+            is_plain = is_jpeg and loaded.mode in {"L", "RGB"} and not loaded.info.get("icc_profile")
+            colored = loaded if is_plain else to_srgb(in_eight_bits(loaded, rules))
             turn = TURNS.get(_orientation(image))
-            plain = on_white(plain if turn is None else plain.transpose(turn))
+            upright = colored if turn is None else colored.transpose(turn)
+            plain = upright if is_plain else on_white(upright)
             plain.info.clear()
             return plain
     except UnidentifiedImageError as error:

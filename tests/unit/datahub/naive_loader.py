@@ -1,7 +1,7 @@
 """A naive walker of a job's packs, written from the definitions of the order; it shares no code with the loader.
 
 One sample at a time, without arrays, windows known in advance or anything remembered: slow and plain. Definitions:
-the docstrings of ``loader.order.order``, ``mixture``, ``weighing``, ``permutation`` and ``packing``.
+the docstrings of ``loader.order.order``, ``slots`` and ``weighing``.
 """
 
 from __future__ import annotations

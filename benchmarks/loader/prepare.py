@@ -107,7 +107,7 @@ def steps_without_repeats(source: PackedSource) -> int:
     """Return how many steps there are before a sample comes again: no document may come from the cache."""
     seen: set[tuple[int, int]] = set()
     for step in itertools.count(1):
-        slots = [(slot.source, slot.sample) for pack in source._packs(step) for slot in pack]  # noqa: SLF001
+        slots = [(slot.source, slot.sample) for pack in source._steps.packs(step) for slot in pack or ()]  # noqa: SLF001
         if not seen.isdisjoint(slots) or len(set(slots)) < len(slots):
             return step - 1
         seen.update(slots)

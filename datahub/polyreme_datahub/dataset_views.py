@@ -180,7 +180,7 @@ def _with_ends(
 ) -> tuple[StageCount, ...]:
     """Return the counts of all stages, with dead letters and dropped samples as they are now.
 
-    A record that was rejected after it went through (a doubled id), or was made again, counts as made no more.
+    A record that was rejected after it went through (a doubled id), or was reprocessed, no longer counts as made.
     """
     stages = []
     for stage in STAGES:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 COLUMNS = ("ordinal", "sample_id")
 """Columns that every version has."""
 DRAFT_S = 86_400.0
-"""Age of a draft whose writer is taken for dead: no derivation takes so long [s]."""
+"""Age at which a draft's writer counts as dead: no derivation takes so long [s]."""
 WORK_S = 7 * 86_400.0
 """Time for which the work items of a flow that ended are kept [s]."""
 PURGED_MAX = 10_000

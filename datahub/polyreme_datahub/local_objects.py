@@ -76,7 +76,7 @@ class LocalObjectStore:
         try:
             self._try(key, lambda: self._write(path, data, overwrite=False))
         except FileExistsError as error:
-            # Its writer may not have synced the folder yet, and whoever finds the object relies on it.
+            # Its writer may not have synced the folder yet, and a caller that finds the object relies on it.
             self._try(key, lambda: self._sync_folders(path))
             raise ObjectExistsError(f"object already exists: {key}, and the first writer wins") from error
 
@@ -123,7 +123,7 @@ class LocalObjectStore:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
             if isinstance(error, FileNotFoundError):
-                # The folder went with its last object meanwhile: the next try makes it again.
+                # The folder went with its last object meanwhile: the next try recreates it.
                 raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path)) from error
             raise
 

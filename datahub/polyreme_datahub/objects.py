@@ -1,4 +1,4 @@
-"""Object stores by URL: a directory, or an S3 bucket through obstore, behind ``polyreme_api.store.ObjectStore``.
+"""Object stores by URL: a directory, or an S3 bucket through obstore, as ``polyreme_api.store.ObjectStore``.
 
 Create-if-absent in a bucket is ``If-None-Match: *``. obstore's runtime does not survive a fork, so a bucket is opened
 once per process, at its first use; importing this module imports no client.
@@ -156,7 +156,7 @@ def check_access(url: str) -> None:
 
 
 def check_endpoints(environment: Mapping[str, str]) -> None:
-    """Refuse a server's URL that holds credentials: it stands in every message about the server.
+    """Refuse a server's URL that holds credentials: it is part of every message about the server.
 
     Raises:
         InvalidConfigError: Naming the variable, and nothing of its value.
@@ -241,7 +241,7 @@ class BucketStore:
 
             try:
                 piece, size = self._try(key, read, size_bytes=wanted)
-            except _BehindTheEndError:
+            except _PastTheEndError:
                 return
             yield piece
             if not piece:
@@ -365,7 +365,7 @@ class BucketStore:
             except (OSError, exceptions.BaseError) as error:
                 failure = failure_of(error)
                 if failure.code == "InvalidRange":
-                    raise _BehindTheEndError from error
+                    raise _PastTheEndError from error
                 if isinstance(error, FileNotFoundError | exceptions.NotFoundError) and not failure.final:
                     raise ObjectNotFoundError(f"no object at {key} under {self._where}") from error
                 if self._gate is not None and failure.busy:
@@ -385,7 +385,7 @@ class BucketStore:
         return contextlib.nullcontext(size_bytes) if self._gate is None else self._gate.admitted(size_bytes)
 
 
-class _BehindTheEndError(Exception):
+class _PastTheEndError(Exception):
     """A range begins at or after the object's end."""
 
 

@@ -55,7 +55,7 @@ class Probe:
                     self._topics = self._topics or open_topics(self._topics_url)
                     self._topics.check()
             except PolyremeError:
-                # What is opened anew next time may be elsewhere: a changed address, renewed credentials.
+                # The next time opens new connections, which may differ: a changed address, renewed credentials.
                 self._close()
                 raise
 

@@ -394,7 +394,7 @@ class Processing:
         index = progress.find_index(self._database, parameters.key(version))
         ended = results.ended_counts(self._database, version.id)
         # Other jobs have other packs, for which other samples are too long.
-        letters = results.first_letters(self._database, version.id, count_max=LETTERS_MAX, besides=INDEX)
+        letters = results.first_letters(self._database, version.id, count_max=LETTERS_MAX, except_operation=INDEX)
         own = 0
         for letter in results.iterate_letters(self._database, version.id, operation=INDEX):
             if parameters.is_own(version, letter):

@@ -26,7 +26,7 @@ LOOKS_MAX = 8
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StoredData:
-    """How a job's stored data stands."""
+    """State of a job's stored data."""
 
     processed: bool
     """Whether its plan object is there: the data was processed once."""

@@ -108,7 +108,7 @@ def statistics_of(database: Database, lakehouse: Lakehouse, version: DatasetVers
 
 
 def check_is_read(database: Database, version: DatasetVersion) -> None:
-    """Refuse a version of which some records were neither read nor refused yet: its samples are not known.
+    """Refuse a version with records that were neither read nor refused yet: its samples are not known.
 
     Raises:
         RefusedError: With both counts.

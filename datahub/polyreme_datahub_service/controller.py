@@ -41,7 +41,7 @@ CHECK_EVERY_S = 60.0
 """Time between checks of processed data; each looks at ``CHECKED_MAX`` jobs, those that were not looked at longest."""
 CHECKED_MAX = 32
 JOBS_MAX = 2
-"""Jobs whose data is prepared at once, unless told otherwise."""
+"""Default number of jobs whose data is prepared at once."""
 
 _log = logging.getLogger(__name__)
 Progress = Callable[[Mapping[str, Any]], None]
@@ -58,7 +58,7 @@ class Prepared:
 
 
 class Preparation(Protocol):
-    """Prepares data. Every call may be cancelled at any time, and may be made again."""
+    """Prepares data. Every call may be cancelled at any time, and repeated."""
 
     async def prepare(self, job: TrainingJob, progress: Progress) -> Prepared:
         """Process the data of a job.

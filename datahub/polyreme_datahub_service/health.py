@@ -110,7 +110,7 @@ class Health:
 class GuardedPreparation:
     """A preparation that begins nothing while servers are away: jobs wait with the reason instead.
 
-    What is wrong with the service is so never taken for a verdict on a job's data. A job that is at work meanwhile
+    So a fault of the service is never treated as a verdict on a job's data. A job that is at work meanwhile
     waits, and shows the trouble beside its progress.
 
     Args:

@@ -1,6 +1,6 @@
-"""Keeps a run's stored data: processed before ranks read it, made again when it is gone, its damage reported at once.
+"""Keeps a run's stored data: processed before ranks read it, reprocessed when it is gone, its damage reported at once.
 
-Ranks map what they read, so a file that is deleted harms nobody until a rank starts: by then it is there again. Bytes
+Ranks map what they read, so a file that is deleted harms no rank until one starts: by then it is there again. Bytes
 that changed are found by the rank that reads them; its note is what is reported here.
 """
 
@@ -69,8 +69,8 @@ class DataKeeper:
         self._reported: set[tuple[str, str]] = set()
         self._remakes = 0
 
-    async def mend(self) -> None:
-        """Make the data again before ranks start, where an earlier run had them and they are damaged or gone.
+    async def restore(self) -> None:
+        """Reprocess the data before ranks start, where an earlier run had them and they are damaged or gone.
 
         Raises:
             PolyremeError: If that fails.
@@ -86,7 +86,7 @@ class DataKeeper:
         """Process the data, then keep it until cancelled.
 
         Raises:
-            PolyremeError: If it can't be processed, or not be made again.
+            PolyremeError: If it can't be processed or reprocessed.
         """
         await self._process()
         while True:

@@ -46,14 +46,14 @@ def run_service(options: Options) -> int:
     """Prepare data until SIGTERM or SIGINT; return the exit code."""
     set_up(options.log_format, level=options.log_level)
     try:
-        asyncio.run(_until_told(options, from_service_account() if in_cluster() else from_kubeconfig()))
+        asyncio.run(_until_stopped(options, from_service_account() if in_cluster() else from_kubeconfig()))
     except PolyremeError as error:
         _log.error("%s", error)
         return int(error.exit_code)
     return int(ExitCode.OK)
 
 
-async def _until_told(options: Options, connection: Connection) -> None:
+async def _until_stopped(options: Options, connection: Connection) -> None:
     work = asyncio.ensure_future(_connected(options, connection))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

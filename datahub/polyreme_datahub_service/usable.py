@@ -1,4 +1,4 @@
-"""Refuses data of which nothing can be trained on, before any rank starts."""
+"""Refuses data that nothing can be trained on, before any rank starts."""
 
 from __future__ import annotations
 

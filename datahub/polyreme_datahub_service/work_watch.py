@@ -20,7 +20,7 @@ LOOK_EVERY_S = 5.0
 LETTERS_EVERY = 12
 """Looks from one count of dead letters to the next: it reads all of them."""
 ASSERT_EVERY = 6
-"""Looks from one write of an unchanged size to the next: somebody may have changed it."""
+"""Looks from one write of an unchanged size to the next: another client may have changed it."""
 GPU_SUFFIX = "-gpu"
 SCALE = "scale"
 
@@ -120,7 +120,7 @@ class WorkWatch:
         metrics: Shows what was seen.
         clock: Clock.
         jobs: Counts the jobs by the state of their data.
-        scaler: Sizes the pools; None: nobody does.
+        scaler: Sizes the pools; None: they keep their sizes.
     """
 
     def __init__(

@@ -83,7 +83,7 @@ class DataWork:
 
         Raises:
             InvalidConfigError: If the data can't be what the job says.
-            DataDamagedError: If stored data is damaged that can't be made again.
+            DataDamagedError: If stored data is damaged and can't be reprocessed.
             EnvironmentFailedError: If a store stays away, or children keep being killed.
             PolyremeError: If the child ends otherwise.
         """
@@ -108,7 +108,7 @@ class DataWork:
         self._say(words)
 
     async def _run_child(self) -> tuple[int, str]:
-        """Run one child to its end; return its exit code, negative for a signal, and the error that it told."""
+        """Run one child to its end; return its exit code, negative for a signal, and the error that it reported."""
         with self._log_file.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -140,7 +140,7 @@ class DataWork:
             watchdog.cancel()
 
     async def _end_if_stopped(self, process: asyncio.subprocess.Process) -> None:
-        """Kill a child that stands still in state T: nobody else continues it, and ranks wait for what it makes."""
+        """Kill a child that is stopped (state T): nothing else continues it, and ranks wait for what it makes."""
         stopped_s = 0.0
         while process.returncode is None:
             await asyncio.sleep(LOOK_EVERY_S)

@@ -239,14 +239,14 @@ class _Session:
             made=lambda: prepared(run.data_report),
             pin=lambda: pin_versions(self._home.registry_url, known.metadata.uid, references(run.data_report)),
         )
-        mended = False
+        restored = False
         try:
-            mended = await self._unless_stopped(data.mend())
+            restored = await self._unless_stopped(data.restore())
         finally:
-            if not mended:
+            if not restored:
                 await work.close()
                 watcher.close()
-        if not mended:
+        if not restored:
             return
         async with _background(
             cluster.serve(),

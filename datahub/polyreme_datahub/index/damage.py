@@ -40,7 +40,7 @@ def note_damage(store: ObjectStore, index: str, error: str, *, ordinal: int | No
 
 
 def is_noted(store: ObjectStore, index: str) -> bool:
-    """Tell whether somebody found an index damaged."""
+    """Tell whether a reader found an index damaged."""
     return next(iter(store.list(f"{FOLDER}/{index}/")), None) is not None
 
 

@@ -1,7 +1,8 @@
 """The identity of an index that took the place of one in an older format: the older one's, if both hold the same data.
 
 A checkpoint's loader state names the indexes by digest. An index that was written again in a newer format has another
-digest, though its samples and their order are the same; a plan then says which index it replaces, and states go on.
+digest, though its samples and their order are the same; a plan then says which index it replaces, and states stay
+valid.
 """
 
 from __future__ import annotations

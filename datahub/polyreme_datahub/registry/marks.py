@@ -72,7 +72,7 @@ def _whole_blobs(connection: Connection, digests: Collection[str]) -> dict[str, 
 
 
 def _contents(read: Read, places: Mapping[str, Artifact]) -> list[bytes]:
-    """Return what can be read: an intermediate that is lost names nothing, and is made again when it is needed."""
+    """Return what can be read: an intermediate that is lost names nothing, and is recomputed when it is needed."""
     try:
         return list(read(places).values())
     except ObjectNotFoundError:

@@ -83,7 +83,7 @@ def _recount(connection: Connection, version_id: int, rejected: int) -> None:
 
 
 def put_index(database: Database, index: IndexRow, *, now_s: float) -> None:
-    """Enter a finished index; one that was made again takes the place of the one before."""
+    """Enter a finished index; one that was rebuilt replaces the one before."""
     table = schema.indexes
 
     def work(connection: Connection) -> None:

@@ -55,7 +55,7 @@ def commit(
         owner: Who did the work.
         now_s: Now [s since the epoch].
         children: Items that follow from the end of ``finished``.
-        within: For a part of an item that goes on: nothing is written unless the item is open and this owner's. A
+        within: For a part of an item that continues: nothing is written unless the item is open and this owner's. A
             late twin could otherwise bring back samples that a barrier has removed.
 
     Returns:
@@ -122,7 +122,7 @@ def insert_actions(connection: Connection, actions: Sequence[Action]) -> None:
 def replace_artifacts(
     database: Database, artifacts: Sequence[Artifact], *, actions: Sequence[Action], now_s: float
 ) -> None:
-    """Write where bytes lie that were lost and made again, and the actions that made them."""
+    """Write the locations of bytes that were lost and recomputed, and the actions that made them."""
     table = schema.artifacts
 
     def work(connection: Connection) -> None:
@@ -204,10 +204,10 @@ def letters_between(database: Database, version_id: int, *, first: int, count: i
     return database.read(lambda connection: [_letter(row) for row in connection.execute(query)])
 
 
-def first_letters(database: Database, version_id: int, *, count_max: int, besides: str = "") -> list[Letter]:
-    """Return the first dead letters of a version, by ordinal; none of the operation ``besides``."""
+def first_letters(database: Database, version_id: int, *, count_max: int, except_operation: str = "") -> list[Letter]:
+    """Return the first dead letters of a version, by ordinal; none of ``except_operation``."""
     table = schema.dead_letters
-    query = select(table).where(table.c.version_id == version_id, table.c.operation != besides)
+    query = select(table).where(table.c.version_id == version_id, table.c.operation != except_operation)
     query = query.order_by(table.c.ordinal, table.c.key)
     return database.read(lambda connection: [_letter(row) for row in connection.execute(query.limit(count_max))])
 

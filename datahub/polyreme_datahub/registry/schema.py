@@ -3,7 +3,7 @@
 On PostgreSQL ``samples`` is hash-partitioned by the migrations: one logical table. Two indexes of digests are of the
 kind ``hash`` there, which only finds equal values and is a quarter of the size.
 
-No time stands here that a decision reads: ``*_s`` columns are seconds since the Unix epoch, for people and for due
+No decision reads a time from here: ``*_s`` columns are seconds since the Unix epoch, for people and for due
 times.
 """
 

@@ -177,7 +177,7 @@ def mark_published(database: Database, keys: Collection[str], *, now_s: float) -
 def unpublish_expired(database: Database, *, now_s: float, lost_after_s: float, flow: str | None = None) -> int:
     """Make open items due for publishing again; return their number.
 
-    Items whose lease ran out (their worker died), and items that were published ``lost_after_s`` ago and that nobody
+    Items whose lease ran out (their worker died), and items that were published ``lost_after_s`` ago and that no worker
     has claimed since (the topic lost the key).
     """
     ran_out = (_ITEMS.owner != "") & (_ITEMS.lease_until_s <= now_s)

@@ -37,7 +37,7 @@ def confine(*, parent: int, memory_bytes: int | None, files: int, system_calls: 
     if system_calls:
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-        granted["unprivileged"] = _become_nobody()
+        granted["unprivileged"] = _drop_root()
         granted["no_new_privileges"] = forbid_new_privileges()
     end_with_parent(parent)  # after the change of user, which clears it
     if system_calls:
@@ -64,7 +64,7 @@ def _mapped_bytes() -> int:
     return int(Path("/proc/self/statm").read_text("ascii").split()[0]) * resource.getpagesize()
 
 
-def _become_nobody() -> bool:
+def _drop_root() -> bool:
     """Stop being root, if modules that are imported later stay readable; tell whether this process is not root."""
     if os.geteuid() != 0:
         return True

@@ -68,7 +68,7 @@ class ChildEnded(Exception):  # noqa: N818 - it tells what happened
 
 
 class ChildProcess:
-    """A child and the pipes to it. Nothing here waits longer than it is told."""
+    """A child and the pipes to it. Nothing here waits longer than its caller allows."""
 
     def __init__(self, *, output_bytes_max: int, confined: bool) -> None:
         passed = {} if confined else {name: os.environ[name] for name in DEVICE_VARIABLES if name in os.environ}

@@ -1,1 +1,1 @@
-"""Sources: what datasets are made from. A description stands in the registry, and opens as a ``Source``."""
+"""Sources: what datasets are made from. A description is in the registry, and opens as a ``Source``."""

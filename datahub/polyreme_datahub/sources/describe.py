@@ -187,7 +187,7 @@ class _Job:
     """A file to digest, or an entry that is known."""
 
     entry: Entry
-    """Its record is a number by which entries of one record are told from others: pages have none yet."""
+    """Its record is a number that groups the entries of one record: pages have none yet."""
     bytes_max: int = 0
     seen: Row | None = None
     is_document: bool = False

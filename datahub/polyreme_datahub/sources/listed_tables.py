@@ -166,7 +166,7 @@ class _Cursor:
         self._path, self._etag = entry.path, entry.etag
         self._file = self._opened(tree, entry)
         self.close = weakref.finalize(self, self._file.close)
-        """Closes the file; it is closed at the latest with the thread or the source, neither of which says its end."""
+        """Closes the file; it is closed at the latest with the thread or the source, and neither reports its end."""
         try:
             self._table = open_table(self._file, entry.path)
         except TableDamagedError as error:

@@ -117,7 +117,7 @@ class Part:
 
 
 class _Unopened:
-    """Files of which only the problems are known."""
+    """Files that could not be opened; only their problems are known."""
 
     def __init__(self, files: Files) -> None:
         self._files = files

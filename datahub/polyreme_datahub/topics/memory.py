@@ -145,7 +145,7 @@ class InProcessTopics:
                     group = self._groups[ended.place]
                     self._delay(group, ended.message, delay_s, redeliveries=ended.redeliveries + 1)
                 else:
-                    self._bury(ended)
+                    self._move_to_dead_letters(ended)
             self._changed.notify_all()
 
     def leave(self, holder: object) -> None:
@@ -156,8 +156,8 @@ class InProcessTopics:
                 self._groups[loan.place].ready.appendleft((loan.message, loan.redeliveries + 1))
             self._changed.notify_all()
 
-    def _bury(self, loan: _Loan) -> None:
-        """Hand a message to whoever reads the dead letters of its group."""
+    def _move_to_dead_letters(self, loan: _Loan) -> None:
+        """Move a message to the topic for dead letters of its group, if a consumer reads that."""
         grave = dead_letters(loan.place[1])
         for (topic, _), group in self._groups.items():
             if topic == grave and group.waiting < self._queue_max:

@@ -1,6 +1,6 @@
 """A bus of topics: at-least-once delivery of keys to groups of consumers, acknowledgement, redelivery, back pressure.
 
-A message is a hint that a row has work; the row is the truth. Every adapter keeps what is said here and nothing more:
+A message is a hint that a row has work; the row is the truth. Every adapter keeps these rules and no others:
 
 - A message that the bus took reaches every group of its topic that existed by then, at least once, and comes again
   until it is acknowledged; also after a restart of the bus, if the bus is a server.

@@ -66,7 +66,7 @@ def _command(error: typer.TyperException, name: str) -> str:
 def _unexpected(error: Exception, name: str) -> int:
     """Report what the reader, the environment or the machine did; the rest is a bug, printed with its traceback."""
     if isinstance(error, BrokenPipeError):
-        # Whoever read has enough, as head does; Python must not write to it again at its end.
+        # The reader has enough, as head does; Python must not write to it again at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.OK
     if isinstance(error, ModuleNotFoundError) and (missing := missing_extra(error, "run", "kubectl")) is not None:

@@ -50,7 +50,7 @@ from polyreme_system.files import read_json
 
 NODE = "local"
 DEVICES_LEAST = 8
-"""Devices that this machine offers at least, unless told otherwise: a laptop can run a small gang, slowly."""
+"""Devices that this machine offers at least by default: a laptop can run a small gang, slowly."""
 WRITE_TRIES_MAX = 10
 
 
@@ -112,7 +112,7 @@ class LocalCluster:
         raise await asyncio.shield(self._lost)
 
     async def apply(self, job: TrainingJob) -> None:
-        """Create the job, or give it the fields that may change under a run; what the machine failed goes on."""
+        """Create the job, or give it the fields that may change under a run; one that the machine failed continues."""
         manifest = job.to_object()
         manifest.pop("status", None)
         for known in cluster_objects(job):
@@ -304,7 +304,7 @@ async def open_cluster(
             run_token=token,
             api_url=url,
             tokens=tokens,
-            # By the processes' own environment: what stands in a pod stands in the journal.
+            # By the processes' own environment: the journal holds everything that a pod holds.
             variables=store_variables(home),
         )
         settings = Settings(

@@ -54,17 +54,17 @@ class NodeSettings:
 
 
 def serve_nodes(home: Home, settings: NodeSettings) -> None:
-    """Join the cluster and serve until told to stop.
+    """Join the cluster and serve until a signal to stop.
 
     Raises:
         InvalidConfigError: If the kubeconfig is of no use.
         PortError: If the cluster does not answer at the start.
     """
     home.prepare_data()
-    asyncio.run(_until_told(_Host(home, settings)))
+    asyncio.run(_until_stopped(_Host(home, settings)))
 
 
-async def _until_told(host: _Host) -> None:
+async def _until_stopped(host: _Host) -> None:
     """Serve until SIGINT or SIGTERM: both let the nodes leave in order."""
     work = asyncio.ensure_future(host.run())
     loop = asyncio.get_running_loop()

@@ -41,7 +41,7 @@ class RunOutcome:
 def outcome_of(
     run: RunDirectory, job: TrainingJob, records: RunRecords, moments: Sequence[Moment], *, now: Moment
 ) -> RunOutcome:
-    """Put together how a run stands."""
+    """Collect the state of a run."""
     state, message = verdict(job)
     head = figures(job, run_times(job, records, moments, now=now))
     history = records.history

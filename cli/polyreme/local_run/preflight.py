@@ -37,7 +37,7 @@ def check(home: Home, run: RunDirectory, job: TrainingJob, *, resumes: bool, fre
         home: Registry of the datasets.
         run: The run's folder.
         job: The job.
-        resumes: Whether the run exists and goes on.
+        resumes: Whether the run exists and continues.
         fresh: Whether what the run left in its own folders is set aside first.
 
     Raises:
@@ -193,7 +193,7 @@ def check_objects(home: Home) -> None:
 
 
 def check_data(home: Home, job: TrainingJob) -> None:
-    """Refuse datasets that nobody registered.
+    """Refuse datasets that are not registered.
 
     Raises:
         InvalidConfigError: Naming the dataset and the nearest names.

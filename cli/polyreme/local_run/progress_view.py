@@ -35,12 +35,12 @@ HALT_S = 5.0
 """Time without a new step after which no time to go is shown."""
 HALT_STEPS = 5
 """The same, in steps of the pace so far; the longer time counts."""
-_TOLD = {"Succeeded", "Failed", "Restarting", "Waiting"}
+_NAMED_STATES = {"Succeeded", "Failed", "Restarting", "Waiting"}
 """Words that a sentence alone does not say."""
 
 
 class EffectiveTime:
-    """Time of the steps that count, as far as progress records tell: each step at the pace that was told with it."""
+    """Time of the steps that count, as far as progress records tell: each step at the pace that its record gives."""
 
     def __init__(self) -> None:
         self._step = 0
@@ -107,7 +107,7 @@ class Watcher:
         self._timeline.add(Moment(at_s=self._clock.now_s(), kind="stopped", attempt=self.attempt))
 
     def close(self) -> None:
-        """Leave the last state, and what was said since, on the screen."""
+        """Leave the last state, and the messages since, on the screen."""
         # A terminal that was closed takes nothing any more.
         with contextlib.suppress(OSError):
             if self._shown is not None:
@@ -161,7 +161,7 @@ class Watcher:
             loss=current.loss if current else None,
             held_out_loss=current.held_out_loss if current else None,
             tokens_per_second=current.tokens_per_second if current else None,
-            # At the end the exact figure stands below, and on the screen there is one only.
+            # At the end the exact figure is printed below, and the screen shows only one.
             goodput=None if job.status.finished else self._goodput(step, pace_s),
             left_s=(steps - step) * pace_s if pace_s and step < steps and not self._halts(current, pace_s) else None,
             ready=ready,
@@ -230,9 +230,9 @@ def _saved_step(job: TrainingJob) -> int:
 
 
 def _sentence(job: TrainingJob) -> str:
-    """Say how the job stands where no column says the word."""
+    """Describe the job's state where no column shows it."""
     word, words = verdict(job)
-    return f"{word.lower()}: {words}" if word in _TOLD and not words.startswith(word.lower()) else words
+    return f"{word.lower()}: {words}" if word in _NAMED_STATES and not words.startswith(word.lower()) else words
 
 
 def _checks(progress: ProgressRecord | None) -> str:

@@ -1,8 +1,8 @@
 """Rebuilds a run's job where the embedded cluster's journal is damaged or gone: from what else the run left.
 
 What a job must keep is its UID, by which its data is pinned, and the numbers of its attempts: an attempt whose number
-was used before is fenced. The UID stands in the run's identity, the numbers in the checkpoint root. Pods, Lease and
-secret are made anew for the next attempt; restart records and accounting are kept where the journal still has them.
+was used before is fenced. The UID is in the run's identity, the numbers in the checkpoint root. Pods, Lease and secret
+are recreated for the next attempt; restart records and accounting are kept where the journal still has them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NUMBERED = re.compile(r"(?:attempts/|steps/a|a)([0-9]{6,7})[.\-]")
 
 
 def newest_attempt(store: ObjectStore) -> int:
-    """Return the highest attempt number of which a checkpoint root holds a trace, 0 where it holds none."""
+    """Return the highest attempt number that left a trace in a checkpoint root, 0 where none did."""
     numbers = [int(match[1]) for info in store.list("") if (match := _NUMBERED.match(info.key)) is not None]
     return max(numbers, default=0)
 
@@ -61,7 +61,7 @@ def rebuilt(
 
 
 def _stopped(job: TrainingJob, number: int, node: str, now_s: float) -> AttemptStatus:
-    """An attempt of which nothing is known but its number."""
+    """An attempt that is known only by its number."""
     plan = plan_for(job.spec)
     return AttemptStatus(
         number=number,

@@ -88,7 +88,7 @@ class SessionSettings:
 
 
 def serve(home: Home, job: TrainingJob, settings: SessionSettings) -> RunOutcome:
-    """Run a job to its end, or until it is told to stop.
+    """Run a job to its end, or until a signal to stop.
 
     Raises:
         RefusedError: If another process serves the run, or the spec is not the run's.
@@ -140,7 +140,7 @@ def _serve(home: Home, run: RunDirectory, job: TrainingJob, settings: SessionSet
 
 
 def claim(run: RunDirectory, job: TrainingJob, *, fresh: bool) -> bool:
-    """Decide whether the command goes on with a run that exists.
+    """Decide whether the command continues a run that exists.
 
     Raises:
         RefusedError: If the run has another spec.

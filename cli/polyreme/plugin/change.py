@@ -18,7 +18,7 @@ Change = Callable[[JobView], Mapping[str, Any] | None]
 
 
 async def change(cluster: ClusterPort, namespace: str, name: str, wanted: Change) -> tuple[JobView, bool]:
-    """Patch a job's spec as it was seen; if somebody changed it in the meantime, it is read again.
+    """Patch a job's spec as it was seen; if another client changed it in the meantime, it is read again.
 
     Args:
         cluster: The cluster.

@@ -84,7 +84,7 @@ def _names(words: Sequence[str], kind: str) -> list[str]:
 
 
 def _listed(words: Sequence[str], kind: str, namespace: str | None = None) -> list[dict[str, dict[str, str]]]:
-    """List a kind; whoever presses Tab gets no errors."""
+    """List a kind; completion shows no errors."""
     from pathlib import Path
 
     from polyreme.plugin.options import target

@@ -116,7 +116,8 @@ async def read_lines(
     """Yield the lines of a pod's container that were not read yet.
 
     Raises:
-        PortError: If the pod is gone, its container has not started, the caller may not read logs, or nobody answers.
+        PortError: If the pod is gone, its container has not started, the caller may not read logs, or there is no
+            answer.
     """
     what = f"log of {ref}"
     query = {"container": container, "timestamps": "true", "follow": str(follow).lower()}

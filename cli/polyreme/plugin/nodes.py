@@ -173,7 +173,7 @@ def _row(node: HealthNode) -> NodeRow:
 
 
 def _with_kubernetes(row: NodeRow, node: Manifest) -> NodeRow:
-    """Add what Kubernetes says of a node: it is not ready, or somebody cordoned it or declared it out of service."""
+    """Add what Kubernetes says of a node: it is not ready, or was cordoned or declared out of service."""
     spec, ready = node.get("spec") or {}, _ready_condition(node)
     status, since = ready.get("status") or "Unknown", _time(parse_time_or(ready.get("lastTransitionTime"), 0.0))
     found = []

@@ -15,7 +15,7 @@ from rich.text import Text
 from polyreme.views.output import OUTPUT_VERSION, text
 
 WIDE_COLUMNS = 4_000
-"""Width where nobody looks at a terminal: a line is never broken there."""
+"""Width where the output is no terminal: a line is never broken there."""
 
 
 class Output(StrEnum):

@@ -12,7 +12,7 @@ from rich.text import Text
 from polyreme.plugin.printing import bar, columns
 from polyreme.plugin.rows import reason_of
 from polyreme.plugin.snapshot import Snapshot, queue_status
-from polyreme.plugin.waiting import Standing, holds, standing
+from polyreme.plugin.waiting import QueuePositions, holds, queue_positions
 from polyreme_api.queue import ResourceUsage
 from polyreme_operator.queueing.tree import DEFAULT_QUEUE
 from polyreme_operator.types.queues import QueueView, StopPolicy
@@ -81,17 +81,17 @@ def queue_rows(seen: Snapshot, *, only: str | None = None, whole: bool = True) -
         only: Keep one queue and those below it, with the jobs that wait there.
         whole: Whether the jobs are those of all namespaces; if not, what the queues' statuses say is shown.
     """
-    stands = standing(seen)
-    order = [(name, depth) for root in stands.tree.children("") for name, depth in _walk(stands, root, 0)]
+    positions = queue_positions(seen)
+    order = [(name, depth) for root in positions.tree.children("") for name, depth in _walk(positions, root, 0)]
     names = {name for name, _ in order}
     named = {job.spec.queue_name for job in seen.jobs if job.spec is not None and not job.status.finished}
-    loose = sorted((set(stands.tree.views) | named | {DEFAULT_QUEUE}) - names)
+    loose = sorted((set(positions.tree.views) | named | {DEFAULT_QUEUE}) - names)
     order += [(name, 0) for name in loose]
     if only is not None:
-        kept = set(_below(stands, only))
+        kept = set(_below(positions, only))
         order = [(name, depth) for name, depth in order if name in kept]
     draw = _row if whole else _row_of_status
-    return [draw(seen, stands, name, depth, head=only is not None) for name, depth in order]
+    return [draw(seen, positions, name, depth, head=only is not None) for name, depth in order]
 
 
 def render(rows: list[QueueRow]) -> RenderableType:
@@ -123,12 +123,12 @@ def _add(table: Table, row: QueueRow, *, indent: str) -> None:
         table.add_row(name, *cells, str(piece.borrowed or "-"), *rest)
 
 
-def _row_of_status(seen: Snapshot, stands: Standing, name: str, depth: int, *, head: bool) -> QueueRow:
+def _row_of_status(seen: Snapshot, positions: QueuePositions, name: str, depth: int, *, head: bool) -> QueueRow:
     """Return the row that the operator's status of a queue says."""
-    row = _row(seen, stands, name, depth, head=head)
-    if name not in stands.tree.views:
+    row = _row(seen, positions, name, depth, head=head)
+    if name not in positions.tree.views:
         return dataclasses.replace(row, message=row.message or "only jobs that you may list are counted")
-    status = queue_status(stands.tree.view(name))
+    status = queue_status(positions.tree.view(name))
     usage = {entry.resource: entry for entry in status.usage}
     nothing = ResourceUsage(resource="")
     pieces = [
@@ -149,20 +149,20 @@ def _row_of_status(seen: Snapshot, stands: Standing, name: str, depth: int, *, h
     )
 
 
-def _row(seen: Snapshot, stands: Standing, name: str, depth: int, *, head: bool) -> QueueRow:
-    tree, ledger = stands.tree, stands.ledger
+def _row(seen: Snapshot, positions: QueuePositions, name: str, depth: int, *, head: bool) -> QueueRow:
+    tree, ledger = positions.tree, positions.ledger
     missing = name not in tree.views and not tree.in_order(name)
     problem = tree.problems.get(name)
     pieces = [
         Pieces(
             resource=resource,
             quota=tree.bound(name, resource).quota,
-            used=sum(ledger.used(below, resource) for below in _below(stands, name)),
+            used=sum(ledger.used(below, resource) for below in _below(positions, name)),
             borrowed=ledger.borrowed(name, resource),
         )
-        for resource in sorted(_named(stands, name))
+        for resource in sorted(_named(positions, name))
     ]
-    waiting = stands.by_queue.get(name, ())
+    waiting = positions.by_queue.get(name, ())
     policy = tree.stop_policy(name)
     return QueueRow(
         name=name,
@@ -176,23 +176,26 @@ def _row(seen: Snapshot, stands: Standing, name: str, depth: int, *, head: bool)
         message=_MISSING if missing else problem.message if problem is not None else "",
         head=tuple(
             (place, f"{job.namespace}/{job.name}", job.priority, reason_of(job))
-            for place, job in enumerate((stands.jobs[uid] for uid in waiting[:HEAD_MAX]), start=1)
+            for place, job in enumerate((positions.jobs[uid] for uid in waiting[:HEAD_MAX]), start=1)
         )
         if head
         else (),
     )
 
 
-def _named(stands: Standing, name: str) -> set[str]:
+def _named(positions: QueuePositions, name: str) -> set[str]:
     """Resources for which a queue or one below it has a quota."""
-    views: list[QueueView] = [stands.tree.view(below) for below in _below(stands, name)]
-    return {quota.resource for view in views for quota in view.quotas} | set(stands.tree.limited(name))
+    views: list[QueueView] = [positions.tree.view(below) for below in _below(positions, name)]
+    return {quota.resource for view in views for quota in view.quotas} | set(positions.tree.limited(name))
 
 
-def _walk(stands: Standing, name: str, depth: int) -> list[tuple[str, int]]:
-    return [(name, depth), *(row for child in stands.tree.children(name) for row in _walk(stands, child, depth + 1))]
+def _walk(positions: QueuePositions, name: str, depth: int) -> list[tuple[str, int]]:
+    return [
+        (name, depth),
+        *(row for child in positions.tree.children(name) for row in _walk(positions, child, depth + 1)),
+    ]
 
 
-def _below(stands: Standing, name: str) -> list[str]:
+def _below(positions: QueuePositions, name: str) -> list[str]:
     """Return a queue and all below it."""
-    return [found for found, _ in _walk(stands, name, 0)]
+    return [found for found, _ in _walk(positions, name, 0)]

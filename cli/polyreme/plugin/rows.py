@@ -40,7 +40,7 @@ def top_table(rows: Iterable[dict[str, Any]], *, namespaced: bool) -> Table:
 
 
 def state_of(job: JobView) -> tuple[str, Condition | None]:
-    """Say how a job stands, in one word, with the condition that says it."""
+    """Return a job's state in one word, with the condition that it comes from."""
     status = job.status
     if _never_runs(job):
         return "Misconfigured", status.condition("Queued")
@@ -55,7 +55,7 @@ def state_of(job: JobView) -> tuple[str, Condition | None]:
 
 
 def reason_of(job: JobView) -> str:
-    """Say why a job stands as it does: one of a finite set."""
+    """Return the reason for a job's state: one of a finite set."""
     state, condition = state_of(job)
     if _never_runs(job):
         return "Misconfigured"
@@ -66,7 +66,7 @@ def reason_of(job: JobView) -> str:
 
 
 def message_of(job: JobView) -> str:
-    """Say why a job stands as it does, for people."""
+    """Return the reason for a job's state, for people."""
     state, condition = state_of(job)
     if _never_runs(job):
         return job.invalid
@@ -86,7 +86,7 @@ def refusal_of(job: JobView) -> str:
 
 
 def _never_runs(job: JobView) -> bool:
-    """Tell whether a job waits with a spec that can't be read; one that runs goes on with what it was admitted for."""
+    """Tell whether a job waits with a spec that can't be read; one that runs continues as it was admitted."""
     return bool(job.invalid) and not job.status.finished and not job.admitted
 
 

@@ -24,7 +24,7 @@ ORDER_MAX = 100_000
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class QueuePositions:
     """The queues at one moment."""
 
     tree: QueueTree
@@ -51,7 +51,7 @@ class Standing:
         return [self.jobs[other] for other in line[: line.index(uid)]] if line else []
 
 
-def standing(seen: Snapshot) -> Standing:
+def queue_positions(seen: Snapshot) -> QueuePositions:
     """Order everything that waits, and count what the queues hold."""
     # Whether a missing default queue is unlimited is a setting of the operator, which tells it to jobs alone.
     kept_waiting = any(_lacks_default(job) for job in seen.jobs)
@@ -64,7 +64,7 @@ def standing(seen: Snapshot) -> Standing:
         queue: tuple(job.uid for job in first_of(waiting, tree, queue, seen.now_s, limit=ORDER_MAX))
         for queue in sorted(waiting.queues())
     }
-    return Standing(
+    return QueuePositions(
         tree=tree,
         ledger=QuotaLedger(tree, used),
         order=tuple(job.uid for job in itertools.islice(order, ORDER_MAX)),
@@ -81,7 +81,7 @@ def waits(jobs: Iterable[JobView]) -> Iterator[Waiting]:
 
 
 def is_waiting(job: JobView) -> bool:
-    """Tell whether a job stands in its queue."""
+    """Tell whether a job waits in its queue."""
     if job.spec is None or job.deleting or job.status.finished or job.admitted:
         return False
     return not job.spec.suspend and job.spec.managed_by == MANAGER and not job.queue_refusal

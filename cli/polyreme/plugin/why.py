@@ -12,7 +12,7 @@ from polyreme.plugin.notes import notes_of
 from polyreme.plugin.printing import columns, facts
 from polyreme.plugin.rows import message_of, reason_of, refusal_of, state_of
 from polyreme.plugin.snapshot import Snapshot, queue_status
-from polyreme.plugin.waiting import Standing, is_waiting, standing
+from polyreme.plugin.waiting import QueuePositions, is_waiting, queue_positions
 from polyreme.views.formatting import duration
 from polyreme_api.labels import MANAGER
 from polyreme_operator.types.reasons import Reason
@@ -52,7 +52,7 @@ _UNREADABLE = "change the field that the message names, or delete it and apply i
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Victim:
-    """A job that was asked to make way."""
+    """A job that was asked to stop for this one."""
 
     name: str
     """Namespace and name."""
@@ -137,7 +137,7 @@ def why(seen: Snapshot, job: JobView, *, doubt: str = "", whole: bool = True) ->
     )
     if not is_waiting(job):
         return answer
-    return _placed(answer, standing(seen), job) if whole else _placed_by_status(answer, seen, job)
+    return _placed(answer, queue_positions(seen), job) if whole else _placed_by_status(answer, seen, job)
 
 
 def _remedy(job: JobView, state: str, reason: str) -> str:
@@ -181,11 +181,11 @@ def render(answer: Answer) -> RenderableType:
     return Group(*parts)
 
 
-def _placed(answer: Answer, stands: Standing, job: JobView) -> Answer:
-    place = stands.place(job.uid)
-    ahead = stands.before(job.uid)
+def _placed(answer: Answer, positions: QueuePositions, job: JobView) -> Answer:
+    place = positions.place(job.uid)
+    ahead = positions.before(job.uid)
     shown = ahead[-BEFORE_MAX:]
-    problem = stands.tree.problems.get(answer.queue)
+    problem = positions.tree.problems.get(answer.queue)
     return dataclasses.replace(
         answer,
         sentence=answer.sentence if problem is None else problem.message,

@@ -16,7 +16,7 @@ from polyreme_api.progress import ALL_SETS, StepRecord
 COLOURS = 6
 """Colours of attempts, which then repeat; the style sheet has one variable for each."""
 ATTEMPTS_MAX = 60
-"""Attempts that the timeline shows, the newest; more are said in words."""
+"""Attempts that the timeline shows, the newest; a sentence counts the others."""
 MARKS_MAX = 40
 SMOOTHED_SHARE = 60
 """The smoothed line takes the mean of one step in so many before and after each; a shorter run is not smoothed."""
@@ -129,7 +129,7 @@ def throughput_chart(data: ReportData) -> str:
 def experts_chart(data: ReportData) -> str:
     """Draw how many rows each expert of each layer got, a cell each, darker for more; their layers' mean is the middle.
 
-    A model with more cells than a page should hold is told of in words alone.
+    A model with more cells than a page should hold is described in words alone.
     """
     loads = data.experts
     if loads is None or not 0 < sum(len(layer.load) for layer in loads.layers) <= CELLS_MAX:
@@ -176,7 +176,7 @@ def smoothing_half_width(steps: int) -> int:
 
 
 def smoothed(records: Sequence[StepRecord], borders: Collection[int] = ()) -> dict[int, float]:
-    """Centred mean over the history: it neither lags behind the loss nor breaks where attempts change.
+    """Centred mean over the history: it neither lags the loss nor breaks where attempts change.
 
     No window reaches over a border, a step from which on something else is trained. Towards borders and both ends the
     window shrinks on both sides alike, so the line begins and ends at the loss itself.

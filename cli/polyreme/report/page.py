@@ -25,7 +25,7 @@ STAGE_COUNTS = ("processed", "reused", "dead_letters", "dropped")
 OPEN_ROWS_MAX = 12
 """Stages that are shown at once; more are folded."""
 ROWS_MAX = 200
-"""Rows of one table; more are said in words."""
+"""Rows of one table; a sentence counts the others."""
 LEGEND_MAX = 8
 PNG_BYTES_MAX = 512 * 1024
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"

@@ -26,9 +26,9 @@ _log = logging.getLogger(__name__)
 def publish(
     home: Home, run: RunDirectory, job: TrainingJob, records: RunRecords, moments: Sequence[Moment], *, now: Moment
 ) -> Path | None:
-    """Write the report of a run as it stands; return its path.
+    """Write the report of a run as it is now; return its path.
 
-    A report shows a run and decides nothing of it: where it can't be written, that is said, and None is returned.
+    A report shows a run and decides nothing of it: where it can't be written, a note says so, and None is returned.
     """
     from polyreme.report.write import write_report
 

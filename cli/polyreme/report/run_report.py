@@ -120,7 +120,7 @@ def _plan(job: TrainingJob) -> Plan:
 
 
 def verdict(job: TrainingJob) -> tuple[str, str]:
-    """Say how the job stands, in one word and one sentence."""
+    """Describe the job's state in one word and one sentence."""
     status = job.status
     suspended = status.condition("Suspended")
     if suspended is not None and not status.finished:
@@ -141,7 +141,7 @@ def _sentence(job: TrainingJob, condition: Condition) -> str:
     if condition.type == "Admitted":
         return f"starting {condition.message}"
     if condition.type == "PodsReady":
-        # What the ranks wait for, once all workers have joined, stands where it says that they do not run yet.
+        # Once all workers have joined, the condition that the ranks do not run yet gives what they wait for.
         running = job.status.condition("Running")
         return _SENTENCES.get(running.reason if running else "", _SENTENCES["Starting"])
     return condition.message or _SENTENCES.get(condition.reason, condition.reason)

@@ -129,6 +129,6 @@ def _causes(job: TrainingJob) -> dict[int, str]:
 
 
 def _finished_s(moments: Sequence[Moment]) -> float | None:
-    """When the newest attempt ended the job; an earlier end that the run went on from is none."""
+    """When the newest attempt ended the job; an earlier end that the run continued from is none."""
     newest = max((moment.attempt for moment in moments if moment.kind == "attempt"), default=0)
     return next((moment.at_s for moment in moments if moment.kind == "finished" and moment.attempt == newest), None)

@@ -143,7 +143,7 @@ def label(x: float, y: float, text: str, classes: str = "", *, anchor: str = "st
 def labels(marks: Sequence[tuple[float, str]], *, y: float, to_px: float, row_px: float = 13, rows: int = 4) -> str:
     """Write labels to the right of marks [pixels], in rows from ``y`` on, none over another.
 
-    A label that would leave the picture at ``to_px`` stands to the left of its mark; one that finds no room is left
+    A label that would leave the picture at ``to_px`` is to the left of its mark; one that finds no room is left
     out, since marks have titles.
     """
     taken: list[list[tuple[float, float]]] = [[] for _ in range(rows)]

@@ -1,4 +1,4 @@
-"""The identity of a run: the same YAML again goes on, an edited one is told what changed.
+"""The identity of a run: the same YAML continues it, an edited one is refused with what changed.
 
 Only ``spec.workers.replicas``, ``spec.data.onDamage`` and ``spec.suspend`` may change under a run, and
 ``spec.data.schedule`` may get more entries, as under a TrainingJob in a cluster.

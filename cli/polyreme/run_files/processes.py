@@ -1,4 +1,4 @@
-"""Processes told apart: a pid alone may by now belong to a stranger."""
+"""Identity of processes: a pid alone may by now belong to another one."""
 
 from __future__ import annotations
 

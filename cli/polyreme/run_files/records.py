@@ -48,7 +48,7 @@ class CheckpointEntry:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecords:
-    """Everything that the ranks of all attempts left behind."""
+    """Everything that the ranks of all attempts recorded."""
 
     points: Sequence[ResumePoint]
     steps: Mapping[int, Sequence[StepRecord]]

@@ -28,7 +28,7 @@ class StoredLogs:
 
     @property
     def attempts(self) -> list[int]:
-        """Attempts of which something is stored, in order."""
+        """Attempts with stored logs, in order."""
         return sorted({log.attempt for log in self.logs})
 
     def chosen(self, *, rank: int | None, attempt: int | None) -> list[RankAttempt]:
@@ -38,7 +38,7 @@ class StoredLogs:
         return [log for log in found if log.attempt == newest]
 
     def nothing_of(self, what: str, *, rank: int | None, attempt: int | None) -> NotFoundError:
-        """Return the error for a rank or an attempt of which nothing is stored, with what is."""
+        """Return the error for a rank or an attempt without stored logs; it names those that have some."""
         named = "".join(
             f", {word} {number}" for word, number in (("rank", rank), ("attempt", attempt)) if number is not None
         )

@@ -9,10 +9,13 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Mapping
+from typing import Literal
 
 from polyreme_api.errors import InvalidConfigError
 
 GIB = 2**30
+Precision = Literal["float32", "bfloat16"]
+"""Type of numbers in which a model computes."""
 PROCESSOR = "cpu"
 """The hardware without an accelerator."""
 
@@ -73,7 +76,7 @@ class Hardware:
     usable_share: float = 0.9
     """Share of the memory that a plan may fill; the rest is for the driver and for fragments."""
     peak_flops_per_s: float
-    """Of matrix products, by the data sheet."""
+    """Of matrix products in bfloat16, by the data sheet."""
     flops_per_s: float
     """Of matrix products, as reached."""
     bytes_per_s: float
@@ -86,10 +89,22 @@ class Hardware:
     """Of a device's share of the network between nodes, as reached."""
     near_latency_s: float
     far_latency_s: float
+    float32_share: float = 1.0
+    """Speed of float32 products, relative to bfloat16."""
+    tf32_share: float = 1.0
+    """Speed of float32 products whose inputs are rounded to TF32, relative to bfloat16."""
     launch_s: float = 0.0
     """Of a kernel, from its predecessor's end: a fixed cost."""
     device_name: str = ""
     """Part of the name that a device reports; empty for processors."""
+
+    def at(self, precision: Precision, *, tf32: bool = False) -> Hardware:
+        """Return this hardware with the speed of products in a precision; it is given for bfloat16."""
+        if precision == "bfloat16":
+            return self
+        share = self.tf32_share if tf32 else self.float32_share
+        peak, reached = share * self.peak_flops_per_s, share * self.flops_per_s
+        return dataclasses.replace(self, peak_flops_per_s=peak, flops_per_s=reached)
 
     @property
     def usable_bytes(self) -> int:
@@ -140,10 +155,13 @@ _H100 = Hardware(
     far_bytes_per_s=0.8 * 50e9,
     near_latency_s=10e-6,
     far_latency_s=25e-6,
+    float32_share=67 / 989,
+    tf32_share=494.7 / 989,
     launch_s=3.8e-6,
     device_name="H100",
 )
-"""NVIDIA's data sheets: 989 TFLOPS bf16 dense, 3.35 TB/s; NVLink 450 GB/s a direction; 400 Gb/s of network a device.
+"""NVIDIA's data sheets, dense: 989 TFLOPS in bf16, 494.7 in TF32, 67 in float32; 3.35 TB/s; NVLink 450 GB/s a
+direction; 400 Gb/s of network a device.
 Shares reached: 0.6 of products, by which two published runs come out (arXiv:2504.14960; bench-planner: 0.63 and 0.59),
 0.8 of memory and links. A launch: 3.8 us from one short kernel to the next (NVIDIA, "Getting Started with CUDA Graphs",
 2019)."""

@@ -31,7 +31,8 @@ from polyreme_planner.pipelines import (
     cut_step,
     stream_volumes,
 )
-from polyreme_planner.plan_inputs import recomputes_of, setting_of
+from polyreme_planner.plan_inputs import hardware_of, recomputes_of, setting_of
+from polyreme_planner.precision import precision_of
 from polyreme_planner.refusals import check_memory, what_does_not_fit
 from polyreme_planner.schedules import Schedule
 from polyreme_planner.search import Estimate, Found
@@ -147,7 +148,7 @@ def shape_of(spec: TrainingJobSpec) -> ModelShape:
     """
     overrides = {"vision": dict(spec.model.overrides.vision), "decoder": dict(spec.model.overrides.decoder)}
     shape = model_shape(spec.model.preset, {part: sizes for part, sizes in overrides.items() if sizes})
-    check_shape(shape, scalar_bytes=2 if spec.training.precision == "bfloat16" else 4)
+    check_shape(shape, scalar_bytes=2 if precision_of(spec.training, hardware_of(spec).name) == "bfloat16" else 4)
     if spec.data.tokenizer.vocabulary > shape.decoder.vocabulary:
         raise InvalidConfigError(
             f"tokenizer does not fit the model: {spec.data.tokenizer.vocabulary} tokens, "

@@ -13,6 +13,7 @@ from polyreme_planner.curriculum import kinds_of_packs
 from polyreme_planner.flops import Mix
 from polyreme_planner.hardware import DEFAULT, HARDWARE, PROCESSOR, Hardware, Numerics
 from polyreme_planner.optimizer_state import divides_update, matrix_state_bytes, state_bytes
+from polyreme_planner.precision import precision_of
 from polyreme_planner.shapes import ModelShape
 
 IMAGE_PATCHES = 1024
@@ -58,24 +59,32 @@ def hardware_of(spec: TrainingJobSpec) -> Hardware:
     Processors have the memory that the worker's first container is limited to, shared by its ranks.
     """
     named = spec.workers.hardware or (PROCESSOR if spec.workers.device_resource == RESOURCE_DEVICE else DEFAULT)
-    hardware = HARDWARE[named]
+    precision = precision_of(spec.training, named)
+    hardware = HARDWARE[named].at(precision, tf32=spec.training.tf32)
     limit = _memory_limit(spec.workers.template) if named == PROCESSOR else None
     if limit is None:
         return hardware
     return dataclasses.replace(hardware, memory_bytes=limit // spec.workers.devices)
 
 
-def numerics_of(spec: TrainingJobSpec, shape: ModelShape) -> Numerics:
-    """Return the bytes of the numbers that a job's ranks hold; state in host memory takes none of the device's."""
-    training = spec.training
-    working = 4 if training.precision == "float32" else 2
-    away = training.optimizer.state_memory == "Host" and hardware_of(spec).name != PROCESSOR
+def numerics_of(spec: TrainingJobSpec, shape: ModelShape, *, hardware: str | None = None) -> Numerics:
+    """Return the bytes of the numbers that a job's ranks hold; state in host memory takes none of the device's.
+
+    Args:
+        spec: The job's specification.
+        shape: Its model.
+        hardware: Name of other hardware than the job's.
+    """
+    training, name = spec.training, hardware or hardware_of(spec).name
+    precision = precision_of(training, name)
+    working = 4 if precision == "float32" else 2
+    away = training.optimizer.state_memory == "Host" and name != PROCESSOR
     return Numerics(
         weight_bytes=working,
-        optimizer_bytes=0 if away else state_bytes(training),
-        matrix_optimizer_bytes=0 if away else matrix_state_bytes(training),
+        optimizer_bytes=0 if away else state_bytes(precision),
+        matrix_optimizer_bytes=0 if away else matrix_state_bytes(training, precision),
         activation_bytes=working,
-        sharded_optimizer=divides_update(training, shape),
+        sharded_optimizer=divides_update(training, shape, precision),
         sharded_parameters=training.parameter_sharding == "FSDP2",
     )
 

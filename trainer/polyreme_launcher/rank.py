@@ -37,6 +37,7 @@ from polyreme_planner.curriculum import curriculum_stages, kinds_of_packs
 from polyreme_planner.optimizer_state import divides_update
 from polyreme_planner.plan import Plan
 from polyreme_planner.plan_inputs import setting_of
+from polyreme_planner.precision import precision_of
 from polyreme_planner.refusals import out_of_memory
 from polyreme_system.clock import SystemClock
 from polyreme_trainer.export.stored import StoredExport
@@ -132,7 +133,7 @@ def _train(environment: Mapping[str, str]) -> int:
     rank = RankEnvironment.parse(environment)
     job = parse_job_file(rank.job_file)
     plan = Plan.from_json(Path(rank.plan_file).read_text(encoding="utf-8"))
-    device = take_device(plan.hardware, local_rank=rank.local_rank)
+    device = take_device(plan.hardware, local_rank=rank.local_rank, tf32=job.spec.training.tf32)
     begin = rank.resume_from or "the beginning"
     _log.info("rank %d of %d begins attempt %d at %s on %s", rank.rank, rank.world_size, rank.attempt, begin, device)
     sink, clock = PipeSink(rank.progress_fd), SystemClock()
@@ -223,7 +224,7 @@ def settings_of(
             plan_hash=plan.hash,
             plan=json.loads(plan.to_json()),
         ),
-        precision=Precision(spec.training.precision),
+        precision=Precision(precision_of(spec.training, plan.hardware)),
         parameter_sharding=ParameterSharding(spec.training.parameter_sharding),
         optimizer=_optimizer_settings(spec, plan),
         evaluation=_evaluation_settings(spec),
@@ -344,7 +345,7 @@ def _optimizer_settings(spec: TrainingJobSpec, plan: Plan) -> OptimizerSettings:
         weight_decay=float(optimizer.weight_decay),
         gradient_norm_max=float(optimizer.clip_norm),
         router_bias_rate=float(spec.training.router_bias_rate),
-        zero1=divides_update(spec.training, plan.shape),
+        zero1=divides_update(spec.training, plan.shape, precision_of(spec.training, plan.hardware)),
         state_on_host=optimizer.state_memory == "Host",
     )
 

@@ -141,8 +141,12 @@ class Training(Part):
     """Packs of ``data.sequenceTokens`` tokens that all ranks together train on in one step."""
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     """Seed of the initial weights."""
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """Type in which the model computes; the router's scores, gradients and the optimizer stay float32."""
+    precision: Literal["Auto", "float32", "bfloat16"] = "Auto"
+    """Type in which the model computes; the router's scores, gradients and the optimizer stay float32. ``Auto``:
+    bfloat16 on accelerators, float32 on processors."""
+    tf32: bool = False
+    """Whether NVIDIA devices round the inputs of float32 matrix products to TF32: several times as fast, with 10 bits
+    of mantissa. It changes nothing in bfloat16 or on processors."""
     parameter_sharding: Literal["None", "FSDP2"] = "None"
     """How parameters are stored: ``None``, each rank holds all that it computes with; ``FSDP2``, ranks that would hold
     the same parameters hold rows of them and gather a layer when it runs (torch's ``fully_shard``); gradients and the

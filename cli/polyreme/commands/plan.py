@@ -103,6 +103,7 @@ def _setting(
     from polyreme_planner.hardware import hardware_named
     from polyreme_planner.plan import shape_of
     from polyreme_planner.plan_inputs import hardware_of, mix_of, numerics_of
+    from polyreme_planner.precision import precision_of
 
     if spec.workers.runtime.mode == "Environment":
         raise InvalidConfigError(
@@ -114,11 +115,14 @@ def _setting(
     mix = mix_of(shape, tokens, image_patches=image_patches, visual_share=visual_share)
     if measured is not None and image_patches is None and visual_share is None:
         mix = dataclasses.replace(measured.mix, sequence_tokens=tokens)
+    of = hardware_of(spec)
+    if hardware is not None:
+        of = hardware_named(hardware).at(precision_of(spec.training, hardware), tf32=spec.training.tf32)
     return Setting(
         shape=shape,
         mix=mix,
-        hardware=hardware_of(spec) if hardware is None else hardware_named(hardware),
-        numerics=numerics_of(spec, shape),
+        hardware=of,
+        numerics=numerics_of(spec, shape, hardware=of.name),
         measured=measured,
     )
 
@@ -142,6 +146,7 @@ def _show(setting: Setting, found: Found, best: Estimate, output: Format) -> Non
     drawn = [] if simulated is None else picture(simulated)
     chosen = _row(best) | {
         "hardware": setting.hardware.name,
+        "precision": "float32" if setting.numerics.activation_bytes == 4 else "bfloat16",
         "examined": found.examined,
         "doNotFit": found.too_large,
         "largestConsumers": best.memory.largest(),
@@ -182,6 +187,7 @@ CHOSEN = [
     ("plan", "plan"),
     ("layers per stage", "stageLayers"),
     ("hardware", "hardware"),
+    ("precision", "precision"),
     ("step seconds", "stepSeconds"),
     ("breakdown", "shares"),
     ("bubble", "bubble"),

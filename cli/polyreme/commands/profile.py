@@ -22,6 +22,7 @@ from polyreme_api.exit_codes import ExitCode
 if TYPE_CHECKING:
     from polyreme_api.job import TrainingJobSpec
     from polyreme_planner.flops import Mix
+    from polyreme_planner.hardware import Hardware
     from polyreme_planner.plan import Plan
     from polyreme_trainer.profile.steps import Profile
 
@@ -61,7 +62,8 @@ def profile(
     from polyreme.job_files import read_job
     from polyreme_planner.costs import Measured
     from polyreme_planner.plan import plan_for
-    from polyreme_planner.plan_inputs import mix_of
+    from polyreme_planner.plan_inputs import hardware_of, mix_of
+    from polyreme_planner.precision import precision_of
     from polyreme_system.clock import SystemClock
 
     spec = read_job(job).spec
@@ -79,7 +81,7 @@ def profile(
     if trace is not None:
         trace.mkdir(parents=True, exist_ok=True)
     profiles = _run(spec, plan, mix, steps=steps, trace=trace)
-    _show(plan, mix, profiles, output)
+    _show(plan, mix, profiles, hardware_of(spec), output)
     if costs is not None:
         import torch
 
@@ -87,7 +89,7 @@ def profile(
         from polyreme_trainer.profile.parts import measure_parts
 
         device = take_device(plan.hardware, local_rank=0)
-        dtype = getattr(torch, spec.training.precision)
+        dtype = getattr(torch, precision_of(spec.training, plan.hardware))
         times = measure_parts(plan.shape, mix, device=device, clock=SystemClock(), dtype=dtype)
         measured = Measured(hardware=plan.hardware, mix=mix, seconds_per_token=times)
         costs.write_text(measured.to_json() + "\n", encoding="utf-8")
@@ -191,9 +193,8 @@ def _read(path: Path) -> Profile:
     )
 
 
-def _show(plan: Plan, mix: Mix, profiles: list[Profile], output: Format) -> None:
+def _show(plan: Plan, mix: Mix, profiles: list[Profile], hardware: Hardware, output: Format) -> None:
     from polyreme_planner.flops import model_flops_utilisation
-    from polyreme_planner.hardware import HARDWARE
 
     step_s, world = max(profile.step_s for profile in profiles), plan.layout.world
     tokens = plan.packs_per_step * plan.pack_tokens
@@ -203,7 +204,7 @@ def _show(plan: Plan, mix: Mix, profiles: list[Profile], output: Format) -> None
         tokens=tokens,
         step_s=step_s,
         devices=world,
-        peak_flops_per_s=HARDWARE[plan.hardware].peak_flops_per_s,
+        peak_flops_per_s=hardware.peak_flops_per_s,
     )
     whole = {
         "layout": str(plan.layout),

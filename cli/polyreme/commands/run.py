@@ -229,6 +229,7 @@ def _show_plan(checked: TrainingJob, output: Format, *, visits: str) -> int:
     from polyreme_planner.model_parts import parameter_count
     from polyreme_planner.plan import plan_for
     from polyreme_planner.plan_inputs import setting_of
+    from polyreme_planner.precision import precision_of
     from polyreme_planner.refusals import memory_of_cut
 
     spec = checked.spec
@@ -247,6 +248,7 @@ def _show_plan(checked: TrainingJob, output: Format, *, visits: str) -> int:
         "parameters": parameter_count(plan.shape),
         "ranks": plan.layout.world,
         "hardware": plan.hardware,
+        "precision": precision_of(spec.training, plan.hardware) + (" (TF32)" if spec.training.tf32 else ""),
         "layout": str(plan.layout),
         "cut": str(plan.cut),
         "recompute": plan.recompute_label or "None",
@@ -278,6 +280,7 @@ def _show_plan(checked: TrainingJob, output: Format, *, visits: str) -> int:
             ("parameters", "parameters"),
             ("ranks", "ranks"),
             ("hardware", "hardware"),
+            ("precision", "precision"),
             ("layout", "layout"),
             ("cut", "cut"),
             ("recompute", "recompute"),

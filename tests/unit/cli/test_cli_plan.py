@@ -87,13 +87,13 @@ def test_validate_counts_the_memory_of_a_rank_as_the_planner_does(
         changes = BIG | {
             "spec.workers": {"replicas": 1, "devices": 8, "hardware": "h200-141g"},
             "spec.parallelism": {"mode": "Explicit", "ep": 2, **degrees},
-            "spec.training.precision": "bfloat16",
         }
         path = job_file(tmp_path, changes)
         capsys.readouterr()
         assert invoke(["validate", path, "--for-cluster", "-o", "json"]) == ExitCode.OK
         item = json.loads(capsys.readouterr().out)["item"]
         assert item["stateBytesPerRank"] < item["memoryBytesPerRank"] <= 141e9
+        assert item["precision"] == "bfloat16"
         state[degrees.get("pp", 1)] = item["stateBytesPerRank"]
         assert invoke(["validate", path, "--for-cluster"]) == ExitCode.OK
         shown = capsys.readouterr().out

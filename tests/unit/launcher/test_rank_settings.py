@@ -81,6 +81,7 @@ ELSEWHERE = {
     "model.weights.format": "one value",
     "training.optimizer": "in its parts",
     "training.packsPerStep": "the data source, and the plan",
+    "training.tf32": "the device that the rank takes",
     "parallelism.mode": "the plan",
     "parallelism.dp": "the plan, with the workers",
     "parallelism.pp": "the plan, with dp",

@@ -12,12 +12,13 @@ _CPU_IS_FULL = "can't allocate memory"
 """Text of an out-of-memory error of torch's CPU allocator, which has no type of its own."""
 
 
-def take_device(hardware: str, *, local_rank: int) -> str:
+def take_device(hardware: str, *, local_rank: int, tf32: bool = False) -> str:
     """Take this rank's device, of the kind that the plan was made for, and return its type for torch.
 
     Args:
         hardware: Kind of device (``polyreme_planner.hardware``).
         local_rank: This rank among those of its pod.
+        tf32: Whether float32 products round their inputs to TF32.
 
     Raises:
         InvalidConfigError: If this rank has no such device; the message names the device it has.
@@ -37,6 +38,7 @@ def take_device(hardware: str, *, local_rank: int) -> str:
     if wanted.device_name not in seen.name or seen.total_memory < wanted.usable_bytes:
         raise InvalidConfigError(f"{needs}, this rank has {seen.name} ({seen.total_memory / GIB:.0f} GiB)", field=field)
     torch.cuda.set_device(local_rank)
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
     return "cuda"
 
 

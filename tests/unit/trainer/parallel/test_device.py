@@ -25,9 +25,12 @@ def cards(monkeypatch: pytest.MonkeyPatch, *seen: Card) -> list[int]:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(seen))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: seen[number])
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", precisions.append)
     return taken
 
 
+precisions: list[str] = []
+"""What was set for float32 products, in turn."""
 H100 = Card("NVIDIA H100 80GB HBM3", 85_017_755_648)
 H200 = Card("NVIDIA H200", 150_754_820_096)
 
@@ -42,6 +45,15 @@ def test_a_rank_takes_the_device_of_its_number(monkeypatch: pytest.MonkeyPatch) 
     taken = cards(monkeypatch, H200, H200)
     assert take_device("h200-141g", local_rank=1) == "cuda"
     assert taken == [1]
+
+
+@pytest.mark.parametrize(("tf32", "precision"), [(False, "highest"), (True, "high")])
+def test_float32_products_are_rounded_only_where_the_job_says_so(
+    monkeypatch: pytest.MonkeyPatch, tf32: bool, precision: str
+) -> None:
+    cards(monkeypatch, H100)
+    take_device("h100-80g", local_rank=0, tf32=tf32)
+    assert precisions[-1] == precision
 
 
 @pytest.mark.parametrize(

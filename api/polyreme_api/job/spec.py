@@ -163,9 +163,7 @@ def check_stages(training: Training, data: Data) -> None:
         if doubled := sorted({name for name in weighed if weighed.count(name) > 1}):
             raise ValueError(f"{where} weighs {doubled[0]!r} twice; drop one")
         if strange := [name for name in weighed if name not in known]:
-            raise ValueError(
-                f"{where} weighs source {strange[0]!r}, sources are {', '.join(sorted(known))}; change weights[].source"
-            )
+            raise ValueError(f"{where} weighs source {strange[0]!r}, sources are {', '.join(sorted(known))}")
         if weighed and not any(weight.weight for weight in stage.weights):
             raise ValueError(f"{where} gives every source weight 0; raise one, or leave weights out")
 

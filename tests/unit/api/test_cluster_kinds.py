@@ -40,7 +40,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"quotas": [{"resource": GPU, "nominal": 1}] * 2},
         f"two entries for '{GPU}'; resources are unique",
     ),
-    ("TrainingQueue", {"quotas": [{"resource": str(at), "nominal": 1} for at in range(33)]}, "at most 32 entries"),
+    (
+        "TrainingQueue",
+        {"quotas": [{"resource": str(at), "nominal": 1} for at in range(33)]},
+        "number of entries must be 32 or less",
+    ),
     (
         "TrainingQueue",
         {"parent": "all", "quotas": [{"resource": GPU, "nominal": 1, "lendingLimit": 2}]},

@@ -121,10 +121,10 @@ def _trains(given: dict[str, Any]) -> None:
     [
         (_steps, "steps of stages add up to 100, steps is 90; change steps to 100, or those of a stage"),
         (_name, "two stages are named 'align'; names are unique"),
-        (_source, "training.stages: 'cool-down' weighs source 'bad', sources are good, rest"),
-        (_zero, "training.stages: 'cool-down' gives every source weight 0"),
+        (_source, "training.stages is refused: 'cool-down' weighs source 'bad', sources are good, rest"),
+        (_zero, "training.stages is refused: 'cool-down' gives every source weight 0"),
         (_twice, "'cool-down' gives weights from step 51 on, and so does data.schedule; drop one"),
-        (_trains, "at least 1 item"),
+        (_trains, "number of entries must be 1 or more"),
     ],
 )
 def test_stages_that_can_not_be_are_refused(change: Any, words: str) -> None:

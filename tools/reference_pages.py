@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from polyreme_api.crd.pod_template import KEEPS_UNKNOWN
+from polyreme_api.fields import PATTERN_WORDS
 
 Schema = Mapping[str, Any]
 
@@ -154,8 +155,9 @@ def _type(schema: Schema) -> str:
         case {"type": "integer"}:
             return f"integer {_bounds(schema)}".rstrip()
         case {"type": "string"}:
-            pattern = f", `{_cell(schema['pattern'])}`" if "pattern" in schema else ""
-            return f"string, {_range(schema, 'Length', 'characters')}".rstrip(", ") + pattern
+            pattern = schema.get("pattern", "")
+            words = f": {_cell(PATTERN_WORDS.get(pattern, f'`{pattern}`').removeprefix('must be '))}" if pattern else ""
+            return f"string, {_range(schema, 'Length', 'characters')}".rstrip(", ") + words
         case _:
             return str(schema["type"])
 

@@ -74,7 +74,7 @@ def _translate(error: ValidationError, kind: type[BaseModel]) -> InvalidConfigEr
         return InvalidConfigError(f"{field}: {cause.rule}{more}", field=field)
     seen = repr(first["input"])
     seen = seen if len(seen) <= _SHOWN_MAX else seen[: _SHOWN_MAX - 1] + "…"
-    rule = _rule(first["type"], first.get("ctx", {}), first["msg"])
+    rule = rule_words(first)
     if isinstance(first["input"], Mapping | BaseModel):
         found = _PATH_AND_RULE.fullmatch(rule)
         if found is not None and _is_field(kind, [*path, *found["path"].split(".")]):
@@ -83,13 +83,15 @@ def _translate(error: ValidationError, kind: type[BaseModel]) -> InvalidConfigEr
     return InvalidConfigError(f"{field} is refused: {seen}, {rule}{more}", field=field)
 
 
-def _rule(error_type: str, context: Mapping[str, Any], message: str) -> str:
-    if error_type == "string_pattern_mismatch":
+def rule_words(error: Mapping[str, Any]) -> str:
+    """Say which rule of a type a value broke, of one of pydantic's errors."""
+    context = error.get("ctx", {})
+    if error["type"] == "string_pattern_mismatch":
         return PATTERN_WORDS.get(context["pattern"], f"must match {context['pattern']}")
-    if (words := _BOUND_WORDS.get(error_type)) is not None:
+    if (words := _BOUND_WORDS.get(error["type"])) is not None:
         return words.format_map(context)
-    rule = message.removeprefix("Value error, ")
-    return rule if error_type == "value_error" else f"{rule[:1].lower()}{rule[1:]}"
+    rule = error["msg"].removeprefix("Value error, ")
+    return rule if error["type"] == "value_error" else f"{rule[:1].lower()}{rule[1:]}"
 
 
 def _is_field(kind: type[BaseModel], path: list[str]) -> bool:

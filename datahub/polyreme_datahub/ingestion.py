@@ -165,8 +165,8 @@ class Ingestion:
     def _register(self, name: str, version: DatasetVersion, recipe: Recipe, manifest: JoinedManifest) -> DatasetVersion:
         if not manifest.samples:
             raise InvalidConfigError(
-                f"no sample came through: all {version.records} records of {version.reference} ended; see polyreme "
-                f"data show {version.reference}",
+                f"no sample passed: all {version.records} records of {version.reference} were dropped or are dead "
+                f"letters; see polyreme data show {version.reference}",
                 field="the recipe's operations",
             )
         sealed = datasets.add_version(

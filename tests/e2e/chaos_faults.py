@@ -83,7 +83,7 @@ def _signals() -> Iterator[Fault]:
     names = ("SIGKILL", "SIGTERM", "SIGHUP", "SIGSTOP")
     for name in names:
         number = signal.Signals[name]
-        for who in ("leading launcher", "other launcher", "zygote", "rank"):
+        for who in ("leading launcher", "other launcher", "fork server", "rank"):
             yield Fault(name=f"{name} {who}", strike=_to(who, number), gang=True)
         # Nobody else continues a command that was stopped: a person does.
         yield Fault(name=f"{name} polyreme run", strike=_pause_run if name == "SIGSTOP" else _to_run(number))
@@ -93,9 +93,9 @@ def _signals() -> Iterator[Fault]:
 
 def _to(who: str, number: signal.Signals) -> Callable[[Trial], None]:
     def strike(trial: Trial) -> None:
-        index = trial.rng.choice((0, 1)) if who in {"zygote", "rank"} else int(who == "other launcher")
+        index = trial.rng.choice((0, 1)) if who in {"fork server", "rank"} else int(who == "other launcher")
         pids = trial.serving.pids(index)
-        key = {"zygote": "zygote", "rank": str(index)}.get(who, "launcher")
+        key = {"fork server": "fork_server", "rank": str(index)}.get(who, "launcher")
         os.kill(pids[key], number)
 
     return strike

@@ -221,7 +221,7 @@ class Serving:
     def pids(self, index: int) -> dict[str, int]:
         """Processes of a worker: launcher, fork server, and each rank by its number."""
         known = json.loads((self.pod_directory(index) / "processes.json").read_text())
-        return {"launcher": known["launcher"], "zygote": known["zygote"], **known["ranks"]}
+        return {"launcher": known["launcher"], "fork_server": known["fork_server"], **known["ranks"]}
 
     def _ranks(self, index: int) -> list[psutil.Process]:
         return [psutil.Process(pid) for name, pid in self.pids(index).items() if name.isdecimal()]

@@ -48,7 +48,7 @@ def test_losses_after_killed_launchers_and_fork_servers_are_those_of_the_undistu
 ) -> None:
     serving = home.start(home.write_job("launchers", failurePolicy=IMPATIENT))
     index = draw.choice((0, 1))
-    strikes = [("zygote", index), ("launcher", 1), ("launcher", 0)]
+    strikes = [("fork_server", index), ("launcher", 1), ("launcher", 0)]
     for attempt, (who, where) in enumerate(strikes, start=1):
         serving.trained(attempt=attempt, steps=draw.randrange(1, CHECKPOINT_EVERY))
         os.kill(serving.pids(where)[who], signal.SIGKILL)

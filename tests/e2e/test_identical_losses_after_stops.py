@@ -134,4 +134,4 @@ def blame(serving: Serving, other: psutil.Popen) -> None:
     for record in serving.run.pods.glob("*/process.json"):
         record.write_text(json.dumps({**json.loads(record.read_text()), "pid": other.pid}))
     for record in serving.run.pods.glob("*/processes.json"):
-        record.write_text(json.dumps({"launcher": other.pid, "zygote": other.pid, "ranks": {"0": other.pid}}))
+        record.write_text(json.dumps({"launcher": other.pid, "fork_server": other.pid, "ranks": {"0": other.pid}}))

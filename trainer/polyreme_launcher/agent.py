@@ -312,7 +312,7 @@ def write_schedule(path: Path, schedule_json: str) -> None:
 def write_pids(path: Path, ranks: RankParent, engine: DataEngine | None) -> None:
     """Record the pids of all processes, for people and for tests that hurt one."""
     pids = {str(rank): pid for rank, pid in sorted(ranks.pids.items())}
-    processes: dict[str, object] = {"launcher": os.getpid(), "zygote": ranks.fork_server_pid, "ranks": pids}
+    processes: dict[str, object] = {"launcher": os.getpid(), "fork_server": ranks.fork_server_pid, "ranks": pids}
     if engine is not None:
         processes["data-engine"] = engine.pid
     with contextlib.suppress(OSError):

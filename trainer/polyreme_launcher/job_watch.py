@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from polyreme_api.clock import Clock
 from polyreme_api.errors import InvalidConfigError, NotFoundError
+from polyreme_api.load import rule_words
 from polyreme_launcher.api_client import ApiAwayError, ApiClient, ApiGoneError, ApiRefusedError
 from polyreme_launcher.protocol.check_rounds import CheckOrder
 from polyreme_launcher.protocol.check_verdict import ALL_REDUCE, Limits
@@ -123,7 +124,7 @@ def attempt_view(manifest: dict[str, Any]) -> AttemptView:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise InvalidConfigError(
-            f"job is of another version than this launcher: {first['msg']}", field=where
+            f"job is of another version than this launcher: {rule_words(first)}", field=where
         ) from error
     _check_plan(attempt)
     job = {key: manifest[key] for key in ("apiVersion", "kind", "spec")}

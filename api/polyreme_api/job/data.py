@@ -103,8 +103,8 @@ class MixtureChange(Part):
     weights: Annotated[list[SourceWeight], Field(min_length=1, max_length=256)]
     """Weights by source."""
     skip_steps: Annotated[int, Field(ge=0, le=SKIP_STEPS_MAX)] = 0
-    """Skips the samples of the next so many steps, as the weights before would have drawn them, for example after a
-    loss spike. Training continues with the samples that follow."""
+    """Skips the samples of the next N steps, for example after a loss spike: those that the weights before would have
+    drawn. Training continues with the samples that follow."""
 
 
 class Tokenizer(Part):
@@ -135,7 +135,7 @@ class Data(Part):
     """What the weights are shares of. ``Tokens``: a source with longer samples gets fewer of them; only those that fit
     the packs count."""
     temperature: Temperature | None = None
-    """Each weight is multiplied by the size of its source (samples or tokens, see ``weights_by``) to the power of
+    """Each weight is multiplied by the size of its source (samples or tokens, see ``weightsBy``) to the power of
     1 / temperature: with ``"1"`` and equal weights every sample is trained on as often, a higher temperature favors
     small sources; none: the weights alone."""
     schedule: Annotated[list[MixtureChange], Field(max_length=SCHEDULE_MAX)] = Field(default=[])
@@ -144,7 +144,7 @@ class Data(Part):
     has begun apply from the next window of the order (256 packs, in whole steps) after ``fromStep``, at least eight
     steps ahead."""
     sequence_tokens: PackTokens
-    """Tokens of one pack; ``long_samples`` says what becomes of longer samples."""
+    """Tokens of one pack; ``longSamples`` says what becomes of longer samples."""
     long_samples: Literal["Refuse", "Truncate", "Split"] = "Refuse"
     """What becomes of a sample that is longer than a pack, the longest one where stages have several. ``Refuse``: it
     is a dead letter. ``Truncate``: its first tokens are trained on. ``Split``: it is cut into pieces, and each is

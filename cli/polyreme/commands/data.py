@@ -113,7 +113,7 @@ def show(
     name: Annotated[str, typer.Argument(help="Name, or NAME@VERSION.")],
     output: OutputOption = Format.TABLE,
 ) -> None:
-    """Show a dataset: counts, stages with what was reused, dead letters with their errors.
+    """Show a dataset: counts, operations with what was reused, dead letters with their errors.
 
     Example: polyreme data show receipts
     """

@@ -56,7 +56,7 @@ def gc(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     output: OutputOption = Format.TABLE,
 ) -> None:
-    """Delete stored data that no dataset and no job reaches: first it is condemned, after the grace deleted.
+    """Delete stored data that no dataset and no job reaches: objects are condemned, and deleted after a grace period.
 
     Examples:
 
@@ -115,7 +115,7 @@ def link(
     hours: Annotated[float, typer.Option(help="Life of the link.", max=LINK_HOURS_MAX)] = 1.0,
     output: OutputOption = Format.TABLE,
 ) -> None:
-    """Give a link by which anyone reads one blob of a bucket for a while, without credentials.
+    """Create a link with which anyone can read one blob of a bucket for some hours, without credentials.
 
     Example: polyreme data link 4533204572288a8cdb4e989d2435effb065864214c7a381cf788f4c762cdc865 --hours 24
     """

@@ -121,7 +121,7 @@ def trace(
 
 
 def mixture(context: typer.Context, job: JobOption, output: OutputOption = Format.TABLE) -> None:
-    """Show what each source of a run gives: shares, epochs and visits so far, and when a limit ends it.
+    """Show the sources of a run: shares, epochs and visits by step, and when a limit ends one.
 
     There is a row for each source with a share, between the changes of the mixture. The figures follow from the job and
     the lengths of its samples, also for steps that are still to come; steps are exact to some percent. Visits say how

@@ -114,7 +114,7 @@ def lineage(
     sample: Annotated[str, typer.Argument(help="Id of the sample.")],
     output: OutputOption = Format.TABLE,
 ) -> None:
-    """Show how a sample of a version that a recipe made came to be: its record, and the output of each operation.
+    """Show how a recipe made a sample of a version: its record, and the output of each operation.
 
     Example: polyreme data lineage receipts receipt-17
     """
@@ -129,7 +129,7 @@ def lineage(
 
 
 def stats(context: typer.Context, name: NameArgument, output: OutputOption = Format.TABLE) -> None:
-    """Show counts of a version's samples, and quantiles of image sizes, shapes and text lengths as they came.
+    """Show counts of a version's samples, and quantiles of the image sizes, shapes and text lengths of its records.
 
     Example: polyreme data stats receipts -o json
     """

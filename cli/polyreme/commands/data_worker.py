@@ -27,7 +27,7 @@ WORKERS_MAX = 256
 def worker(
     context: typer.Context,
     operations: Annotated[
-        str, typer.Option(help="Chains to work on, by the names of their last operations, with commas between.")
+        str, typer.Option(help="Chains to work on, by the names of their last operations, comma-separated.")
     ] = STAGES,
     workers: Annotated[int, typer.Option(help="Samples that are worked on at once.", min=1, max=WORKERS_MAX)] = 2,
     metrics_address: Annotated[
@@ -86,7 +86,7 @@ def _work(home: Home, stages: list[str], workers: int, stopped: threading.Event)
             if worked := count.misses + count.dead + count.dropped:
                 done[count.stage] += worked
 
-    note(f"working on {', '.join(stages)}; Ctrl-C stops after what is in hand")
+    note(f"working on {', '.join(stages)}; Ctrl-C stops after the current items")
     clock = _Repeating(TOLD_EVERY_S, tell)
     try:
         work(

@@ -29,8 +29,8 @@ def node(
 ) -> None:
     """Join a Kubernetes cluster: pods bound to these nodes run here as processes, and job data is processed here.
 
-    For a laptop or a test cluster. The nodes need rights of a cluster administrator, and leave the cluster with the
-    command. Several nodes make a small cluster on one machine.
+    For a laptop or a test cluster. Needs the rights of a cluster administrator. The nodes leave the cluster when the
+    command ends. Several nodes make a small cluster on one machine.
 
     Example: polyreme node --name left --name right --devices 2
     """

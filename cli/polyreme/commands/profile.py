@@ -48,7 +48,7 @@ def profile(
     visual_share: Annotated[float | None, VISUAL_SHARE] = None,
     output: Annotated[Format, typer.Option("-o", "--output", help="Output format.")] = Format.TABLE,
 ) -> int:
-    """Run a few steps of a job's model on this machine, on made-up packs: time by layer and by exchange, and MFU.
+    """Run a few steps of a job's model on this machine, on synthetic packs: time by layer and by exchange, and MFU.
 
     All ranks of the job's plan are started here; no data, no checkpoint, nothing is kept. MFU is the model's operations
     over what the devices could do by their data sheet. Exit codes: 0, 2 where the job is refused, 7 where ranks fail.

@@ -38,7 +38,7 @@ def run(
     """Train a job on this machine, as a cluster would: pods become processes.
 
     Run the same file again to continue; a finished run is reported as such. Ctrl-C saves a checkpoint and stops; the
-    run can be continued. Entries that were appended to data.schedule are handed to a run that is running.
+    run can be continued. Entries that were appended to data.schedule are passed to the run, also while it trains.
 
     Examples:
 
@@ -96,8 +96,8 @@ def _appended(home: Home, job: TrainingJob, output: Format) -> bool:
     if (appended := append_schedule(run, job)) is None:
         return False
     note(
-        f"run {run.name} is running: entries appended to its schedule: {len(appended)}; each takes effect at the first "
-        "window of the order that no rank has looked at"
+        f"run {run.name} is running: entries appended to its schedule: {len(appended)}; each applies from the next "
+        "window of the order, at least eight steps ahead"
     )
     rows = [
         {

@@ -93,7 +93,7 @@ class _Host:
             preparation = LocalPreparation(self._home, scope=scope)
             data = DataController(cluster, preparation, self._clock, namespace=self._settings.namespace, jobs_max=1)
             resource, count = self._settings.resource, self._settings.devices
-            note(f"nodes {', '.join(self._settings.nodes)} with {count} of {resource} each serve; Ctrl-C ends them")
+            note(f"nodes {', '.join(self._settings.nodes)} have joined, with {count} {resource} each; Ctrl-C ends them")
             try:
                 async with asyncio.TaskGroup() as tasks:
                     for kubelet in kubelets:

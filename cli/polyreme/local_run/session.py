@@ -341,7 +341,7 @@ class _Session:
                     await cluster.append_schedule(job)
                     schedule = job.spec.data.schedule
             except (PolyremeError, OSError) as error:
-                _log.warning("changes of the job's file are not taken: %s", error)
+                _log.warning("changes of the job's file are ignored: %s", error)
 
     def _recover(self, content: JournalContent) -> list[dict[str, Any]]:
         """Rebuild the job where the journal lost it."""

@@ -227,6 +227,6 @@ def _version(plan: Mapping[str, Any], field: str, what: str) -> int:
     found, newest = plan.get(field, OLDEST[field]), NEWEST[field]
     if found not in range(OLDEST[field], newest + 1):
         raise RefusedError(
-            f"{what} in a way of a newer release: {found!r}, this one knows up to {newest}; use that release"
+            f"{what} in a way of a newer release: {found!r}, this release reads up to {newest}; use the newer one"
         )
     return int(found)

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from polyreme_api.errors import InvalidConfigError
+from polyreme_api.load import rule_words
 from polyreme_datahub.digests import action_prefix
 
 Device = Literal["cpu", "gpu"]
@@ -108,7 +109,8 @@ class Operation:
             first = error.errors()[0]
             place = ".".join([field, *(str(part) for part in first["loc"])])
             raise InvalidConfigError(
-                f"parameter of operation {self.name!r} is not valid: {first['input']!r}, {first['msg']}", field=place
+                f"parameter of operation {self.name!r} is not valid: {first['input']!r}, {rule_words(first)}",
+                field=place,
             ) from error
 
     def call(self, inputs: list[Any], parameters: Any) -> Any:

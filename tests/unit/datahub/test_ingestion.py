@@ -200,7 +200,7 @@ def test_a_recipe_that_nothing_comes_through_is_refused(tmp_path: Path) -> None:
         "version": 1,
         "operations": ["decode", {"operation": "size-filter", "parameters": {"side_px_min": 5000}}],
     }
-    with pytest.raises(InvalidConfigError, match="no sample came through: all 15 records of pages/source@1 ended"):
+    with pytest.raises(InvalidConfigError, match="no sample passed: all 15 records of pages/source@1 were dropped"):
         ingest(Home(tmp_path), write_source(tmp_path / "source"), strict)
 
 

@@ -29,5 +29,5 @@ def test_a_job_that_began_with_an_earlier_release_keeps_its_order_and_its_pixels
     assert parse_plan(file.read_bytes(), file.name) == older
     assert hub.open_source(home.objects, spec, job="begun")._steps.plan.version == WINDOWED
     file.write_text(json.dumps(seal_plan({**plan, "order": EVEN + 1})))
-    with pytest.raises(RefusedError, match="samples are ordered in a way of a newer release: 3, this one knows up"):
+    with pytest.raises(RefusedError, match="samples are ordered in a way of a newer release: 3, this release reads up"):
         hub.open_source(home.objects, spec, job="begun")

@@ -41,7 +41,7 @@ def incidents(
 
 
 def incident(name: Name, output: Form = Output.TABLE, kubeconfig: Kubeconfig = None, context: Context = None) -> None:
-    """Tell one incident: what happened, the evidence, each step and its reason, and what it cost.
+    """Show one incident: what happened, the evidence, each step and its reason, and what it cost.
 
     Example: kubectl polyreme incident node-17-20261123031204-3fa4b2c1
     """

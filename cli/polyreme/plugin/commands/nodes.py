@@ -66,7 +66,7 @@ def quarantine(
     domain: Domain = "",
     for_s: Annotated[
         float,
-        typer.Option("--for", metavar="SECONDS", min=0.0, max=FOR_MAX_S, help="Examine it then; 0: until released."),
+        typer.Option("--for", metavar="SECONDS", min=0.0, max=FOR_MAX_S, help="Examine the node after this; 0: never."),
     ] = 0.0,
     evict: Annotated[bool, typer.Option("--evict", help="Move workers at once, without a checkpoint.")] = False,
     kubeconfig: Kubeconfig = None,
@@ -107,7 +107,7 @@ def release(
     kubeconfig: Kubeconfig = None,
     context: Context = None,
 ) -> None:
-    """Return a node to service, or what people took out of a domain; what it shows now does not take it out again.
+    """Return a node to service, or the nodes of a domain that people took out; present faults take none out again.
 
     Example: kubectl polyreme release node-17 --reason "cable replaced"
     """

@@ -259,7 +259,7 @@ async def host(root: Path) -> None:
         await stack.submit()
         await stack.until_training(1)
         # Ranks tell their own pids: the launcher writes a rank down only after it was born.
-        pids = [stack.processes(index)[name] for index in range(2) for name in ("launcher", "zygote")]
+        pids = [stack.processes(index)[name] for index in range(2) for name in ("launcher", "fork_server")]
         pids += [stack.rank_pid(rank, attempt=1) for rank in range(4)]
         (root / "pids.tmp").write_text(json.dumps({"host": os.getpid(), "token": stack.run_token, "pids": pids}))
         (root / "pids.tmp").replace(root / "pids.json")

@@ -25,7 +25,7 @@ def test_a_frozen_leader_that_wakes_after_its_replacement_is_fenced(tmp_path: Pa
             await stack.submit()
             await stack.until_training(1)
             old = stack.processes(0)
-            frozen = [old["launcher"], old["zygote"], stack.rank_pid(0, attempt=1)]
+            frozen = [old["launcher"], old["fork_server"], stack.rank_pid(0, attempt=1)]
             for pid in frozen:
                 os.kill(pid, signal.SIGSTOP)
             # Its node is lost, the operator believes: a second leader beside the frozen one.

@@ -29,7 +29,7 @@ def test_a_killed_fork_server_takes_its_ranks_and_is_replaced(tmp_path: Path) ->
             await stack.submit()
             await stack.until_training(1)
             ranks = [stack.rank_pid(rank, attempt=1) for rank in (2, 3)]
-            os.kill(stack.processes(1)["zygote"], signal.SIGKILL)
+            os.kill(stack.processes(1)["fork_server"], signal.SIGKILL)
             await stack.until(lambda: (r := stack.record()) and len(r.exits) == 2, "both exits are on the Lease")
             assert not any(map(lives, ranks))
             await stack.attempt(2)
@@ -124,7 +124,7 @@ def test_a_fork_server_that_hangs_does_not_keep_old_ranks_alive(tmp_path: Path) 
             await stack.submit()
             await stack.until_training(1)
             old = stack.rank_pid(1, attempt=1)
-            os.kill(stack.processes(1)["zygote"], signal.SIGSTOP)
+            os.kill(stack.processes(1)["fork_server"], signal.SIGSTOP)
             await stack.attempt(2)
             await stack.until_training(2)
             assert not lives(old)
@@ -201,7 +201,7 @@ def test_everything_listens_on_loopback_only(tmp_path: Path) -> None:
             await stack.submit()
             await stack.until_training(1)
             pods = [stack.processes(index) for index in range(2)]
-            pids = {os.getpid(), *(pod[name] for pod in pods for name in ("launcher", "zygote"))}
+            pids = {os.getpid(), *(pod[name] for pod in pods for name in ("launcher", "fork_server"))}
             pids |= {stack.rank_pid(rank, attempt=1) for rank in range(2)}
             inodes = {inode for pid in pids for inode in socket_inodes(pid)}
             listening = [address for address, inode in listening_sockets() if inode in inodes]

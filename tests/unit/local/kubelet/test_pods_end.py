@@ -121,14 +121,14 @@ def test_fifty_restarts_in_place_leak_no_descriptor_and_leave_no_zombie(tmp_path
             await stack.submit()
             await stack.until_training(1)
             await next_attempt(stack, 2)
-            pids = [stack.processes(0)["launcher"], stack.processes(0)["zygote"]]
+            pids = [stack.processes(0)["launcher"], stack.processes(0)["fork_server"]]
             # The launcher opens the file of a rank when that writes its first line.
             logs = [stack.pod_directory(0) / RankAttempt(2, rank).file_name for rank in range(2)]
             await stack.until(lambda: all(log.exists() for log in logs), "both ranks have written")
             before = [descriptors(pid) for pid in pids]
             for number in range(3, 3 + RESTARTS):
                 await next_attempt(stack, number)
-            assert [stack.processes(0)["launcher"], stack.processes(0)["zygote"]] == pids
+            assert [stack.processes(0)["launcher"], stack.processes(0)["fork_server"]] == pids
             await stack.until(lambda: [descriptors(pid) for pid in pids] == before, "no descriptor is left open")
             assert zombies(set(pids)) == []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from collections.abc import Callable
 
 from polyreme_operator.reconcile.worker_pods import PodDefaults
@@ -78,3 +79,7 @@ class Settings:
     def backoff_s(self, failures: int) -> float:
         """Return the longest delay of a retry after this many failures in a row."""
         return min(self.retry_max_s, self.retry_initial_s * 2.0 ** min(failures - 1, 30))
+
+    def jittered_backoff_s(self, failures: int, rng: random.Random) -> float:
+        """Return a random delay of a retry, so that replicas and jobs that failed together are not retried together."""
+        return self.backoff_s(failures) * (0.5 + rng.random() / 2)

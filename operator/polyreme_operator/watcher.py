@@ -98,7 +98,7 @@ class Watcher:
                 if kind == "Lease" and self._leases_unwatched_since_s is None:
                     # List all Leases when the watch works again, since renewals may be missed until then.
                     self._leases_unwatched_since_s, version = self._clock.steady_s(), None
-            await self._clock.sleep(self._settings.backoff_s(failures) * (0.5 + self._rng.random() / 2))
+            await self._clock.sleep(self._settings.jittered_backoff_s(failures, self._rng))
 
     async def _list(self, kind: str) -> str:
         listed: set[ObjectRef] = set()

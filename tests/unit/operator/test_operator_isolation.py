@@ -27,7 +27,7 @@ def test_a_bug_that_one_job_meets_is_counted_and_the_others_go_on(monkeypatch: p
             raise LookupError("a bug of ours")
         return reconcile(snapshot, now_s, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("polyreme_operator.controller.reconcile", buggy)
+    monkeypatch.setattr("polyreme_operator.passes.job_decider.reconcile", buggy)
     failures = Failures()
     stage = Stage(observer=failures)
 

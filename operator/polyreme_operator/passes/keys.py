@@ -1,0 +1,10 @@
+"""Keys of the work queue that are no job's UID."""
+
+SCHEDULE = "schedule"
+"""The one task that decides admission."""
+PUBLISH = "publish"
+"""The one task that writes the statuses of queues and topology, and releases delayed pending reasons."""
+RETRY_UNSCHEDULABLE = "retry-unschedulable"
+"""Delay after which the scheduler tries every waiting job again, since time alone may have changed its answer."""
+REFRESH_REASONS = "refresh-reasons"
+"""Delay after which the scheduler updates the reasons of jobs whose message names capacity that was taken since."""

@@ -24,7 +24,7 @@ from polyreme_api.batch import BatchSource
 from polyreme_api.history import ResumePoint, attempt_key
 from polyreme_api.job import parse_job
 from polyreme_datahub import hub
-from polyreme_datahub.loader.engine.client import EngineSource
+from polyreme_datahub.loader.engine.client import EngineSource, OpenRequest
 from polyreme_datahub.loader.order.balance import StepSplit
 
 OPEN_WAIT_S = 60.0
@@ -131,16 +131,12 @@ def engine(job_file: Path, objects: str, job: dict[str, Any]) -> Iterator[Callab
             pass_fds=[listener.fileno()],
         )
         descriptor = os.open(path, os.O_PATH)
-        split = StepSplit(data_ranks=1)
         try:
             yield lambda attempt: EngineSource(
                 descriptor,
-                attempt=attempt,
-                job_file=str(given),
+                OpenRequest(attempt=attempt, job=str(given), split=StepSplit(data_ranks=1), pixels=True),
                 open_wait_s=OPEN_WAIT_S,
                 pixels=True,
-                pod_pixels=True,
-                split=split,
             )
         finally:
             running.kill()

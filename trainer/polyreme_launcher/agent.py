@@ -104,6 +104,10 @@ class Launcher:
         if inherited := self._environment.get(names.HOST_FD):
             call_at_end(int(inherited), self._on_host_end)
         self._ranks.start()
+        if self._data_engine is not None:
+            # It imports what it needs while the ranks' parent does; an error is one of the attempt that finds none.
+            with contextlib.suppress(OSError):
+                self._data_engine.begin_attempt()
         tasks: list[asyncio.Task[None]] = []
         try:
             tasks.append(loop.create_task(self._tick()))

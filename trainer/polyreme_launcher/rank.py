@@ -25,7 +25,7 @@ from polyreme_api.errors import InvalidConfigError, PolyremeError, RunFailedErro
 from polyreme_api.exit_codes import ExitCode
 from polyreme_api.job import TrainingJob, TrainingJobSpec, parse_job
 from polyreme_api.progress import ProgressRecord, RankPhase
-from polyreme_datahub.loader.engine.client import EngineSource
+from polyreme_datahub.loader.engine.client import EngineSource, OpenRequest
 from polyreme_datahub.loader.open import open_held_out, open_packs, open_tokenizer, sleep_really
 from polyreme_datahub.loader.order.balance import StepSplit
 from polyreme_datahub.loader.read.origin_budget import OriginBudget, Reader, origin_budget
@@ -287,15 +287,10 @@ def _open_data(
     source: BatchSource
     split = StepSplit(data_ranks=plan.layout.dp, microbatches=plan.cut.microbatches)
     if engine := environment.get(names.DATA_ENGINE_FD):
-        source = EngineSource(
-            int(engine),
-            attempt=rank.attempt,
-            job_file=rank.job_file,
-            open_wait_s=limit_s,
-            pixels=_has_first_stage(rank.rank, plan),
-            pod_pixels=any(_has_first_stage(each, plan) for each in _ranks_of_pod(rank, spec)),
-            split=split,
-        )
+        of_pod = any(_has_first_stage(each, plan) for each in _ranks_of_pod(rank, spec))
+        asked = OpenRequest(attempt=rank.attempt, job=rank.job_file, split=split, pixels=of_pod)
+        pixels = _has_first_stage(rank.rank, plan)
+        source = EngineSource(int(engine), asked, open_wait_s=limit_s, pixels=pixels)
     else:
         ranks = spec.workers.devices
         newest = functools.partial(read_mixture, open_store(rank.checkpoint_url), rank.attempt)

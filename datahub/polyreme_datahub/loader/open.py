@@ -37,7 +37,7 @@ from polyreme_datahub.loader.order.weighing import weighed
 from polyreme_datahub.loader.read.blob_files import BlobFiles, blob_files, read_blob, samples_store
 from polyreme_datahub.loader.sample.augment import AUGMENT_VERSION, AugmentSettings, settings_of
 from polyreme_datahub.loader.sample.documents import DocumentCache, Reading
-from polyreme_datahub.loader.sample.growth import Growth, JournalGrowth
+from polyreme_datahub.loader.sample.growth import Growth, Journaled
 from polyreme_datahub.loader.sample.mapped_index import MappedIndex
 from polyreme_datahub.loader.sample.reader import DecodeRoom
 from polyreme_datahub.loader.source import PackedSource
@@ -319,12 +319,14 @@ def _growth(
         return Growth([Sizes.from_value(plan[BLOCKS][reference]) for reference in references])
     growing = Opening.from_value(plan["opening"]).growing
     places = sorted(growing)
-    return JournalGrowth(
-        journal,
-        indexes,
-        [places.index(reference) for reference in references],
-        [growing[reference].blocks for reference in references],
-        blobs=blobs,
+    return Growth(
+        [Sizes((), (), growing[reference].blocks) for reference in references],
+        Journaled(
+            journal=journal,
+            indexes=indexes,
+            places=[places.index(reference) for reference in references],
+            blobs=blobs,
+        ),
     )
 
 

@@ -67,32 +67,26 @@ class Amendments:
         return min((change.step for change in appended), default=None)
 
 
+@dataclasses.dataclass(eq=False)
 class Steps:
-    """The packs of each step; threads may share it.
+    """The packs of each step; threads may share it."""
 
-    Args:
-        plan: Order of the samples.
-        indexes: One per source.
-        identity: What the data and its order are; a checkpoint's loader state must have what holds at its step.
-        balance: Assigns the packs of a step to ranks by cost; None: they are numbered as in the order.
-        growth: Blocks of the sources, where training may start before all are sealed.
-        amendments: Changes of the mixture that are fixed later; None: there are none.
-    """
+    plan: OrderPlan
+    """Order of the samples."""
+    indexes: Sequence[MappedIndex]
+    """One per source."""
+    identity: Identity
+    """What the data and its order are; a checkpoint's loader state must have what holds at its step."""
+    balance: Balance | None = None
+    """Assigns the packs of a step to ranks by cost; None: they are numbered as in the order."""
+    growth: Growth | None = None
+    """Blocks of the sources, where training may start before all are sealed."""
+    amendments: Amendments | None = None
+    """Changes of the mixture that are fixed later; None: there are none."""
 
-    def __init__(
-        self,
-        plan: OrderPlan,
-        indexes: Sequence[MappedIndex],
-        identity: Identity,
-        *,
-        balance: Balance | None = None,
-        growth: Growth | None = None,
-        amendments: Amendments | None = None,
-    ) -> None:
-        self.plan = plan
-        self._indexes, self._identity, self._balance = indexes, identity, balance
-        self._growth, self._amendments = growth, amendments
-        self._order = Order(plan)
+    def __post_init__(self) -> None:
+        """Begin where nothing is known of the order."""
+        self._order = Order(self.plan)
         self._assigned: OrderedDict[int, list[int]] = OrderedDict()
         """Number in the order of each pack, by step."""
         self._lock, self._growth_lock = threading.Lock(), threading.Lock()
@@ -130,7 +124,7 @@ class Steps:
         """
         with self._lock:
             slots = [slot for slots in self._order.packs(step) for slot in slots]
-        sources = range(len(self._indexes))
+        sources = range(len(self.indexes))
         return [np.array([slot.sample for slot in slots if slot.source == at], np.int64) for at in sources]
 
     def grids(self, packs: Packs) -> Sequence[npt.NDArray[np.int32]]:
@@ -140,7 +134,7 @@ class Steps:
         """
         slots = [slot for slots in packs for slot in slots or ()]
         source_N, sample_N = (np.array(of, np.int64) for of in ([s.source for s in slots], [s.sample for s in slots]))
-        looked_up = {source: self._indexes[source].grids_of(sample_N[source_N == source]) for source in set(source_N)}
+        looked_up = {source: self.indexes[source].grids_of(sample_N[source_N == source]) for source in set(source_N)}
         count_N = np.zeros(len(slots), np.int64)
         for source, (counts, _) in looked_up.items():
             count_N[source_N == source] = counts
@@ -155,11 +149,11 @@ class Steps:
         """Describe where a loader is after ``step``."""
         with self._lock:
             place = self._order.place(step + 1)
-            state: dict[str, Any] = {"data": self._identity.at(step), "step": step, "window": place}
-            if self._identity.mixture is not None:
-                state["mixture"] = self._identity.mixture.summary()
-            if self._growth is not None:
-                state["blocks"] = self._growth.describe(self._order.blocks_before(step + 1))
+            state: dict[str, Any] = {"data": self.identity.at(step), "step": step, "window": place}
+            if self.identity.mixture is not None:
+                state["mixture"] = self.identity.mixture.summary()
+            if self.growth is not None:
+                state["blocks"] = self.growth.describe(self._order.blocks_before(step + 1))
             return state
 
     def check_state(self, state: Mapping[str, Any]) -> None:
@@ -170,7 +164,7 @@ class Steps:
             RefusedError: If the data's identity differs.
         """
         step = state.get("step")
-        identity = self._identity.at(step if type(step) is int and step > 0 else 0)
+        identity = self.identity.at(step if type(step) is int and step > 0 else 0)
         if state.get("data") != identity:
             raise RefusedError(
                 f"loader state belongs to other data: {state.get('data')!r} of step {step}, this job has {identity!r}",
@@ -178,8 +172,8 @@ class Steps:
             )
         self._grow(self.plan)
         with self._lock:
-            if self._growth is not None:
-                self._growth.check(state["blocks"], self.plan.names)
+            if self.growth is not None:
+                self.growth.check(state["blocks"], self.plan.names)
             self._order.jump(state.get("window", {}))
 
     def refresh(self) -> int | None:
@@ -190,14 +184,14 @@ class Steps:
         Raises:
             StoreFailedError: If the store stays away.
         """
-        if self._amendments is None:
+        if self.amendments is None:
             return None
-        newest = self._amendments.read()
+        newest = self.amendments.read()
         with self._lock:
-            from_step = self._amendments.take(newest)
+            from_step = self.amendments.take(newest)
             if newest is None or from_step is None:
                 return None
-            self.plan, self._identity = self._amendments.remake(self.plan, newest)
+            self.plan, self.identity = self.amendments.remake(self.plan, newest)
             self._order.amend(self.plan, from_step=from_step)
             for step in [step for step in self._assigned if step >= from_step]:
                 del self._assigned[step]
@@ -208,25 +202,25 @@ class Steps:
 
         The journal is read without the order's lock: threads that need sealed steps alone do not wait for a bucket.
         """
-        if self._growth is None:
+        if self.growth is None:
             return False
         with self._growth_lock:
             if self.plan is known:
-                self._growth.look()
+                self.growth.look()
             with self._lock:
-                if self._growth.ends != self.plan.blocks:
-                    lengths = tuple(index.lengths for index in self._indexes)
-                    self.plan = dataclasses.replace(self.plan, lengths=lengths, blocks=self._growth.ends)
+                if self.growth.ends != self.plan.blocks:
+                    lengths = tuple(index.lengths for index in self.indexes)
+                    self.plan = dataclasses.replace(self.plan, lengths=lengths, blocks=self.growth.ends)
                     self._order.extend(self.plan)
                 return self.plan is not known
 
     def _numbered(self, step: int, packs: Sequence[Sequence[Slot]]) -> Packs:
         """Number the packs of a step as the trainer does; where they are balanced, null packs are among them."""
-        if self._balance is None:
+        if self.balance is None:
             return packs
         if step not in self._assigned:
-            costs = self._costs(packs, self.pack_tokens_in(step), self._balance.shape)
-            self._assigned[step] = assign_packs(costs, self._balance.split)
+            costs = self._costs(packs, self.pack_tokens_in(step), self.balance.shape)
+            self._assigned[step] = assign_packs(costs, self.balance.split)
             while len(self._assigned) > ASSIGNED_STEPS_MAX:
                 self._assigned.popitem(last=False)
         return [packs[number] if number < len(packs) else None for number in self._assigned[step]]
@@ -235,7 +229,7 @@ class Steps:
         """Count what differs between packs, as the index has them: a damaged sample costs what it would have."""
         costs: list[int] = []
         for slots, grids_I2 in zip(packs, self.grids(packs), strict=True):
-            documents = [int(self._indexes[slot.source].lengths[slot.sample]) for slot in slots]
+            documents = [int(self.indexes[slot.source].lengths[slot.sample]) for slot in slots]
             images: list[int] = grids_I2.prod(axis=1, dtype=np.int64).tolist()
             costs.append(uneven_flops(shape, [*documents, tokens - sum(documents)], images))
         return costs

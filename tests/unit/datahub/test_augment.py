@@ -22,7 +22,7 @@ from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_datahub import hub
 from polyreme_datahub.index.sample_bytes import check_of
 from polyreme_datahub.index.shapes import moved_shapes
-from polyreme_datahub.loader.engine.client import EngineSource
+from polyreme_datahub.loader.engine.client import EngineSource, OpenRequest
 from polyreme_datahub.loader.inspect.preview import Picture, preview
 from polyreme_datahub.loader.order.balance import StepSplit
 from polyreme_datahub.loader.sample.augment import NOTHING_FORBIDDEN, Visit, draw_change, settings_of, text_rules
@@ -121,15 +121,8 @@ def test_tokens_and_pixels_are_the_same_for_any_ranks_threads_restarts_and_with_
     engine.begin_attempt()
     try:
         assert engine.descriptor is not None
-        served = EngineSource(
-            engine.descriptor,
-            attempt=1,
-            job_file=str(path),
-            open_wait_s=10.0,
-            pixels=True,
-            pod_pixels=True,
-            split=StepSplit(data_ranks=2),
-        )
+        asked = OpenRequest(attempt=1, job=str(path), split=StepSplit(data_ranks=2), pixels=True)
+        served = EngineSource(engine.descriptor, asked, open_wait_s=10.0, pixels=True)
         assert read(served, each=2) == expected
         served.close()
     finally:

@@ -25,6 +25,7 @@ from polyreme_datahub.loader.read.budget_rules import (
 from polyreme_datahub.loader.read.origin_budget import (
     KEPT,
     WAIT_MAX_S,
+    Clocks,
     LeaseTable,
     OriginBudget,
     Reader,
@@ -46,9 +47,7 @@ def process(store: PassingStore, clock: StepClock, *, share: float = 1.0, holder
         BUDGET,
         wanted=BUDGET * share,
         holder=holder,
-        now_s=lambda: 1e6 + clock(),
-        steady_s=clock,
-        sleep=clock.sleep,
+        clocks=Clocks(now_s=lambda: 1e6 + clock(), steady_s=clock, sleep=clock.sleep),
     )
 
 

@@ -41,7 +41,7 @@ def test_a_sealed_step_is_read_while_the_journal_is(tmp_path: Path, monkeypatch:
             raise NotSealedError("step 2 needs a block")
         return packs(step)
 
-    monkeypatch.setattr(source._steps, "_growth", growth)
+    monkeypatch.setattr(source._steps, "growth", growth)
     monkeypatch.setattr(source._steps._order, "packs", some)
     failed: list[Exception] = []
 

@@ -20,7 +20,7 @@ from polyreme_api import environment as names
 from polyreme_api.batch import PackedBatch
 from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError, RefusedError
 from polyreme_datahub.errors import SampleDamagedError
-from polyreme_datahub.loader.engine.client import EngineSource
+from polyreme_datahub.loader.engine.client import EngineSource, OpenRequest
 from polyreme_datahub.loader.engine.read_ahead import ReadAhead
 from polyreme_datahub.loader.order.balance import StepSplit
 from polyreme_launcher import data_engine
@@ -55,7 +55,7 @@ class Pod:
         descriptor = os.dup(self.engine.descriptor)
         self.descriptors.append(descriptor)
         source = EngineSource(
-            descriptor, attempt=attempt, job_file=job, open_wait_s=1.0, pixels=pixels, pod_pixels=True, split=SPLIT
+            descriptor, OpenRequest(attempt=attempt, job=job, split=SPLIT, pixels=True), open_wait_s=1.0, pixels=pixels
         )
         self.ranks.append(source)
         return source
@@ -201,6 +201,13 @@ def test_engines_that_keep_dying_end_the_rank_and_the_next_attempt_has_a_new_one
         source.packs(1, first=0, count=1)
     pod.engine.begin_attempt()
     assert_same(pod.rank(2).packs(1, first=0, count=1), NumberedPacks().packs(1, first=0, count=1))
+
+
+def test_an_engine_that_started_before_its_attempt_serves_it(pod: Pod) -> None:
+    early = pod.engine.pid
+    pod.engine.begin_attempt()
+    assert_same(pod.rank().packs(1, first=0, count=1), NumberedPacks().packs(1, first=0, count=1))
+    assert pod.engine.pid == early
 
 
 def test_a_rank_of_an_attempt_that_is_over_is_refused(pod: Pod) -> None:

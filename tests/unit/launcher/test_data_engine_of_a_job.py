@@ -13,7 +13,7 @@ from polyreme_api import environment as names
 from polyreme_api.errors import EnvironmentFailedError, RefusedError
 from polyreme_api.job import parse_job
 from polyreme_datahub import hub
-from polyreme_datahub.loader.engine.client import BATCH_ARRAYS, EngineSource
+from polyreme_datahub.loader.engine.client import BATCH_ARRAYS, EngineSource, OpenRequest
 from polyreme_datahub.loader.open import open_packs, sleep_really
 from polyreme_datahub.loader.order.balance import StepSplit
 from polyreme_launcher.data_engine import DataEngine
@@ -31,6 +31,12 @@ def job_file(folder: Path, **changes: object) -> str:
     path = folder / "job.json"
     path.write_text(json.dumps(job))
     return str(path)
+
+
+def opened(engine: DataEngine, attempt: int, job: str, *, pixels: bool) -> EngineSource:
+    assert engine.descriptor is not None
+    asked = OpenRequest(attempt=attempt, job=job, split=SPLIT, pixels=pixels)
+    return EngineSource(engine.descriptor, asked, open_wait_s=5.0, pixels=pixels)
 
 
 @pytest.mark.parametrize("packs_by", ["Order", "Cost"])
@@ -51,11 +57,8 @@ def test_packs_grids_patches_and_states_of_a_job_are_those_of_its_index(tmp_path
     engine = DataEngine(directory=tmp_path, environment=variables)
     engine.begin_attempt()
     try:
-        assert engine.descriptor is not None
         direct = open_packs(home.objects, spec, job=JOB, wait_s=0.0, sleep=sleep_really, split=SPLIT)
-        source = EngineSource(
-            engine.descriptor, attempt=1, job_file=path, open_wait_s=5.0, pixels=True, pod_pixels=True, split=SPLIT
-        )
+        source = opened(engine, 1, path, pixels=True)
         ordered = hub.open_source(home.objects, spec, job=JOB)
         moved = [list(of.packs(5, first=0, count=4).sample_ids) for of in (source, ordered)]
         assert (moved[0] != moved[1]) == (packs_by == "Cost")
@@ -75,9 +78,7 @@ def test_packs_grids_patches_and_states_of_a_job_are_those_of_its_index(tmp_path
         with pytest.raises(RefusedError, match="loader state belongs to other data"):
             source.check_state({"data": "others"})
         source.close()
-        bare = EngineSource(
-            engine.descriptor, attempt=2, job_file=path, open_wait_s=5.0, pixels=False, pod_pixels=False, split=SPLIT
-        )
+        bare = opened(engine, 2, path, pixels=False)
         batch, whole = (of.packs(2, first=0, count=4) for of in (bare, direct))
         assert (batch.sample_ids, np.asarray(batch.patches_PC).size) == (whole.sample_ids, 0)
         np.testing.assert_array_equal(np.asarray(batch.tokens_T), np.asarray(whole.tokens_T))
@@ -86,9 +87,7 @@ def test_packs_grids_patches_and_states_of_a_job_are_those_of_its_index(tmp_path
         bare.close()
         other = job_file(tmp_path, seed=99, waitSeconds=0, tokenizer={"vocabulary": 300})
         with pytest.raises(EnvironmentFailedError, match="data is not processed") as missing:
-            EngineSource(
-                engine.descriptor, attempt=3, job_file=other, open_wait_s=5.0, pixels=True, pod_pixels=True, split=SPLIT
-            )
+            opened(engine, 3, other, pixels=True)
         assert missing.value.field == "spec.data.waitSeconds"
     finally:
         engine.close()

@@ -208,8 +208,8 @@ def test_an_export_goes_where_the_job_says_else_where_the_installation_says_else
 @pytest.mark.parametrize("engine", [False, True], ids=["direct", "data engine"])
 def test_the_loader_gets_how_the_plan_splits_a_step(monkeypatch: pytest.MonkeyPatch, engine: bool) -> None:
     seen: list[Any] = []
-    for opened in ("EngineSource", "open_packs"):
-        monkeypatch.setattr(rank_module, opened, lambda *_, split, **__: seen.append(split))
+    monkeypatch.setattr(rank_module, "EngineSource", lambda _, asked, **__: seen.append(asked.split))
+    monkeypatch.setattr(rank_module, "open_packs", lambda *_, split, **__: seen.append(split))
     monkeypatch.setattr(rank_module, "open_held_out", lambda *_, **__: None)
     monkeypatch.setattr(rank_module, "read_mixture", lambda *_: None)
     spec = TrainingJobSpec.model_validate(changed("parallelism.microbatches", 2))

@@ -98,41 +98,35 @@ def error_of(message: Mapping[str, Any]) -> Exception:
     return _CLASSES[message["error"]](message["message"], field=message.get("field"))
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class OpenRequest:
+    """What the ranks of a pod ask its engine to open; all of them ask for the same."""
+
+    attempt: int
+    job: str
+    """File of the job, which the engine reads too."""
+    split: StepSplit
+    """How the trainer splits a step."""
+    pixels: bool
+    """Whether any rank of the pod trains on patches; otherwise the engine makes none."""
+
+
 class EngineSource:
     """Training data from the data engine of this pod.
 
     Args:
         descriptor: Of the engine's socket (``O_PATH``).
-        attempt: Attempt of this rank.
-        job_file: File of the job, which the engine reads too.
+        asked: What is opened.
         open_wait_s: How long opening the data may take beside the usual wait.
         pixels: Whether this rank trains on patches; without, batches have none.
-        pod_pixels: Whether any rank of this pod does; all of them say the same, and without the engine makes none.
-        split: How the trainer splits a step.
 
     Raises:
         PolyremeError: What opening the data raised.
     """
 
-    def __init__(
-        self,
-        descriptor: int,
-        *,
-        attempt: int,
-        job_file: str,
-        open_wait_s: float,
-        pixels: bool,
-        pod_pixels: bool,
-        split: StepSplit,
-    ) -> None:
+    def __init__(self, descriptor: int, asked: OpenRequest, *, open_wait_s: float, pixels: bool) -> None:
         self._path = f"/proc/self/fd/{descriptor}"
-        self._hello = {
-            "call": "open",
-            "attempt": attempt,
-            "job": job_file,
-            "split": dataclasses.asdict(split),
-            "pixels": pod_pixels,
-        }
+        self._hello = {"call": "open", **dataclasses.asdict(asked)}
         self._open_wait_s = open_wait_s + REPLY_WAIT_S
         self._pixels = pixels
         self._lock = threading.Lock()

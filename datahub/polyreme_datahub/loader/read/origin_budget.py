@@ -132,6 +132,17 @@ def _rate(value: Mapping[str, float]) -> Rate:
     return Rate(float(value["requests"]), float(value["bytes"]))
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Clocks:
+    """How a process knows the time, and waits."""
+
+    now_s: Callable[[], float] = time.time  # noqa: TID251 - the shell's default
+    """The time of day [s]."""
+    steady_s: Callable[[], float] = time.monotonic  # noqa: TID251 - the shell's default
+    """A clock that never jumps [s]."""
+    sleep: Sleep = time.sleep  # noqa: TID251 - the shell's default
+
+
 class OriginBudget:
     """One process' share; its threads share it.
 
@@ -140,9 +151,7 @@ class OriginBudget:
         budget: Of the job.
         wanted: What this process wants of it.
         holder: Name of this process, which whoever takes its place has too; None: nobody does.
-        now_s: The time of day [s].
-        steady_s: A clock that never jumps [s].
-        sleep: Waits.
+        clocks: Of this machine.
     """
 
     def __init__(
@@ -152,14 +161,12 @@ class OriginBudget:
         *,
         wanted: Rate,
         holder: str | None = None,
-        now_s: Callable[[], float] = time.time,  # noqa: TID251 - the shell's default
-        steady_s: Callable[[], float] = time.monotonic,  # noqa: TID251 - the shell's default
-        sleep: Sleep = time.sleep,  # noqa: TID251 - the shell's default
+        clocks: Clocks | None = None,
     ) -> None:
         self._table, self._budget, self._wanted = table, budget, wanted
         self._process = uuid.uuid4().hex
         self._holder = holder or self._process
-        self._now_s, self._steady_s, self._sleep = now_s, steady_s, sleep
+        self._clocks = clocks or Clocks()
         self._lock = threading.Lock()
         self._pace = Pace()
         self._lease: Lease | None = None
@@ -182,16 +189,16 @@ class OriginBudget:
             yield may
         finally:
             with self._lock:
-                self._pace.end(number, now_s=self._steady_s())
+                self._pace.end(number, now_s=self._clocks.steady_s())
 
     def refused(self) -> None:
         """Note that the server refused a request because it has too many."""
         with self._lock:
-            self._pace.refused(self._steady_s())
+            self._pace.refused(self._clocks.steady_s())
 
     def tend(self) -> None:
         """Have the lease renewed if there is one and it is time to; returns at once, and may be called often."""
-        if self._lease is None or self._steady_s() < self._due_s or not self._tending.acquire(blocking=False):
+        if self._lease is None or self._clocks.steady_s() < self._due_s or not self._tending.acquire(blocking=False):
             return
         threading.Thread(target=self._tend, name="budget-lease").start()
 
@@ -206,16 +213,16 @@ class OriginBudget:
             self._tending.release()
 
     def _admit(self, size_bytes: int) -> tuple[int, int]:
-        begun_s, told = self._steady_s(), False
+        begun_s, told = self._clocks.steady_s(), False
         while True:
             with self._lock:
                 share = self._share()
                 may = min(size_bytes, self._pace.largest(share))
-                wait_s = self._pace.wait_s(share, may, now_s=self._steady_s())
+                wait_s = self._pace.wait_s(share, may, now_s=self._clocks.steady_s())
                 if wait_s <= 0.0:
                     self.admitted_count += 1
                     return may, self._pace.begin(may)
-            waited_s = self._steady_s() - begun_s
+            waited_s = self._clocks.steady_s() - begun_s
             if waited_s >= WAIT_MAX_S:
                 raise EnvironmentFailedError(
                     f"a request to the bucket waited {waited_s:.0f} s for its share of the job's budget, at most "
@@ -225,7 +232,7 @@ class OriginBudget:
             if waited_s >= TOLD_AFTER_S and not told:
                 told = True
                 _log.warning("waiting for the job's budget at its bucket: %s", self._said(share))
-            self._sleep(min(wait_s, RETRIED_EVERY_S))
+            self._clocks.sleep(min(wait_s, RETRIED_EVERY_S))
 
     def _said(self, share: Rate) -> str:
         return (
@@ -235,18 +242,18 @@ class OriginBudget:
 
     def _share(self) -> Rate:
         """Return what may be asked for now; renews the lease when it is time to."""
-        if self._steady_s() >= self._due_s:
+        if self._clocks.steady_s() >= self._due_s:
             self._renew()
-        share = usable(self._lease, now_s=self._now_s())
-        return share if self._steady_s() >= self._grown_s else share.least(self._before)
+        share = usable(self._lease, now_s=self._clocks.now_s())
+        return share if self._clocks.steady_s() >= self._grown_s else share.least(self._before)
 
     def _renew(self) -> None:
-        self._due_s = self._steady_s() + RETRIED_EVERY_S
+        self._due_s = self._clocks.steady_s() + RETRIED_EVERY_S
         self.admitted_count += 1
         try:
             self._try_to_renew()
         except StoreFailedError as error:
-            if usable(self._lease, now_s=self._now_s()) == NOTHING:
+            if usable(self._lease, now_s=self._clocks.now_s()) == NOTHING:
                 raise
             _log.warning("the lease of a share of the job's budget was not renewed: %s", error.message)
 
@@ -260,7 +267,7 @@ class OriginBudget:
                     "spec.data.originBudget; this one was replaced",
                     field="spec.data.originBudget",
                 )
-            now_s = self._now_s()
+            now_s = self._clocks.now_s()
             after = renewed(
                 table,
                 self._holder,
@@ -275,17 +282,17 @@ class OriginBudget:
                 self._take(after, late=grows_late(after, now_s=now_s))
                 return
             # Of those that met, each waits for another time.
-            self._sleep(0.02 * (1 + int(self._process[tried % len(self._process)], 16)))
+            self._clocks.sleep(0.02 * (1 + int(self._process[tried % len(self._process)], 16)))
 
     def _take(self, table: Table, *, late: bool) -> None:
         lease = table.of(self._holder)
         assert lease is not None
         if late:
-            self._before = usable(self._lease, now_s=self._now_s())
-            self._grown_s = self._steady_s() + GROWN_AFTER_S
+            self._before = usable(self._lease, now_s=self._clocks.now_s())
+            self._grown_s = self._clocks.steady_s() + GROWN_AFTER_S
         self._lease = lease
-        if usable(lease, now_s=self._now_s()).requests >= 1.0:
-            self._due_s = self._steady_s() + table.renewed_every_s
+        if usable(lease, now_s=self._clocks.now_s()).requests >= 1.0:
+            self._due_s = self._clocks.steady_s() + table.renewed_every_s
 
 
 class Reader(enum.Enum):

@@ -1,11 +1,12 @@
 """Indexes whose blocks are sealed while ranks read them: appends each block once it is published.
 
-Blocks are only ever appended, so samples keep their numbers. Nothing here waits: whoever needs a block that is not
-there asks again.
+Blocks are only ever appended, so samples keep their numbers. Nothing here waits: a caller that needs a block that
+is not there asks again.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import time
 from collections.abc import Callable, Sequence
@@ -22,15 +23,32 @@ BUCKET_LOOK_EVERY_S = 2.0
 """Time between looks for new blocks, where each look is a request."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Journaled:
+    """Where blocks that are sealed later come from: the journal of a job that is still processed."""
+
+    journal: Journal
+    indexes: Sequence[MappedIndex]
+    """Of each source, without samples."""
+    places: Sequence[int]
+    """Of each source, the place of its dataset in the journal."""
+    blobs: BlobFiles
+    """Gives the objects that list shards."""
+    steady_s: Callable[[], float] = time.monotonic  # noqa: TID251 - the shell's default
+    """A clock that never jumps [s]."""
+
+
 class Growth:
     """The blocks of the sources of one job.
 
     Args:
         sizes: Of each source, the blocks that its index has.
+        coming: Gives later ones; None: there are none.
     """
 
-    def __init__(self, sizes: Sequence[Sizes]) -> None:
+    def __init__(self, sizes: Sequence[Sizes], coming: Journaled | None = None) -> None:
         self.sizes = list(sizes)
+        self._coming, self._due_s = coming, float("-inf")
 
     @property
     def ends(self) -> tuple[BlockEnds, ...]:
@@ -38,8 +56,18 @@ class Growth:
         return tuple(BlockEnds(tuple(itertools.accumulate(of.samples)), of.total) for of in self.sizes)
 
     def look(self) -> bool:
-        """Append what was sealed since; return whether there was anything."""
-        return False
+        """Append what was sealed since; return whether there was anything.
+
+        Raises:
+            IndexDamagedError: If a sealed block can't be read.
+            StoreFailedError: If the store stays away.
+        """
+        coming = self._coming
+        if coming is None or all(of.complete for of in self.sizes) or coming.steady_s() < self._due_s:
+            return False
+        found = [self._append(coming, source) for source in range(len(self.sizes))]
+        self._due_s = coming.steady_s() + (LOOK_EVERY_S if coming.blobs.parts is None else BUCKET_LOOK_EVERY_S)
+        return any(found)
 
     def describe(self, counts: Sequence[int]) -> list[list[int | str]]:
         """Describe the first blocks of each source for a loader's state."""
@@ -63,55 +91,14 @@ class Growth:
                     field="spec.data",
                 )
 
-
-class JournalGrowth(Growth):
-    """Blocks that are read from the journal of a job that is still processed.
-
-    Args:
-        journal: The journal.
-        indexes: Of each source, without samples.
-        places: Of each source, the place of its dataset in the journal.
-        totals: Of each source, the count of its blocks in the end.
-        blobs: Gives the objects that list shards.
-        steady_s: A clock that never jumps [s].
-    """
-
-    def __init__(
-        self,
-        journal: Journal,
-        indexes: Sequence[MappedIndex],
-        places: Sequence[int],
-        totals: Sequence[int],
-        *,
-        blobs: BlobFiles,
-        steady_s: Callable[[], float] = time.monotonic,  # noqa: TID251 - the shell's default
-    ) -> None:
-        super().__init__([Sizes((), (), total) for total in totals])
-        self._journal, self._indexes, self._places, self._blobs = journal, indexes, places, blobs
-        self._steady_s, self._due_s = steady_s, float("-inf")
-        self._every_s = LOOK_EVERY_S if blobs.parts is None else BUCKET_LOOK_EVERY_S
-
-    def look(self) -> bool:
-        """Append what was sealed since; return whether there was anything.
-
-        Raises:
-            IndexDamagedError: If a sealed block can't be read.
-            StoreFailedError: If the store stays away.
-        """
-        if all(of.complete for of in self.sizes) or self._steady_s() < self._due_s:
-            return False
-        found = [self._append(source) for source in range(len(self.sizes))]
-        self._due_s = self._steady_s() + self._every_s
-        return any(found)
-
-    def _append(self, source: int) -> bool:
-        sizes, index = self.sizes[source], self._indexes[source]
+    def _append(self, coming: Journaled, source: int) -> bool:
+        sizes, index = self.sizes[source], coming.indexes[source]
         first = len(sizes.samples)
         for number in range(first, sizes.total):
-            block = self._journal.block(self._places[source], number)
+            block = coming.journal.block(coming.places[source], number)
             if block is None:
                 break
-            index.extend(shards_of(self._blobs.read(block.group)))
+            index.extend(shards_of(coming.blobs.read(block.group)))
             if len(index) != sum(sizes.samples) + block.samples:
                 raise IndexDamagedError(
                     f"stored data is damaged: block {number} of {index.manifest.reference} has "

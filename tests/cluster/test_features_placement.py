@@ -109,7 +109,7 @@ def test_slices_stay_whole(operated: str) -> None:
     play(operated, story)
 
 
-def test_an_exclusive_domain_is_shared_with_nobody_in_both_directions(operated: str) -> None:
+def test_an_exclusive_domain_is_not_shared_in_either_direction(operated: str) -> None:
     async def story(stage: Stage) -> None:
         await stage.nodes({"r1": 2, "r2": 3})
         await stage.queue()

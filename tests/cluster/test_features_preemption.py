@@ -42,7 +42,7 @@ def test_a_victim_checkpoints_makes_way_keeps_its_place_and_goes_on_where_it_was
     play(operated, story)
 
 
-def test_who_does_not_stop_in_time_is_ended(operated: str) -> None:
+def test_a_victim_is_killed_after_its_grace_period(operated: str) -> None:
     async def story(stage: Stage) -> None:
         await stage.node("n")
         await stage.queue(preemption=AT_ONCE)
@@ -84,7 +84,7 @@ def test_the_one_with_the_newest_checkpoint_is_asked(operated: str) -> None:
     play(operated, story)
 
 
-def test_nobody_is_displaced_before_its_least_runtime_nor_by_an_equal(operated: str) -> None:
+def test_preemption_spares_equal_priority_and_the_least_runtime(operated: str) -> None:
     async def story(stage: Stage) -> None:
         await stage.node("n", devices=1)
         await stage.queue(preemption=AT_ONCE)

@@ -23,7 +23,7 @@ def used(status: Manifest, resource: str) -> tuple[int, int]:
     )
 
 
-def test_a_quota_holds_and_the_queue_says_who_waits_and_why(operated: str) -> None:
+def test_a_quota_holds_and_the_queue_reports_pending_jobs_with_reasons(operated: str) -> None:
     async def story(stage: Stage) -> None:
         await stage.node("n", devices=8)
         queue = await stage.queue(nominal=2)
@@ -208,7 +208,7 @@ def test_jobs_of_one_second_go_in_the_order_in_which_they_came(operated: str) ->
     play(operated, story)
 
 
-def test_who_ends_before_the_head_could_start_fills_its_room_and_does_not_delay_it(operated: str) -> None:
+def test_backfill_admits_jobs_that_end_before_the_head_could_start(operated: str) -> None:
     async def story(stage: Stage) -> None:
         await stage.node("n", devices=4)
         await stage.queue(preemption=AT_ONCE)
@@ -258,7 +258,7 @@ def test_small_jobs_fill_what_is_held_for_the_head_only_if_it_can_take_it_back(o
     play(operated, story)
 
 
-def test_without_backfill_nobody_passes_the_head(operated: str) -> None:
+def test_without_backfill_no_job_passes_the_head(operated: str) -> None:
     async def story(stage: Stage) -> None:
         await stage.node("n", devices=4)
         await stage.queue(backfill={"mode": "Off"}, preemption=AT_ONCE)
@@ -274,7 +274,7 @@ def test_without_backfill_nobody_passes_the_head(operated: str) -> None:
     play(operated, story)
 
 
-def test_a_held_queue_admits_nobody_and_a_draining_one_lets_checkpoint(operated: str) -> None:
+def test_a_held_queue_admits_no_job_and_a_draining_one_lets_jobs_checkpoint(operated: str) -> None:
     async def story(stage: Stage) -> None:
         await stage.node("n", devices=4)
         queue = await stage.queue()

@@ -246,7 +246,7 @@ def test_a_drained_node_lets_its_workers_go_elsewhere(operated: str) -> None:
     play(operated, story)
 
 
-def test_what_is_shown_says_ready_and_reason_and_events_are_told(operated: str) -> None:
+def test_printer_columns_show_ready_and_reason_and_events_are_emitted(operated: str) -> None:
     async def story(stage: Stage) -> None:
         await stage.node("n", devices=12)
         await stage.queue()

@@ -119,7 +119,7 @@ def test_objects_that_a_quota_refuses_are_reported_until_they_are_created(refusi
 
 
 @pytest.mark.slow
-def test_a_job_whose_status_a_policy_refuses_stops_nobody_else(refusing: str) -> None:
+def test_a_refused_status_write_does_not_block_other_jobs(refusing: str) -> None:
     async def story(stage: Stage) -> None:
         await stage.node("a", devices=2)
         await stage.queue(stopPolicy="Hold")

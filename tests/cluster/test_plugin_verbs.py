@@ -182,7 +182,7 @@ def test_get_lists_and_hands_on_objects(stage: Stage, capsys: pytest.CaptureFixt
     assert f"{stage.namespace}   big" in capsys.readouterr().out
 
 
-def test_why_says_reason_remedy_place_and_who_makes_way(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+def test_why_shows_reason_remedy_position_and_victims(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
     older = stage.make("older", priority=5)
     stage.say(older, waits("ExceedsQuota", "needs 2 devices; queue has 0 of 4 left"))
     big = stage.make("big")
@@ -235,7 +235,7 @@ def test_describe_shows_conditions_and_events(stage: Stage, capsys: pytest.Captu
     assert "Hung" in text
 
 
-def test_queue_draws_quota_use_and_who_waits(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+def test_queue_shows_quota_use_and_pending_jobs(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
     stage.say(stage.make("runs", replicas=3), runs("n0", replicas=3))
     stage.say(stage.make("waits"), waits("ExceedsQuota", ""))
     assert stage.run("queue", stage.namespace) == 0
@@ -249,7 +249,7 @@ def test_queue_draws_quota_use_and_who_waits(stage: Stage, capsys: pytest.Captur
     assert stage.run("queue", "nowhere") == ExitCode.NOT_FOUND
 
 
-def test_topology_draws_who_sits_where(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+def test_topology_shows_the_jobs_on_each_node(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
     name = stage.namespace
     node = stage.create(
         {

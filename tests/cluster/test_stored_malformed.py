@@ -60,7 +60,7 @@ def test_plain_kubectl_apply_takes_the_definition_and_the_server_refuses_a_malfo
         asyncio.run(refused(namespace))
 
 
-def test_a_stored_malformed_job_is_told_why_and_the_others_are_admitted(kubeconfig: str, tmp_path: Path) -> None:
+def test_a_stored_malformed_job_gets_a_reason_and_the_others_are_admitted(kubeconfig: str, tmp_path: Path) -> None:
     async def story(namespace: str) -> None:
         async with (
             KubernetesCluster(from_kubeconfig(kubeconfig)) as cluster,

@@ -206,7 +206,7 @@ def is_workers(document: Manifest | None) -> bool:
     return str(document["metadata"]["name"]).startswith(WORKERS)
 
 
-def test_who_reads_metrics_reads_nothing_else(installed: str) -> None:
+def test_a_metrics_reader_can_read_nothing_else(installed: str) -> None:
     words = ("create", "clusterrolebinding", NOBODY, "--clusterrole=polyreme-metrics-reader")
     reader = Account(installed, NAMESPACE, NOBODY)
     before = {namespace: reader.rights(namespace) for namespace in (NAMESPACE, "default")}

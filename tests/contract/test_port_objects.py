@@ -118,7 +118,7 @@ def test_a_patch_that_changes_nothing_keeps_the_version(opener: Opener, tmp_path
     run(opener, tmp_path, story)
 
 
-def test_a_patch_cannot_change_who_an_object_is(opener: Opener, tmp_path: Path) -> None:
+def test_a_patch_cannot_change_an_objects_identity(opener: Opener, tmp_path: Path) -> None:
     async def story(harness: Harness) -> None:
         created = await harness.cluster.create(lease())
         with pytest.raises(InvalidObjectError):

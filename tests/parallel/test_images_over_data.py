@@ -50,7 +50,7 @@ def test_a_rank_with_all_images_and_ranks_with_none_have_the_gradient_of_one_pro
     assert seen["losses"] == pytest.approx(alone["losses"], rel=TOLERANCE)
 
 
-def test_a_tower_that_stands_still_encodes_for_others(start: Any, tmp_path: Path) -> None:
+def test_a_frozen_tower_encodes_images_of_other_ranks(start: Any, tmp_path: Path) -> None:
     alone = gradients(start, tmp_path / "alone", (1, 1), steps=1, **UNEVEN, **STANDING)
     seen = gradients(start, tmp_path / "shared", {"dp": 2}, steps=1, **UNEVEN, **STANDING)
     assert max(seen["moved"]) > 0

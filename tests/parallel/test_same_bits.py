@@ -49,7 +49,7 @@ def job(recompute: str, memory_bytes: int) -> dict[str, Any]:
     return spec
 
 
-def test_a_job_that_does_not_fit_otherwise_makes_layers_anew_and_learns_the_same(start: Any, tmp_path: Path) -> None:
+def test_recompute_makes_a_job_fit_and_keeps_its_gradients(start: Any, tmp_path: Path) -> None:
     spec = parse_job(job_with({"spec": job("None", 1 << 32)})).spec
     plan = plan_for(spec)
     memory = memory_of_cut(setting_of(spec, plan.shape), plan.layout, plan.cut, packs_per_step=4)

@@ -73,7 +73,7 @@ def test_wrong_credentials_and_a_server_away_are_named_without_the_secret(
         prepare_bucket(bucket, environment=away)
 
 
-def test_uploads_that_nobody_finished_are_dropped_once_they_are_old(bucket: str, bucket_server: BucketServer) -> None:
+def test_unfinished_uploads_are_aborted_once_they_are_old(bucket: str, bucket_server: BucketServer) -> None:
     name, prefix = urlsplit(bucket).netloc, urlsplit(bucket).path.strip("/")
     with closing(lakehouse_admin._client(bucket_server.environment)) as client:
         for key in (f"{prefix}/mine", "elsewhere/other"):

@@ -14,7 +14,7 @@ from polyreme_simulator.run import simulate
 from polyreme_simulator.world import World
 
 
-def test_a_node_that_joins_anew_ends_the_pods_that_wait_there_for_their_end() -> None:
+def test_a_node_that_rejoins_ends_its_deleted_pods() -> None:
     """A kubelet that begins lists the pods of its node: one that is being deleted has nothing left that runs."""
     loop = VirtualLoop()
     world = World(loop, random.Random(1), Facts())

@@ -93,7 +93,7 @@ def test_a_durable_checkpoint_is_one_write() -> None:
 
 
 @pytest.mark.slow
-def test_a_job_that_starts_at_once_is_told_nothing_before_and_of_its_pods_once() -> None:
+def test_a_job_that_starts_at_once_gets_no_pending_reason_and_one_event_for_its_pods() -> None:
     """Its admission, that it runs, its success: no word of a queue, and none for each pod."""
     loop, facts = VirtualLoop(), CountedFacts()
     world = World(loop, random.Random(1), facts)

@@ -71,7 +71,7 @@ def test_shares_in_use_never_exceed_the_budget(
 
 
 @given(joins=st.lists(st.integers(0, HOLDERS - 1), min_size=1, max_size=8))
-def test_whoever_renews_has_a_fair_share_after_two_rounds(joins: list[int]) -> None:
+def test_every_process_has_a_fair_share_after_two_rounds_of_renewals(joins: list[int]) -> None:
     stored, now_s = Table(), 0.0
     for number in joins:
         stored = renewed(stored, str(number), process="p", budget=BUDGET, wanted=BUDGET, now_s=now_s) or stored
@@ -164,7 +164,7 @@ def test_clocks_that_are_as_wrong_as_allowed_never_let_two_processes_use_one_sha
     assert both == [NOTHING, BUDGET - RENEWAL]
 
 
-def test_who_takes_a_dead_process_place_has_its_lease_and_uses_it_late() -> None:
+def test_a_successor_takes_over_a_dead_process_lease_after_a_delay() -> None:
     stored = renewed(Table(), "pod 0", process="first", budget=BUDGET, wanted=BUDGET * 0.5, now_s=1000.0)
     assert stored is not None
     assert not grows_late(stored, now_s=1000.0)

@@ -103,9 +103,7 @@ LENGTHS = st.lists(st.lists(st.integers(4, 64), min_size=1, max_size=60), min_si
 
 @settings(max_examples=40, deadline=None)
 @given(LENGTHS, st.data())
-def test_data_that_last_give_every_step_samples_and_data_that_do_not_are_told(
-    lengths: list[list[int]], data: st.DataObject
-) -> None:
+def test_data_with_a_limit_lasts_for_all_steps_or_is_reported(lengths: list[list[int]], data: st.DataObject) -> None:
     """All sources have a limit, and one mixture: what is left is known to the token."""
     limits = tuple(data.draw(st.integers(1, 4)) for _ in lengths)
     weights = [data.draw(st.integers(1, 5)) for _ in lengths]

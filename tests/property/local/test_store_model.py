@@ -136,7 +136,7 @@ def test_bounded_history_says_gone_exactly_where_something_is_missing() -> None:
         assert store.version - history.forgotten >= min(5, store.version)
 
 
-def test_a_quiet_watch_is_told_how_far_the_store_is() -> None:
+def test_a_quiet_watch_gets_bookmarks() -> None:
     async def story() -> None:
         counter = itertools.count(1)
         store = Store(new_uid=lambda: f"u{next(counter)}", now_s=lambda: 0.0)

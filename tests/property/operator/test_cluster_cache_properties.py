@@ -262,7 +262,7 @@ def test_slots_of_nodes_that_are_gone_are_used_again() -> None:
     assert not model.cluster(now_s=NOW_S).inventory.used_NR.any()
 
 
-def test_columns_of_resources_that_nobody_has_are_used_again() -> None:
+def test_columns_of_unused_resources_are_reused() -> None:
     model = ClusterCache()
     model.put(node_manifest("n0", 1, 4, "r0", closed=False), now_s=NOW_S)
     for at in range(100):

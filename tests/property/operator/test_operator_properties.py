@@ -84,7 +84,7 @@ def test_a_batch_depends_on_what_is_and_not_on_its_order(nodes: Any, jobs: Any, 
 
 @given(nodes=NODES, jobs=JOBS, limit=st.integers(0, 24))
 @settings(max_examples=50)
-def test_every_job_that_waits_is_told_why_and_the_others_are_not(nodes: Any, jobs: Any, limit: int) -> None:
+def test_exactly_the_waiting_jobs_get_a_reason(nodes: Any, jobs: Any, limit: int) -> None:
     cluster = cluster_of(**build(nodes, jobs, limit))
     batch = schedule(cluster, NOW_S)
     waiting = {owner.uid for owner in cluster.jobs.values() if not owner.admitted and owner.plan is not None}

@@ -163,7 +163,7 @@ def test_the_lazy_order_is_the_defined_one(
 
 @given(drawn=st.lists(JOB, max_size=20), out=st.lists(st.integers(0, 19)), back=st.lists(st.integers(0, 19)))
 @settings(max_examples=200)
-def test_an_index_that_was_kept_is_one_made_anew(drawn: Any, out: list[int], back: list[int]) -> None:
+def test_an_updated_index_equals_a_rebuilt_one(drawn: Any, out: list[int], back: list[int]) -> None:
     jobs = jobs_of(drawn, 3)
     index, kept = WaitingIndex(jobs), {job.uid: job for job in jobs}
     for at in out:

@@ -11,7 +11,7 @@ BATCH = 20
 
 
 @pytest.mark.slow
-def test_malformed_objects_of_every_kind_stop_nobody() -> None:
+def test_malformed_objects_of_every_kind_block_no_job() -> None:
     flood = Flood(generate(EACH, seed=None), batch=BATCH)
     logging.disable(logging.CRITICAL)
     try:

@@ -132,7 +132,7 @@ def test_features_come_home_each_once_and_in_order(
 
 
 @pytest.mark.parametrize("costs", [[[], []], [[5, 5], [5, 5]], [[100]], [[7], [7], [7]]])
-def test_nobody_waits_where_there_is_nothing_to_even_out(costs: list[list[int]]) -> None:
+def test_no_exchange_when_there_is_nothing_to_balance(costs: list[list[int]]) -> None:
     assert balance_images(costs, parts=1, other_flops=0) is None
 
 

@@ -329,7 +329,7 @@ def test_only_jobs_are_scaled() -> None:
     assert all(path.removeprefix(".") in NODES for path in scaled["TrainingJob"].values())
 
 
-def test_the_default_of_an_object_with_rules_obeys_them_as_it_stands() -> None:
+def test_the_default_of_an_object_with_rules_obeys_them_before_defaulting() -> None:
     """The API server checks a default before it fills what is nested in it (``no such key: mode``)."""
     assert NODES["spec.parallelism"]["default"] == {"mode": "Auto", "imagesOver": "Context"}
 

@@ -64,7 +64,7 @@ def test_an_error_names_the_field_to_change() -> None:
     assert str(PolyremeError("it failed")) == "it failed"
 
 
-def test_errors_are_told_apart_by_what_the_caller_does_next() -> None:
+def test_errors_differ_by_what_the_caller_does_next() -> None:
     assert InvalidConfigError("x").exit_code == ExitCode.USAGE
     assert isinstance(FencedError("x"), RefusedError)
     assert RetryableError("x", delay_s=3).delay_s == 3

@@ -52,7 +52,7 @@ def test_a_small_placement_reads_well() -> None:
     assert placement == Placement(nodes=[NodeNames(parts=["node-", ""], numbers=["1-3"], digits=[2])], order="0-2,0")
 
 
-def test_numbers_with_and_without_zeros_before_them_are_told_apart() -> None:
+def test_numbers_with_leading_zeros_are_other_names() -> None:
     names = ["n7", "n07", "n8", "n08", "n10", "n010", "n0", "n00"]
     assert Placement.of(names).node_by_index() == names
 
@@ -65,7 +65,7 @@ def test_signs_that_formats_read_are_text_like_any_other() -> None:
     assert placement.node_by_index() == names
 
 
-def test_nobody_is_nowhere() -> None:
+def test_an_empty_placement_has_no_nodes() -> None:
     assert Placement.of([]) == Placement()
     assert Placement().node_by_index() == []
 

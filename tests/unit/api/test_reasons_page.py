@@ -21,7 +21,7 @@ def test_every_word_is_on_the_page(words: type[StrEnum]) -> None:
     assert [word.value for word in words if f"`{word.value}`" not in page] == []
 
 
-def test_the_reasons_to_wait_stand_in_the_order_in_which_they_are_told() -> None:
+def test_the_page_lists_pending_reasons_in_order_of_precedence() -> None:
     order = re.search(r"first in this order is\s+reported:\s+(.*?)\.\n", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     assert order is not None
     told = re.findall(r"`(\w+)`", order[1])

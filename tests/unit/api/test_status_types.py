@@ -119,7 +119,7 @@ def test_one_reason_says_most(conditions: dict[str, tuple[Literal["True", "False
     assert status.model_dump(by_alias=True)["reason"] == reason
 
 
-def test_ready_pods_are_told_of_those_the_attempt_has() -> None:
+def test_ready_pods_are_shown_with_the_attempts_size() -> None:
     assert TrainingJobStatus().ready == "0"
     assert TrainingJobStatus(attempt=ATTEMPT, ready_replicas=3).model_dump(by_alias=True)["ready"] == "3/4"
     assert TrainingJobStatus.model_validate({"ready": "9/9", "reason": "Old"}).ready == "0"

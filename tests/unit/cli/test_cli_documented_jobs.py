@@ -42,7 +42,7 @@ def test_a_sample_is_accepted(path: Path) -> None:
         assert load_object(document).metadata.name
 
 
-def test_a_misspelt_required_field_is_told_as_misspelt_not_as_missing() -> None:
+def test_a_misspelt_required_field_is_reported_as_misspelt_not_as_missing() -> None:
     manifest = yaml.safe_load((ROOT / "manifests" / "samples" / "quickstart.yaml").read_text())
     manifest["spec"]["training"]["stepz"] = manifest["spec"]["training"].pop("steps")
     with pytest.raises(InvalidConfigError, match=r"spec\.training\.stepz, did you mean 'steps'"):

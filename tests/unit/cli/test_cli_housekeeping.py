@@ -223,7 +223,7 @@ def test_dead_letters_are_counted_by_dataset_and_their_command_is_named() -> Non
     assert dead_letter_words(counts) == ["3 records of talk@1 could not be used: polyreme data show talk@1"]
 
 
-def test_an_attempt_that_has_not_trained_yet_stands_where_its_checkpoint_ends() -> None:
+def test_an_attempt_before_its_first_step_is_at_its_checkpoints_step() -> None:
     status = {"step": 70, "lastCheckpoint": {"attempt": 1, "step": 50}}
     job = parse_job({**MANIFEST, "status": status})
     assert _step(job, None) == 70

@@ -19,7 +19,7 @@ def test_each_step_counts_at_its_own_pace_and_lost_steps_are_given_back() -> Non
     assert time.seconds == pytest.approx(4.0)
 
 
-def test_a_run_that_begins_anew_has_no_effective_time() -> None:
+def test_a_run_that_starts_over_has_no_effective_time() -> None:
     time = EffectiveTime()
     time.advance(8, 0.5)
     time.advance(0, 0.5)

@@ -64,7 +64,7 @@ def test_history_holds_each_step_once_and_the_rest_is_discarded(tmp_path: Path) 
     assert [(record.attempt, record.step) for record in records.discarded] == [(1, 4), (1, 5)]
 
 
-def test_torn_and_late_checkpoints_are_told_apart(tmp_path: Path) -> None:
+def test_torn_and_late_checkpoints_are_distinguished(tmp_path: Path) -> None:
     write_root(tmp_path)
     entries = {entry.name: entry for entry in read_records(tmp_path).checkpoints}
     assert entries["a000001-s00000003"].history

@@ -60,7 +60,9 @@ SUSPENDED = ("Suspended", "True", "Suspended", "")
         ((("Failed", "True", "NoProgress", "3 restarts"),), ("Failed", "3 restarts")),
     ],
 )
-def test_a_job_says_how_it_stands(conditions: tuple[tuple[str, str, str, str], ...], said: tuple[str, str]) -> None:
+def test_verdict_of_a_job_follows_its_conditions(
+    conditions: tuple[tuple[str, str, str, str], ...], said: tuple[str, str]
+) -> None:
     assert verdict(job(*conditions)) == said
 
 

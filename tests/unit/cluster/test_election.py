@@ -56,7 +56,7 @@ def test_only_a_change_of_what_it_says_counts_as_a_sign_of_life() -> None:
     assert observe(manifest(version="8", renewTime="t2"), SEEN, at_s=110.0).since_s == 110.0
 
 
-def test_who_takes_counts_as_a_transition_and_who_renews_keeps_the_beginning() -> None:
+def test_taking_the_lease_counts_a_transition_and_renewing_keeps_its_acquire_time() -> None:
     taken = lease_spec(Move.TAKE, SEEN, identity="me", lease_s=15.0, now="t9")
     assert taken == {
         "holderIdentity": "me",
@@ -130,7 +130,7 @@ def test_the_times_in_the_lease_are_nobodys_business(at_s: float) -> None:
 
 
 @pytest.mark.parametrize("answer_s", [0.0, 2.5])
-def test_who_cannot_renew_stops_before_another_may_begin(answer_s: float) -> None:
+def test_a_leader_that_cannot_renew_stops_before_another_may_lead(answer_s: float) -> None:
     """Also when answers come late: the time counts from when the renewal was sent."""
 
     async def story(contest: Contest) -> None:
@@ -163,7 +163,7 @@ def test_a_short_outage_of_the_api_costs_no_leader() -> None:
     assert [(name, began_s < 1.0) for name, began_s, _ in in_virtual_time(story).terms] == [("a", True)]
 
 
-def test_who_lost_it_contends_again_and_runs_afresh() -> None:
+def test_a_replica_that_lost_the_lease_contends_again() -> None:
     async def story(contest: Contest) -> None:
         weather = Weather()
         contest.replica("a", weather=weather)

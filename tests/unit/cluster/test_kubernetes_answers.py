@@ -237,7 +237,7 @@ def test_what_is_sent_is_what_the_api_asks_for() -> None:
     ]
 
 
-def test_items_of_a_list_say_what_they_are_and_not_who_wrote_which_field() -> None:
+def test_items_of_a_list_have_their_kind_and_no_managed_fields() -> None:
     bare = {"metadata": {"name": "a", "managedFields": [{"manager": "x"}]}}
 
     async def handler(request: web.Request) -> web.Response:
@@ -287,7 +287,7 @@ def test_a_reference_that_could_become_another_path_is_not_sent(ref: ObjectRef) 
     against(handler, story)
 
 
-def test_a_refused_token_is_read_anew() -> None:
+def test_a_refused_token_is_reloaded() -> None:
     tokens = iter(["old", "new"])
     seen: list[str] = []
 

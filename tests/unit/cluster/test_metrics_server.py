@@ -83,7 +83,7 @@ async def get(url: str, authorization: str | None = None) -> tuple[int, str]:
         ("bearer yes", 200),
     ],
 )
-def test_only_who_may_reads(authorization: str | None, code: int) -> None:
+def test_metrics_need_authorization(authorization: str | None, code: int) -> None:
     async def story() -> None:
         async with served(Table(yes=200, no=403)) as url:
             seen, text = await get(f"{url}/metrics", authorization)

@@ -302,7 +302,7 @@ def test_a_name_that_is_never_read_is_one_dead_letter(library: Library, tmp_path
     assert source.read(1).sample_id == "y"
 
 
-def test_what_is_no_regular_file_is_one_dead_letter_and_waits_for_nobody(library: Library, tmp_path: Path) -> None:
+def test_what_is_no_regular_file_is_one_dead_letter_and_does_not_block(library: Library, tmp_path: Path) -> None:
     (tmp_path / "set/folder.png").mkdir(parents=True)
     os.mkfifo(tmp_path / "set/pipe.png")
     (tmp_path / "set/loop.png").symlink_to("loop.png")

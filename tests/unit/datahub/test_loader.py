@@ -375,7 +375,7 @@ def spoil_sample(home: Home, source: PackedSource | HeldOutSource, at: int) -> N
 
 
 @pytest.mark.parametrize("at", [3, 600], ids=["name", "record"])
-def test_ranks_agree_on_a_hole_whoever_reads_it_and_when(tmp_path: Path, at: int) -> None:
+def test_all_ranks_see_the_same_placeholder_at_any_time(tmp_path: Path, at: int) -> None:
     home = Home(tmp_path)
     home.register("one", digits(1, pages=40))
     job = make_spec(["one"], on_damage="Placeholder")

@@ -90,7 +90,7 @@ def test_the_share_of_a_dead_process_is_used_by_the_other_when_its_lease_has_end
     assert requests_in(one, clock, 10.0) > 1.8 * half
 
 
-def test_who_takes_the_place_of_a_process_has_its_share_and_the_old_one_ends(store: PassingStore) -> None:
+def test_a_successor_takes_over_the_share_and_the_old_process_ends(store: PassingStore) -> None:
     clock = StepClock()
     old = process(store, clock, share=0.5, holder="engine of pod 0")
     full = requests_in(old, clock, 20.0)

@@ -324,7 +324,7 @@ def test_a_shard_that_is_missing_is_named_at_the_start_and_later(store: FailingS
         ShardFiles(copies(store, tmp_path), {digest_bytes(b""): 1})
 
 
-def test_all_who_wait_for_a_part_have_its_fetch_or_its_error() -> None:
+def test_all_waiters_for_a_part_get_its_fetch_or_its_error() -> None:
     fetches, gate = PartFetches(), threading.Event()
     runs: list[int] = []
 
@@ -351,7 +351,7 @@ def test_all_who_wait_for_a_part_have_its_fetch_or_its_error() -> None:
     assert len(runs) == 2
 
 
-def test_parts_that_nobody_waits_for_yet_queue_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefetched_parts_queue_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(part_files, "WAITING_MAX", 5)
     fetches, gate = PartFetches(), threading.Event()
     begun = threading.Semaphore(0)

@@ -78,7 +78,7 @@ class OnePack:
         raise AssertionError
 
 
-def test_every_token_is_told_as_read_learned_or_image_and_images_are_those_of_the_batch() -> None:
+def test_preview_marks_every_token_as_read_learned_or_image() -> None:
     source = OnePack()
     (pack,) = preview(source, TokenText(TOKENIZER), 1, first=0, count=1)
     first, second = pack.documents

@@ -147,7 +147,7 @@ def test_a_run_releases_its_versions_when_it_is_finished_or_deleted(tmp_path: Pa
     assert remove_dataset(home.registry_url, home.objects_url, "own/pages") == ["own/pages@1"]
 
 
-def test_what_controllers_keep_is_told_apart_by_their_scopes(tmp_path: Path) -> None:
+def test_pins_of_controllers_are_separate_by_scope(tmp_path: Path) -> None:
     home, job = home_with(tmp_path, [f'{{"conversations": {TURNS}}}']), job_on("own/pages")
     uid = job.metadata.uid
 

@@ -96,7 +96,7 @@ def test_a_new_leader_keeps_the_workers_that_there_are() -> None:
     assert scales.replicas[CPU] == 3
 
 
-def test_an_unchanged_size_is_written_now_and_then_since_somebody_may_have_changed_it() -> None:
+def test_an_unchanged_pool_size_is_rewritten_now_and_then() -> None:
     scales = Scales(workers=0, workers_gpu=0)
     pools = scaler(scales)
     play(pools, *((look * LOOK_EVERY_S, [due(500)]) for look in range(3 * ASSERT_EVERY)))

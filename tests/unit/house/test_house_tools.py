@@ -123,7 +123,7 @@ def test_the_page_of_exit_codes_is_what_the_code_says() -> None:
     assert page.read_text() == exit_codes.render(), "run make docs"
 
 
-def test_every_exit_code_says_who_exits_with_it_why_and_what_to_do() -> None:
+def test_every_exit_code_has_processes_a_meaning_and_a_remedy() -> None:
     assert [code for code in ExitCode if not (code.processes and code.meaning and code.remedy)] == []
 
 

@@ -217,7 +217,7 @@ def test_a_place_to_meet_is_taken_once_and_of_this_round_only() -> None:
     assert met(placed, 2, "b", 8) == placed
 
 
-def test_a_report_names_who_passed_or_failed_only_when_the_checks_are_done() -> None:
+def test_a_report_names_passed_and_failed_workers_only_when_the_checks_are_done() -> None:
     bad = {0: Finding(index=0, reason="Compute", why="slow")}
     running = Rounds(indices=(0, 1), bad=bad)
     assert (report_of(running).passed, report_of(running).failed) == ((), ())

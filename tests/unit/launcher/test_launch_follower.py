@@ -117,7 +117,7 @@ def test_a_stop_of_the_pod_checkpoints_and_a_second_one_kills() -> None:
     assert follower.exited(3)[-1] == f.ExitProcess(code=0)
 
 
-def test_a_stop_of_a_pod_whose_attempt_ends_kills_ranks_that_nobody_asked_to_checkpoint() -> None:
+def test_stopping_a_pod_whose_attempt_ends_kills_ranks_without_a_checkpoint_request() -> None:
     follower = Follower().running()
     follower.hear(directive(1, run=False))
     assert f.KillRanks() in follower.feed(f.StopRequested(grace_s=20))
@@ -177,7 +177,7 @@ def test_a_follower_with_live_ranks_of_an_older_attempt_has_not_joined_when_it_c
     assert joins(follower.exited(3)) == [2]
 
 
-def test_a_directive_that_asks_for_no_checkpoint_signals_nobody() -> None:
+def test_a_directive_without_a_checkpoint_request_signals_no_rank() -> None:
     follower = Follower().running()
     assert not any(isinstance(effect, f.SignalRanks) for effect in follower.hear(directive(1, job_json="{ }")))
     asked = follower.hear(directive(1, checkpoint_requested=True))

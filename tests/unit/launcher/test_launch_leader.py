@@ -21,7 +21,7 @@ def test_the_leader_releases_when_every_index_has_joined_and_the_resume_point_is
     assert releases(leader.written()) == [1]
 
 
-def test_nobody_is_released_before_the_lease_says_so_and_whoever_comes_back_then_is_told() -> None:
+def test_workers_are_released_after_the_lease_write_and_again_on_reconnect() -> None:
     leader = Leader()
     for index in range(2):
         leader.connected(index)
@@ -51,7 +51,7 @@ def test_a_stop_that_comes_before_the_lease_says_released_ends_the_attempt_at_on
     assert releases(leader.written()) == []
 
 
-def test_a_worker_that_a_resize_drops_is_told_to_end() -> None:
+def test_a_worker_that_a_resize_drops_is_asked_to_finish() -> None:
     leader = Leader().released(replicas=3)
     effects = leader.feed(l.JobChanged(attempt=view(2, replicas=2, replacements={2: 1})))
     end = [l.SendTo(index=2, message=Finish(code=0)), l.DropPeer(index=2, replacement=0)]
@@ -325,7 +325,7 @@ def test_a_follower_that_falls_silent_loses_its_place() -> None:
     assert ended.message == "worker 1: its launcher has sent nothing for 20 s"
 
 
-def test_a_leader_that_stood_still_blames_nobody() -> None:
+def test_a_leader_that_was_frozen_blames_no_worker() -> None:
     leader = Leader().released()
     silent(leader, seconds=60, tick_s=6.0)
     assert leader.record.outcome is None

@@ -25,7 +25,7 @@ def test_another_launcher_of_a_released_place_is_not_released_and_the_attempt_fa
     assert leader.record.released
 
 
-def test_a_launcher_that_comes_before_the_release_is_told_takes_the_place() -> None:
+def test_a_launcher_that_joins_before_the_release_takes_the_place() -> None:
     leader = Leader()
     for index in range(2):
         leader.connected(index)

@@ -114,7 +114,7 @@ def test_a_torn_or_damaged_checkpoint_is_passed_over_and_named(
     )
 
 
-def test_a_run_never_begins_anew_because_what_it_saved_is_damaged(tmp_path: Path) -> None:
+def test_a_run_with_damaged_checkpoints_never_starts_over(tmp_path: Path) -> None:
     fix(tmp_path, 1)
     file = save(tmp_path, 1, 50) / "00000-000.bin"
     file.write_bytes(b"")

@@ -50,7 +50,7 @@ def test_a_plan_for_other_hardware_is_refused_before_any_data_are_opened(
     assert not opened
 
 
-def test_a_full_memory_is_told_with_its_consumers_and_other_errors_as_they_are(
+def test_out_of_memory_is_reported_with_its_consumers_and_other_errors_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rank, "_open_data", lambda *_: (None, None))

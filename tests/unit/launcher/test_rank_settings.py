@@ -175,7 +175,7 @@ def test_a_pipeline_reaches_the_trainer_with_its_schedule() -> None:
     assert (len(seen.pipeline.layers), sum(seen.pipeline.layers)) == (8, 8)
 
 
-def test_what_layers_make_anew_comes_from_the_plan() -> None:
+def test_recompute_options_come_from_the_plan() -> None:
     container = {"name": "worker", "resources": {"limits": {"memory": "150Mi"}}}
     tight = changed("workers.template", {"spec": {"containers": [container]}})
     tight["data"]["sequenceTokens"] = 960

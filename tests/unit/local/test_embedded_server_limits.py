@@ -132,7 +132,7 @@ def test_a_watch_whose_client_is_gone_is_forgotten(tmp_path: Path) -> None:
     on_wire(tmp_path, story)
 
 
-def test_a_watcher_that_does_not_read_holds_up_nobody(tmp_path: Path) -> None:
+def test_a_watcher_that_does_not_read_blocks_no_other(tmp_path: Path) -> None:
     async def story(wire: Wire) -> None:
         headers = {"Authorization": f"Bearer {wire.tokens.admin}"}
         created = await wire.cluster.create(config("big"))

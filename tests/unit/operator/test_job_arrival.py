@@ -54,7 +54,7 @@ def test_what_the_first_write_says_outlives_the_operator() -> None:
     assert order(again) == ["z", "a"]
 
 
-def test_a_job_made_anew_under_the_same_name_comes_anew() -> None:
+def test_a_job_recreated_under_the_same_name_arrives_last() -> None:
     model = seen(job_manifest("z", version=5), job_manifest("a", version=6))
     anew = job_manifest("z", version=8)
     anew["metadata"]["uid"] = "uid-z-again"

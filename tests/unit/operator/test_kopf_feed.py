@@ -73,7 +73,7 @@ def test_a_watch_that_is_too_slow_must_list() -> None:
     run(story, events_max=4)
 
 
-def test_a_second_list_of_kopf_ends_a_watch_once_and_behind_what_it_told() -> None:
+def test_a_second_list_of_kopf_ends_a_watch_once_after_its_events() -> None:
     async def story(feed: Feed) -> None:
         until = asyncio.get_running_loop().create_future()
         for name in ("a", "b", "c"):

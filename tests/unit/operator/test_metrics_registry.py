@@ -163,7 +163,7 @@ def test_a_round_replaces_what_the_last_one_said() -> None:
     assert read(metrics, "polyreme_model_objects", kind="Pod") == 9
 
 
-def test_who_does_not_lead_any_more_shows_no_gauge() -> None:
+def test_a_replica_that_no_longer_leads_exports_no_gauge() -> None:
     metrics = Metrics()
     with metrics.leading():
         assert read(metrics, "polyreme_leader") == 1

@@ -35,7 +35,7 @@ def test_a_demand_beyond_the_limit_grants_nothing_and_latches_until_a_reset() ->
     assert not _ask(refused.state, ["n0", "n1", "n2"], reset="looked").nodes
 
 
-def test_nodes_that_are_out_already_count_whoever_tainted_them() -> None:
+def test_nodes_that_are_out_count_whatever_tainted_them() -> None:
     assert _ask(BreakerState(), ["n0"], out=["n8", "n9"]).state.latched
 
 

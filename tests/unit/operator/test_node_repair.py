@@ -152,7 +152,7 @@ def test_it_begins_only_when_the_node_is_empty_ours_and_no_breaker_is_latched(fa
     assert node.record.repair is None
 
 
-def test_a_person_who_releases_the_node_stops_its_job() -> None:
+def test_a_manual_release_of_the_node_stops_its_repair_job() -> None:
     node = broken()
     node.step(101.0)
     saw(node, JobState.RUNNING, 110.0)

@@ -236,7 +236,7 @@ def test_pods_of_an_attempt_of_an_older_operator_keep_the_account_of_their_names
 
 
 @pytest.mark.parametrize(("nodes", "binds"), [(OWNED, True), (MIXED, False)])
-def test_a_pod_of_the_gang_binder_is_bound_by_whoever_creates_it(nodes: Any, binds: bool) -> None:
+def test_a_pod_of_the_gang_binder_is_bound_by_its_creator(nodes: Any, binds: bool) -> None:
     owner = admitted(templated(), ("n1", "n0"), replicas=0)
     decision = decide(snapshot(owner, lease=lease(owner, attempt=9), nodes=nodes))
     pods = [action for action in decision.actions if isinstance(action, CreatePod)]

@@ -161,7 +161,7 @@ def test_a_neighbour_that_a_person_released_stays_and_a_rule_that_is_gone_keeps_
     stage.run(story)
 
 
-def test_observing_takes_nobody_and_counts_the_neighbours() -> None:
+def test_observe_mode_taints_no_node_and_counts_the_neighbours() -> None:
     stage = RackStage()
     stage.store.change(ObjectRef(kind="NodeFaultPolicy", name="gpus"), {"spec": {"mode": "Observe"}})
 

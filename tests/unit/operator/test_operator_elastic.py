@@ -134,7 +134,7 @@ def test_a_job_is_admitted_smaller_than_it_wishes_and_says_so() -> None:
     assert said.message == "2 workers on 2 nodes; 4 workers requested"
 
 
-def test_a_smaller_gang_that_holds_more_makes_layers_anew_and_says_so() -> None:
+def test_a_smaller_gang_with_more_state_recomputes_layers_and_reports_it() -> None:
     training = {"steps": 50, "packsPerStep": 12, "optimizer": {"stateSharding": "Sharded"}}
     data = {"sources": [{"name": "a", "dataset": "sample/digits"}], "sequenceTokens": 512}
     parallelism = {"mode": "Explicit", "dp": 4, "microbatches": 1}

@@ -167,7 +167,7 @@ def test_without_room_near_the_others_the_gang_waits_with_its_checkpoint() -> No
     stage.run(story)
 
 
-def test_a_fault_in_a_class_that_is_not_enabled_moves_nobody() -> None:
+def test_a_fault_in_a_class_that_is_not_enabled_moves_no_job() -> None:
     stage = EvacuationStage(8)
     stage.begin(classes=("kernel",), action="Now")
 

@@ -58,7 +58,7 @@ def failed(owner: JobView) -> TrainingJobStatus:
         (lambda owner: owner.status.model_copy(update={"step": 9}), []),
     ],
 )
-def test_a_change_is_told_by_its_reason(
+def test_an_event_names_the_reason_of_a_change(
     after: Callable[[JobView], TrainingJobStatus], expected: list[tuple[str, bool]]
 ) -> None:
     owner = admitted(job())
@@ -67,7 +67,7 @@ def test_a_change_is_told_by_its_reason(
     assert told(dataclasses.replace(owner, status=changed), changed) == []
 
 
-def test_attempts_are_told_by_how_they_came_about() -> None:
+def test_events_of_attempts_name_their_origin() -> None:
     owner = job()
     assert told(owner, transition.admit(owner, ("n0", "n0"), NOW_S)) == [("Admitted", False)]
     running = admitted(job(replicas=4), ("n0",) * 4)
@@ -84,7 +84,7 @@ def test_attempts_are_told_by_how_they_came_about() -> None:
         ({"deleting": True, "conditions": (("DisruptionTarget", "True"),)}, "Evicted"),
     ],
 )
-def test_a_restart_is_told_with_its_cause_and_one_name_for_each_attempt(fields: dict[str, Any], reason: str) -> None:
+def test_a_restart_event_has_its_cause_and_one_key_per_attempt(fields: dict[str, Any], reason: str) -> None:
     owner = admitted(job())
     seen = snapshot(owner, pods=(pod(owner, 0), pod(owner, 1, **fields)), lease=lease(owner, step=3))
     actions = reconcile(seen, NOW_S, defaults=PodDefaults()).actions

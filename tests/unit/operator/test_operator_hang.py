@@ -80,7 +80,7 @@ def restarted(step: int, cause: Cause = Cause.HUNG) -> RestartRecord:
         ({"records": [restarted(5), restarted(5), restarted(5, Cause.RANK_KILLED)]}, True, True),
     ],
 )
-def test_a_stall_is_told_in_training_and_ends_the_attempt_when_asked_and_agreed(
+def test_a_stall_is_reported_in_training_and_ends_the_attempt_by_policy_with_two_signals(
     fields: dict[str, Any], told: bool, fatal: bool
 ) -> None:
     found = stalling(**fields)
@@ -112,7 +112,7 @@ def test_the_time_of_a_hang_is_lost_to_it_and_not_to_the_start() -> None:
 
 @pytest.mark.parametrize("action", ["Restart", "Notify"])
 @pytest.mark.parametrize(("said", "why"), [("timed out", ": timed out"), ("", "")])
-def test_who_gives_up_waiting_for_a_stopped_rank_is_not_blamed(action: str, said: str, why: str) -> None:
+def test_a_rank_that_gave_up_waiting_for_a_stopped_one_is_not_blamed(action: str, said: str, why: str) -> None:
     """The rank ended the attempt itself, so it is restarted whatever is to follow from hangs."""
     exits = [{"rank": 0, "code": 7}]
     found = verdict(stalling(action=action, stopped=(1,), seen_s=1.0, exits=exits, message=said))

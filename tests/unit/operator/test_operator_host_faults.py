@@ -31,7 +31,7 @@ def verdict(*, reason: str, count: int) -> Any:
     return judge(seen, seen.job.spec, NOW_S)
 
 
-def test_a_host_that_began_anew_is_paid_by_no_budget_and_waits_for_nothing() -> None:
+def test_a_restarted_host_uses_no_restart_budget_and_no_backoff() -> None:
     assert isinstance(verdict(reason="Error", count=3), GiveUp)
     said = verdict(reason="HostRestarted", count=3)
     assert isinstance(said, Restart)
@@ -61,6 +61,6 @@ def test_a_job_that_its_environment_or_data_failed_goes_on_with_all_its_budgets(
 
 
 @pytest.mark.parametrize("reason", ["Misconfigured", "MaxRestartsExceeded", "NoProgress", "FailurePolicy"])
-def test_any_other_end_stands(reason: str) -> None:
+def test_any_other_end_is_final(reason: str) -> None:
     status = failed(reason)
     assert reopen(status) is status

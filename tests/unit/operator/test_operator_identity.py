@@ -68,7 +68,7 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("metadata", FOREIGN.values(), ids=FOREIGN)
-def test_a_lease_of_somebody_else_says_nothing_about_a_job(metadata: dict[str, Any]) -> None:
+def test_a_foreign_lease_says_nothing_about_a_job(metadata: dict[str, Any]) -> None:
     model = running()
     assert not model.put(lease_manifest(**metadata), now_s=NOW_S).jobs
     snapshot = model.snapshot(UID, now_s=NOW_S)
@@ -78,7 +78,7 @@ def test_a_lease_of_somebody_else_says_nothing_about_a_job(metadata: dict[str, A
 
 
 @pytest.mark.parametrize("metadata", FOREIGN.values(), ids=FOREIGN)
-def test_a_pod_of_somebody_else_is_no_worker(metadata: dict[str, Any]) -> None:
+def test_a_foreign_pod_is_no_worker(metadata: dict[str, Any]) -> None:
     model = running()
     used = dict(model.ledger.used)
     assert UID not in model.put(pod_manifest(**metadata), now_s=NOW_S).jobs
@@ -151,7 +151,7 @@ def test_the_kubelet_gives_the_leaders_address_to_the_jobs_own_pod_only() -> Non
 
 
 @pytest.mark.parametrize("kind", ["Pod", "Lease"])
-def test_a_name_that_somebody_elses_object_has_is_reported_and_waited_for(kind: str) -> None:
+def test_a_name_taken_by_a_foreign_object_is_reported_and_waited_for(kind: str) -> None:
     async def told(story: Story) -> None:
         story.node(devices=4)
         uid = story.job("j", failurePolicy={"maxRestarts": 100, "backoff": {"initialSeconds": 1, "maxSeconds": 1}})

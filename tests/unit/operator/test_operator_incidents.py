@@ -75,7 +75,7 @@ def _last_node(stage: HealthStage) -> str:
     return Placement.model_validate(stage.status("job")["attempt"]["placement"]).node_by_index()[2]
 
 
-def test_a_person_s_quarantine_and_release_are_told_by_name() -> None:
+def test_a_manual_quarantine_and_release_are_recorded_by_name() -> None:
     stage = HealthStage(4)
     stage.add_policy()
 

@@ -53,7 +53,7 @@ def test_a_worker_that_no_scheduler_finds_room_for_moves_at_no_cost() -> None:
     assert decide(refused(owner, for_s=UNSCHEDULABLE_S)).reschedule
 
 
-def test_an_attempt_that_waits_for_its_end_gets_no_pod_anew_though_its_lease_is_gone() -> None:
+def test_an_ending_attempt_gets_no_new_pod_when_its_lease_is_gone() -> None:
     owner = admitted(job(), ("n0", "n1"))
     update = {"retry_at": rfc3339(NOW_S + 5), "replicas": 1}
     owner = dataclasses.replace(owner, status=owner.status.model_copy(update=update))
@@ -101,7 +101,7 @@ def test_an_eviction_by_others_is_no_fault_of_the_job(fields: dict[str, Any]) ->
     assert (verdict.replace, verdict.move) == (frozenset({1}), frozenset())
 
 
-def test_a_failure_beside_an_eviction_is_told_and_counted() -> None:
+def test_a_failure_next_to_an_eviction_is_reported_and_counted() -> None:
     owner = admitted(job())
     pods = (pod(owner, 0, deleting=True, conditions=EVICTED), pod(owner, 1, phase=PodPhase.FAILED, exit_code=3))
     verdict = verdict_of(snapshot(owner, pods=pods, lease=lease(owner, step=3)))
@@ -135,7 +135,7 @@ def test_what_tolerates_the_taint_comes_back() -> None:
     assert not verdict_of(snapshot(owner, pods=pods, nodes=nodes, lease=lease(owner, step=3))).move
 
 
-def test_a_pod_that_somebody_deleted_is_replaced_only_when_it_is_gone() -> None:
+def test_a_deleted_pod_is_replaced_only_when_it_is_gone() -> None:
     owner = admitted(job())
     going = (pod(owner, 0), pod(owner, 1, deleting=True))
     (write,) = (

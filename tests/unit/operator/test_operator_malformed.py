@@ -44,7 +44,7 @@ TEMPLATES: tuple[object, ...] = (
 
 
 @pytest.mark.parametrize("template", TEMPLATES, ids=str)
-def test_a_malformed_template_stops_nobody_else(template: object) -> None:
+def test_a_malformed_template_blocks_no_other_job(template: object) -> None:
     stage = Stage()
     stage.add_nodes(2, taints=[TAINT])
 

@@ -130,7 +130,7 @@ def test_two_policies_on_one_node_and_a_policy_on_none_say_so() -> None:
     stage.run(story)
 
 
-def test_text_that_somebody_else_wrote_is_reported_and_never_trusted() -> None:
+def test_a_foreign_health_record_is_reported_and_never_trusted() -> None:
     stage = HealthStage()
     stage.add_policy()
 

@@ -6,7 +6,7 @@ from polyreme_cluster.logging_setup import LogFormat
 from polyreme_operator.options import parse
 
 
-def test_what_nobody_says_is_safe() -> None:
+def test_default_options_are_safe() -> None:
     options = parse([], {})
     assert (options.host, options.is_local) == ("127.0.0.1", True)
     assert options.settings.defaults.binding == "NodeAffinity"

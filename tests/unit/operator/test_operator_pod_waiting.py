@@ -84,7 +84,7 @@ def test_an_attempt_that_never_started_ends_with_the_same_sentence() -> None:
     assert "Secret store does not exist in namespace default" in failure.message
 
 
-def test_containers_that_run_without_a_launcher_are_told_from_a_launcher_that_is_late() -> None:
+def test_containers_without_a_launcher_differ_from_a_late_launcher() -> None:
     owner = admitted(job(), at_s=NOW_S - 10_000)
     assert owner.spec is not None
     runs = (pod(owner, 0), pod(owner, 1))

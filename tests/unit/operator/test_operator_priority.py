@@ -65,7 +65,7 @@ def test_a_class_that_is_missing_is_said_and_no_more_once_it_is_there() -> None:
     assert write.after.priority == 1000
 
 
-def test_a_running_job_is_told_of_its_class_too() -> None:
+def test_a_running_jobs_missing_class_is_reported_too() -> None:
     runs = dataclasses.replace(admitted(job("runs", priorityClassName="urgent")), class_missing=True)
     pods = tuple(pod(runs, index) for index in range(2))
     seen = snapshot(runs, pods=pods, nodes={"n0": node()}, lease=lease(runs))

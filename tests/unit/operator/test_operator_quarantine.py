@@ -255,7 +255,7 @@ def test_a_pod_and_a_node_that_become_unreadable_move_no_gang() -> None:
 
 
 @pytest.mark.parametrize("amount", ["-99999999999999999999999", "99999999999999999999999", "-1e99", "1e999999"])
-def test_a_nodes_amount_beyond_64_bits_stops_nobody(amount: str) -> None:
+def test_a_node_amount_beyond_64_bits_blocks_no_job(amount: str) -> None:
     stage = Stage()
     stage.add_nodes(1)
     beyond = node_manifest("beyond")
@@ -287,7 +287,7 @@ def test_a_time_that_is_past_is_not_waited_for_without_end() -> None:
     stage.run(story)
 
 
-def test_a_queues_status_that_is_not_the_operators_is_written_anew() -> None:
+def test_a_foreign_queue_status_is_overwritten() -> None:
     stage = Stage()
     stage.add_nodes(1)
     queue = ObjectRef(kind="TrainingQueue", name="default")

@@ -39,7 +39,7 @@ def newer(owner: JobView, **changes: Any) -> JobView:
     return dataclasses.replace(owner, resource_version="9", **changes)
 
 
-def test_an_admission_moves_to_the_version_that_only_told_why_the_job_waits() -> None:
+def test_an_admission_is_rebased_on_a_write_of_a_pending_reason() -> None:
     owner = job()
     told = newer(owner, status=queued(owner))
     moved = rebased(admission_of(owner), told)

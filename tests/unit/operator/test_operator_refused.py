@@ -42,7 +42,7 @@ def refuse(kind: str, sentence: str, *, after: int = 0) -> object:
 @pytest.mark.parametrize(
     "sentence", [f"403 Forbidden, {QUOTA}", "422 Invalid, spec.containers[0].name: Required value"]
 )
-def test_a_refusal_is_told_at_once_and_gives_nodes_and_quota_to_others(kind: str, sentence: str) -> None:
+def test_a_refusal_is_reported_at_once_and_frees_nodes_and_quota(kind: str, sentence: str) -> None:
     async def told(story: Story) -> None:
         story.node(devices=4)
         story.cluster.refuses = refuse(kind, sentence)  # type: ignore[assignment]

@@ -80,7 +80,7 @@ def test_it_is_retried_seldom_and_admitted_once_nothing_is_refused() -> None:
     play(told)
 
 
-def test_what_only_tells_and_is_refused_holds_nobody_elses_status_up() -> None:
+def test_a_refused_informational_write_delays_no_other_status() -> None:
     async def told(story: Story) -> None:
         story.cluster.refuses = refuse_status()
         names = [f"j{at}" for at in range(20)]

@@ -159,7 +159,7 @@ def test_an_object_that_the_backup_lacks_is_gone() -> None:
     assert model.job("uid-j") is None
 
 
-def test_events_that_kopf_told_before_a_restore_reach_nobody() -> None:
+def test_events_from_before_a_restore_are_dropped() -> None:
     def event(version: int) -> Manifest:
         return {"kind": labels.KIND_JOB, "metadata": {"name": "j", "uid": "uid-j", "resourceVersion": str(version)}}
 

@@ -69,7 +69,7 @@ def test_larger_priority_goes_first_then_age() -> None:
         ({"replicas": 1, "devices": 4}, (), "Misconfigured", "a worker needs 4 polyreme.dev/device; the largest node"),
     ],
 )
-def test_a_job_that_waits_is_told_why(spec: dict[str, Any], quota: Any, reason: str, message: str) -> None:
+def test_a_waiting_job_gets_its_reason(spec: dict[str, Any], quota: Any, reason: str, message: str) -> None:
     nodes = (
         node("n0", 2),
         node("n1", 1),

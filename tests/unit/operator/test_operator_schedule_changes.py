@@ -16,7 +16,7 @@ def changed(source: str, **given: Any) -> dict[str, Any]:
     return {**manifest, **given}
 
 
-def test_a_job_that_has_run_is_told_of_a_change_that_is_left_out() -> None:
+def test_a_schedule_change_that_is_left_out_is_reported_on_a_running_job() -> None:
     runs = admitted(job("scheduled"))
     status = runs.status.model_dump(mode="json", by_alias=True, exclude_none=True)
     read = parse_job_view(changed("gone", status=status))

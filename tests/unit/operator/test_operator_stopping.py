@@ -210,7 +210,7 @@ def test_a_resize_counts_its_grace_from_its_own_request() -> None:
     assert decide(seen).wake_at_s == NOW_S + GRACE_S + stopping.STOP_GRACE_S
 
 
-def test_a_drained_job_stops_as_a_preempted_one_but_nobody_pays() -> None:
+def test_a_drained_job_stops_as_a_preempted_one_without_charge() -> None:
     owner = admitted(job())
     owner = dataclasses.replace(owner, status=transition.stop_for_drain(owner, queue="team", now_s=NOW_S))
     decision = decide(snapshot(owner, pods=pods_of(owner), lease=ended(owner, outcome="Stopped")))

@@ -108,7 +108,7 @@ def test_a_request_that_empty_nodes_could_satisfy_waits_for_quota() -> None:
     assert (found.reason, found.permanent) == ("ExceedsQuota", True)
 
 
-def test_taints_that_nobody_tolerates_are_named_and_those_of_an_outage_are_not() -> None:
+def test_untolerated_taints_are_named_and_those_of_an_outage_are_not() -> None:
     kept = (Taint(key="team", value="vision"),)
     cordoned = (Taint(key="node.kubernetes.io/unschedulable"),)
     found = said(cluster_of(jobs=(asking(),), nodes=(node(taints=kept),)))

@@ -69,7 +69,7 @@ def submit(world: World, job: Manifest) -> None:
     world.steps[uid] = world.checkpoint_every[uid] = ENDLESS
 
 
-def test_who_looks_for_victims_in_vain_has_its_turn_and_then_it_is_quiet() -> None:
+def test_jobs_without_victims_each_get_a_search_and_then_cycles_stop() -> None:
     """More queues than a round seeks victims for: rounds go on where the last one ended, and come to an end."""
     loop, rounds = VirtualLoop(), CountedRounds()
     world = World(loop, random.Random(1), Facts())
@@ -103,7 +103,7 @@ def test_who_looks_for_victims_in_vain_has_its_turn_and_then_it_is_quiet() -> No
     assert rounds.count <= ROUNDS_MAX
 
 
-def test_who_was_told_of_room_is_told_anew_when_others_pods_have_taken_it() -> None:
+def test_a_pending_reason_is_updated_when_other_pods_take_the_room() -> None:
     """Nothing came free, so nobody need be looked at for a place; but the word is no longer true."""
     loop = VirtualLoop()
     world = World(loop, random.Random(1), Facts())

@@ -173,7 +173,7 @@ def test_a_host_without_labels_is_no_domain_of_an_exclusive_gang() -> None:
     assert nodes(inventory, place(inventory, gang(1, exclusive="host"))) == ["b0/r0/h00"]
 
 
-def test_a_host_that_lost_its_labels_is_no_domain_for_those_who_join_its_workers() -> None:
+def test_a_host_without_labels_is_no_domain_for_workers_that_join() -> None:
     inventory = cluster(grid(1, 1, 2))
     inventory.domain_LN[:2, 1] = -1
     inventory.usable_N[1] = False
@@ -297,7 +297,9 @@ def test_unlabelled_nodes_take_nothing() -> None:
     ("full", "workers", "racks"),
     [((), 1, {"b1/r1"}), (("b1/r1/h01", "b1/r1/h02"), 2, {"b1/r0"}), (("b1",), 1, {"b0/r0"})],
 )
-def test_replacements_stay_near_those_who_stay(full: tuple[str, ...], workers: int, racks: set[str]) -> None:
+def test_replacements_are_placed_near_the_remaining_workers(
+    full: tuple[str, ...], workers: int, racks: set[str]
+) -> None:
     free = {name: 0 if name.startswith(full or ("-",)) else 8 for name in grid(2, 2, 3)}
     free["b0/r0/h00"] = 8
     free["b0/r0/h01"] = free["b0/r0/h02"] = 0  # the tightest fit of all

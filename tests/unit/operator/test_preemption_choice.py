@@ -129,7 +129,7 @@ def test_the_queue_gives_a_least_runtime_to_all_its_jobs() -> None:
     assert choose([2], [old("x", [0, 1])], queues=(queue("a", 100, min_runtime_s=NOW_S + 1),)) is None
 
 
-def test_a_job_that_must_not_preempt_displaces_nobody() -> None:
+def test_a_job_that_must_not_preempt_has_no_victims() -> None:
     assert choose([2], [old("x", [0, 1])], preemptor=waiting("p", workers=2, priority=5, may_preempt=False)) is None
     never = (queue("a", 100, within_queue=Reclaim.NEVER),)
     assert choose([2], [old("x", [0, 1])], queues=never) is None
@@ -143,7 +143,7 @@ def test_the_default_queue_need_not_exist() -> None:
     assert found.uids == ("x",)
 
 
-def test_a_queue_that_is_not_in_order_displaces_nobody() -> None:
+def test_a_queue_that_is_not_in_order_has_no_victims() -> None:
     assert choose([2], [old("x", [0, 1])], queues=(queue("a", 100, "gone"),)) is None
 
 
@@ -161,13 +161,13 @@ def test_borrowed_quota_is_taken_back_whatever_its_priority() -> None:
     assert choose([2, 2], jobs, queues=(queue("a", 2, "top", reclaim=Reclaim.NEVER), *BORROWED[1:])) is None
 
 
-def test_nobody_is_pushed_below_what_is_theirs() -> None:
+def test_reclaim_leaves_each_queue_its_nominal_quota() -> None:
     jobs = [old("x", [0], where="b"), old("y", [1], where="b")]
     assert choose([2], jobs, queues=BORROWED) is None
     assert choose([2, 1], [*jobs, old("z", [2], where="b")], queues=BORROWED) is None
 
 
-def test_who_would_borrow_reclaims_nothing() -> None:
+def test_a_borrowing_queue_reclaims_nothing() -> None:
     jobs = [old("x", [0, 1], where="b"), old("y", [2], where="b")]
     assert choose([2, 1], jobs, queues=(queue("a", 1, "top"), queue("b", 1, "top"), queue("top"))) is None
 
@@ -286,7 +286,7 @@ def test_own_jobs_make_room_below_the_quota_first() -> None:
     assert found.reclaim == {"lent"}
 
 
-def test_who_borrows_of_one_resource_reclaims_no_other() -> None:
+def test_a_queue_that_borrows_one_resource_reclaims_no_other() -> None:
     both = tuple(Quota(resource=name, nominal=2) for name in (GPU, "cpu"))
     queues = (
         dataclasses.replace(queue("a", parent="top"), quotas=both),
@@ -324,7 +324,7 @@ def test_the_last_of_a_queue_may_bring_it_below_its_quota_and_no_other() -> None
     assert trial.allow([small, third])
 
 
-def test_own_jobs_are_let_go_before_the_books_say_who_is_entitled() -> None:
+def test_own_victims_are_freed_before_entitlement_is_judged() -> None:
     tree = QueueTree.of([queue("a", 3, "top"), queue("b", 1, "top"), queue("top")])
     own, lent = old("own", [0, 1]), old("lent", [2], where="b")
     trial = QuotaTrial.of(tree, QuotaLedger(tree, {("a", GPU): 2, ("b", GPU): 2}), waiting("p", workers=3))

@@ -51,7 +51,7 @@ def test_quota_that_comes_free_later_is_waited_for() -> None:
     assert held.ready_at_s == 4000.0
 
 
-def test_without_deadlines_all_that_is_free_near_by_is_held_for_nobody_knows_how_long() -> None:
+def test_without_deadlines_all_free_nodes_nearby_are_held() -> None:
     jobs = [running("x", "a", [0]), running("y", "a", [2, 3])]
     held = hold([2, 3], jobs, level="rack")
     assert held is not None

@@ -56,7 +56,7 @@ def test_a_share_is_dominant_weighted_and_includes_the_past() -> None:
     assert past.of("a") == pytest.approx(4 / 16)
 
 
-def test_the_queue_that_was_just_served_stands_back() -> None:
+def test_the_queue_that_was_just_served_comes_later() -> None:
     queues = [queue("a", 8, "top"), queue("b", 8, "top", weight=2), queue("top")]
     tree = QueueTree.of(queues)
     jobs = [waiting(f"{name}{at}", name, since_s=at, kind=ord(name)) for name in "ab" for at in range(4)]

@@ -88,7 +88,7 @@ def test_siblings_lend_and_borrow_within_their_limits() -> None:
     assert [ledger.room(name, GPU) for name in "abc"] == [5, 5, 5]
 
 
-def test_what_nobody_above_names_is_unlimited() -> None:
+def test_a_resource_that_no_ancestor_limits_is_unlimited() -> None:
     tree = QueueTree.of([queue("a", 4, "top"), queue("b", parent="top"), queue("top")])
     ledger = QuotaLedger(tree, {("b", GPU): 100})
     assert ledger.room("a", GPU) == 4

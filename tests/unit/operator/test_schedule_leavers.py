@@ -12,7 +12,7 @@ EARLIER = "2023-11-14T21:00:00Z"
 
 
 @pytest.mark.parametrize("known", [False, True], ids=["deleted", "evicted"])
-def test_nobody_passes_the_head_while_pods_of_the_past_end(known: bool) -> None:
+def test_no_job_passes_the_head_while_old_pods_end(known: bool) -> None:
     past = job("past", replicas=3)
     pods = tuple(pod(past, index, deleting=True) for index in range(3))
     head, behind = job("head", replicas=4, created=EARLIER), job("behind", replicas=1)
@@ -33,7 +33,7 @@ def test_no_more_victims_are_asked_than_are_needed_beside_what_ends_anyway() -> 
     assert why(cluster, batch)["uid-high"].message == "waits for default/past to stop"
 
 
-def test_who_made_way_is_told_what_it_waits_for_as_soon_as_the_other_starts() -> None:
+def test_a_victim_gets_its_pending_reason_once_its_preemptor_starts() -> None:
     high = job("high", replicas=2, priority=5)
     victim = gone(asked_to_make_way("low", high))
     cluster = cluster_of(jobs=(victim, high), nodes=(node(devices=2),))
@@ -43,7 +43,7 @@ def test_who_made_way_is_told_what_it_waits_for_as_soon_as_the_other_starts() ->
 
 
 @pytest.mark.parametrize("quota", [None, 4], ids=["for the nodes", "for the quota, too"])
-def test_nobody_takes_what_is_free_beside_those_who_are_asked_to_make_way(quota: int | None) -> None:
+def test_free_nodes_next_to_victims_are_held_for_the_preemptor(quota: int | None) -> None:
     jobs = (running("low"), job("high", replicas=4, priority=5), job("mid", replicas=2, priority=2))
     quotas = () if quota is None else (Quota(resource=DEVICE, nominal=quota),)
     queues = (QueueView(name="default", quotas=quotas),)
@@ -69,7 +69,7 @@ def test_quota_is_held_once_for_a_head_that_others_make_way_for(asked: bool, nom
 
 
 @pytest.mark.parametrize("deleted", [False, True])
-def test_who_waits_for_pods_that_never_end_looks_for_others_in_the_end(deleted: bool) -> None:
+def test_a_preemptor_seeks_other_victims_when_pods_never_end(deleted: bool) -> None:
     """A process that no signal ends keeps its pod for good, and so its devices: others are asked for theirs."""
     high = job("high", replicas=2, priority=5)
     stuck = gone(asked_to_make_way("stuck", high))

@@ -131,7 +131,7 @@ def test_a_gang_that_lies_together_no_longer_does_not_grow() -> None:
         assert after.attempt.replicas == size
 
 
-def test_nobody_is_put_beside_a_gang_that_moves_in_the_same_round_and_wants_its_rack_for_itself() -> None:
+def test_a_gang_moved_in_the_same_cycle_keeps_its_rack_exclusive() -> None:
     owner = running("owner", ("a0",), topology={"exclusive": "rack"})
     nodes = (lost("a0", "a"), in_rack("b0", "b", 1), in_rack("b1", "b", 2))
     batch = schedule(cluster_of(jobs=(owner, job("j", replicas=2)), nodes=nodes, levels=RACKS), NOW_S)
@@ -139,7 +139,7 @@ def test_nobody_is_put_beside_a_gang_that_moves_in_the_same_round_and_wants_its_
     assert (write.uid, write.after.attempt.placement.node_by_index()) == ("uid-owner", ["b0"])
 
 
-def test_nobody_is_put_beside_a_gang_that_grows_in_the_same_round_and_wants_its_rack_for_itself() -> None:
+def test_a_gang_grown_in_the_same_cycle_keeps_its_rack_exclusive() -> None:
     owner = running("owner", ("a0",), topology={"exclusive": "rack"})
     wish = job("owner", replicas=2, topology={"exclusive": "rack"})
     wished = dataclasses.replace(owner, spec=wish.spec, plans=wish.plans, generation=owner.generation + 1)

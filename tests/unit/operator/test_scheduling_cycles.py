@@ -64,7 +64,7 @@ def test_others_make_way_for_a_larger_priority_and_checkpoint_first() -> None:
     assert "default/low" in why(cluster, batch)["uid-high"].message
 
 
-def test_who_just_began_or_may_not_displace_leaves_others_alone() -> None:
+def test_preemption_spares_new_jobs_equals_and_obeys_policy_never() -> None:
     for low, high in (
         (admitted(job("low"), at_s=NOW_S - 5), {"priority": 5}),
         (running("low"), {"priority": 5, "preemptionPolicy": "Never"}),
@@ -86,7 +86,7 @@ def gone(victim: JobView) -> JobView:
     return dataclasses.replace(victim, status=victim.status.model_copy(update={"conditions": conditions}))
 
 
-def test_what_victims_leave_is_held_for_their_preemptor_and_asked_of_nobody_twice() -> None:
+def test_freed_nodes_are_held_for_the_preemptor_without_a_second_victim() -> None:
     high, small = job("high", replicas=4, priority=5), job("small", replicas=1, priority=4)
     victim = asked_to_make_way("low", high)
     free = cluster_of(jobs=(victim, high, small), nodes=(node(devices=2), node("n1", 1)), pods=(pod(victim, 0),))
@@ -142,7 +142,7 @@ def test_a_job_behind_the_head_goes_round_what_is_held_for_it() -> None:
             assert reason(cluster, batch, "uid-behind") == "BehindOthers"
 
 
-def test_nobody_waits_behind_a_job_that_can_never_run() -> None:
+def test_a_job_that_can_never_run_blocks_no_other() -> None:
     head = job("head", replicas=10, created="2023-11-14T21:00:00Z")
     cluster = cluster_of(jobs=(head, job("behind", replicas=1)), nodes=(node(devices=4),))
     assert admitted_uids(schedule(cluster, NOW_S)) == {"uid-behind"}
@@ -167,7 +167,7 @@ def test_a_queue_says_whether_its_jobs_may_start(queues: tuple[QueueView, ...], 
         assert (batch.writes, reason(cluster, batch, "uid-j")) == ((), expected)
 
 
-def test_exceeding_a_quota_for_good_is_told_from_exceeding_it_now_and_holds_up_no_one() -> None:
+def test_exceeding_a_quota_for_good_has_its_own_reason_and_blocks_no_other_job() -> None:
     queues = (queue("top", 1), queue("team", 3, "top"), queue("small", 1, "top", borrow=1))
     scarce = tuple(
         dataclasses.replace(each, quotas=(dataclasses.replace(each.quotas[0], resource=DEVICE),)) for each in queues
@@ -210,7 +210,7 @@ def test_selectors_taints_and_foreign_pods_leave_less_room() -> None:
     assert schedule(cluster, NOW_S).writes == ()
 
 
-def test_an_exclusive_rack_is_shared_with_nobody() -> None:
+def test_an_exclusive_rack_is_not_shared() -> None:
     alone = running("alone", ("a0", "a0"), topology={"exclusive": "rack"})
     nodes = (in_rack("a0", "a", 4), in_rack("a1", "a", 4), in_rack("b0", "b", 1))
     cluster = cluster_of(jobs=(alone, job("j", replicas=1), job("k", replicas=2)), nodes=nodes, levels=RACKS)
@@ -244,7 +244,7 @@ def test_a_replacement_goes_near_the_workers_that_stay_if_there_is_room(free: in
     assert only(schedule(cluster, NOW_S)).after.attempt.placement.node_by_index() == ["a0", place]
 
 
-def test_workers_that_join_go_near_those_who_are_there() -> None:
+def test_workers_that_join_are_placed_near_the_others() -> None:
     owner = running("owner", ("a0", "a1"))
     wish = job("owner", replicas=3)
     owner = dataclasses.replace(
@@ -297,7 +297,7 @@ def test_a_draining_queue_leaves_the_jobs_of_others_alone() -> None:
     assert stopped_uids(schedule(cluster_of(jobs=jobs, nodes=(node(),), queues=queues), NOW_S)) == {"uid-drains"}
 
 
-def test_a_job_of_a_held_queue_is_told_which_queue_above_it_holds() -> None:
+def test_a_held_jobs_reason_names_the_ancestor_that_holds() -> None:
     queues = (QueueView(name="top", stop_policy=StopPolicy.HOLD), QueueView(name="team", parent="top"))
     cluster = cluster_of(jobs=(job(queueName="team"),), nodes=(node(),), queues=queues)
     said = why(cluster, schedule(cluster, NOW_S))["uid-j"].message

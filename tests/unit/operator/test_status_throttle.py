@@ -90,7 +90,7 @@ def test_a_turn_that_is_gone_when_it_is_taken_is_nobodys() -> None:
     assert tells.wait_s() is None
 
 
-def test_who_has_nothing_to_tell_costs_nobody_a_turn() -> None:
+def test_a_job_without_an_update_uses_no_turn() -> None:
     clock = SetClock()
     times = telling(clock, per_s=10.0, burst=1)
     for number in range(50):
@@ -99,7 +99,7 @@ def test_who_has_nothing_to_tell_costs_nobody_a_turn() -> None:
     assert [times.take() for _ in range(50) if times.wait_s() == 0.0] == [f"j{number}" for number in range(50)]
 
 
-def test_who_runs_is_not_behind_thousands_that_wait_nor_these_behind_who_runs() -> None:
+def test_running_and_waiting_jobs_share_the_write_budget() -> None:
     clock = SetClock()
     times = telling(clock)
     for number in range(1_000):
@@ -149,7 +149,7 @@ def announced(events: list[EmitEvent], *, per_s: float = 1_000.0, burst: int = 1
     return asyncio.run(story()), len(dropped), clock
 
 
-def test_of_one_object_only_so_many_events_are_told() -> None:
+def test_events_per_object_are_rate_limited() -> None:
     names, dropped, _ = announced([event(number=number) for number in range(OBJECT_BURST + 5)])
     assert len(names) == OBJECT_BURST
     assert dropped == 5
@@ -171,7 +171,7 @@ def test_events_wait_for_their_budget() -> None:
     assert 0.8 <= clock.slept_s <= 1.1
 
 
-def test_an_event_that_was_told_before_stops_nobody() -> None:
+def test_a_repeated_event_uses_no_budget() -> None:
     names, dropped, _ = announced([event("u0"), event("u0"), event("u1")])
     assert len(names) == 2
     assert dropped == 0

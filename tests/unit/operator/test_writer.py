@@ -17,7 +17,7 @@ from polyreme_simulator.event_loop import SimClock, VirtualLoop
 
 
 @pytest.mark.parametrize("looks", [1, 2])
-def test_writes_that_nobody_has_begun_are_let_go_when_their_sender_is_cancelled(looks: int) -> None:
+def test_cancellation_closes_the_writes_that_have_not_started(looks: int) -> None:
     loop, began = VirtualLoop(), list[int]()
     clock = SimClock(loop)
     port = EmbeddedCluster(Store(new_uid=lambda: "uid", now_s=clock.now_s))

@@ -98,7 +98,7 @@ def test_ranks_that_do_not_divide_the_packs_must_be_worth_having() -> None:
     assert gives_each_packs(plan.packs_per_step, plan.layout.dp)
 
 
-def test_a_model_that_fits_nowhere_is_told_with_its_consumers_and_the_workers_that_would_do() -> None:
+def test_a_model_that_does_not_fit_is_refused_with_its_consumers_and_enough_workers() -> None:
     with pytest.raises(InvalidConfigError) as refused:
         plan_for(big(1, 2))
     words = refused.value.message
@@ -117,7 +117,7 @@ def test_a_model_that_fits_nowhere_is_told_with_its_consumers_and_the_workers_th
     assert memory.total_bytes <= HARDWARE["h100-80g"].usable_bytes
 
 
-def test_making_layers_anew_is_offered_where_it_makes_a_model_fit() -> None:
+def test_recompute_is_suggested_where_it_makes_a_model_fit() -> None:
     with pytest.raises(InvalidConfigError, match=r"recompute: (Selective|Full) it would fit: dp") as refused:
         plan_for(naming("None", big(1, 4)))
     chosen = plan_for(big(1, 4))

@@ -56,7 +56,7 @@ def needed(spec: TrainingJobSpec) -> dict[Recompute, int]:
     }
 
 
-def test_an_explicit_layout_makes_anew_the_least_that_fits() -> None:
+def test_an_explicit_layout_recomputes_the_least_that_fits() -> None:
     needs = needed(nano(dp=2, ep=2))
     assert sorted(needs.values(), reverse=True) == list(needs.values()), "each holds less than the one before"
     for recompute, memory_bytes in needs.items():
@@ -90,7 +90,7 @@ def test_no_whole_layer_is_recomputed_with_a_zero_bubble_schedule(schedule: Sche
     assert plan_for(nano(needs[Recompute.FULL], dp=1, pp=2, microbatches=8)).recompute is Recompute.FULL
 
 
-def test_a_layout_that_is_searched_for_comes_with_what_its_layers_make_anew() -> None:
+def test_a_searched_layout_comes_with_its_recompute_mode() -> None:
     roomy = plan_for(nano())
     assert (roomy.recompute, roomy.recompute_label) == (Recompute.NONE, "")
     leanest = quick_search(setting_of(nano(MIB), roomy.shape), world=2, packs_per_step=PACKS).leanest
@@ -150,7 +150,7 @@ def test_curriculum_stages_with_more_tokens_recompute_more() -> None:
     assert plan_for(staged(needs[Recompute.NONE])).recompute in {Recompute.SELECTIVE, Recompute.FULL}
 
 
-def test_a_smaller_gang_may_make_more_anew_than_a_larger_one() -> None:
+def test_a_smaller_gang_may_recompute_more_than_a_larger_one() -> None:
     asked: dict[str, Any] = {"replicas": 4, "dp": 4, "microbatches": 1}
     memory_bytes = needed(sharded(nano(**asked)))[Recompute.NONE]
     spec = sharded(nano(memory_bytes, **asked))
@@ -176,7 +176,7 @@ def test_a_plan_of_an_earlier_version_is_read_and_leaves_it_to_the_job() -> None
     assert Plan.from_json(plan.to_json()) == plan
 
 
-def test_what_layers_make_anew_is_under_the_hash_and_says_more_than_the_job() -> None:
+def test_recompute_is_part_of_the_plans_hash_and_overrides_the_job() -> None:
     plain, recomputed = plan_for(nano(dp=2)), plan_for(nano(recompute="Selective", dp=2))
     assert plain.hash != recomputed.hash
     assert Plan.from_json(recomputed.to_json()) == recomputed
@@ -186,6 +186,6 @@ def test_what_layers_make_anew_is_under_the_hash_and_says_more_than_the_job() ->
         Plan.from_json(json.dumps(damaged))
 
 
-def test_a_job_may_make_anew_what_it_names_or_anything() -> None:
+def test_a_job_allows_the_recompute_mode_it_names_or_all() -> None:
     assert recomputes_of(nano()) == (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
     assert recomputes_of(nano(recompute="Selective")) == (Recompute.SELECTIVE,)

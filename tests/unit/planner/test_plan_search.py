@@ -96,7 +96,7 @@ def test_no_candidate_of_a_small_world_is_faster_than_the_choice() -> None:
 
 
 @pytest.mark.slow
-def test_runners_up_are_slower_and_told_why() -> None:
+def test_runners_up_are_slower_and_say_why() -> None:
     found = quick_search(setting_of(), world=32, packs_per_step=64, runners_up=5)
     assert found.best is not None
     assert found.runners_up
@@ -110,7 +110,7 @@ def test_runners_up_are_slower_and_told_why() -> None:
 
 
 @pytest.mark.slow
-def test_a_model_that_fits_nowhere_is_told_with_its_consumers_and_the_plan_that_would_fit() -> None:
+def test_a_model_that_fits_nowhere_is_refused_with_its_consumers_and_a_plan_that_fits() -> None:
     setting = setting_of()
     found = quick_search(setting, world=2, packs_per_step=256)
     assert found.best is None
@@ -136,7 +136,7 @@ def test_a_model_that_fits_nowhere_is_told_with_its_consumers_and_the_plan_that_
     assert quick_search(setting, world=2 * larger, packs_per_step=256).best is not None
 
 
-def test_a_world_that_no_pack_count_divides_over_is_told() -> None:
+def test_a_world_that_does_not_divide_the_packs_is_refused() -> None:
     setting = setting_of(shape=KIMI_VL_NANO, tokens=161)
     found = quick_search(setting, world=7, packs_per_step=5)
     assert found.best is None
@@ -164,7 +164,7 @@ def test_what_is_divided_is_held_in_parts(layout: Layout) -> None:
     assert least_states(setting_of())(layout) == pytest.approx(expected)
 
 
-def test_moments_are_divided_over_those_who_hold_the_same() -> None:
+def test_moments_are_sharded_over_the_replicas() -> None:
     layout = Layout(dp=8, ep=2)
     plain = least_states(setting_of(numerics=dataclasses.replace(MIXED, sharded_optimizer=False)))(layout)
     sharded = least_states(setting_of(numerics=MIXED))(layout)
@@ -239,7 +239,7 @@ def test_measured_times_replace_products_and_only_their_own() -> None:
         dataclasses.replace(with_times, mix=Mix(sequence_tokens=200))
 
 
-def test_hardware_that_nobody_knows_is_refused() -> None:
+def test_unknown_hardware_is_refused() -> None:
     with pytest.raises(InvalidConfigError, match=r"unknown hardware: 'tpu', known are cpu, .*--hardware"):
         hardware_named("tpu")
 

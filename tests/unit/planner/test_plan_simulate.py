@@ -121,7 +121,7 @@ def test_the_fast_simulator_agrees_with_the_slow_one(drawn: tuple[Schedule, int,
             assert before.end_s <= after.begin_s + 1e-9
 
 
-def test_a_table_that_waits_for_itself_is_told() -> None:
+def test_a_schedule_that_deadlocks_is_refused() -> None:
     crossed: Table = (((Work(F, 0, 0),), (Work(B, 0, 0),), (Work(F, 2, 0),)), ((Work(F, 1, 0),), (Work(B, 1, 0),)))
     with pytest.raises(PolyremeError, match="schedule deadlocks: next are 0B0, 1B0"):
         Program.of(crossed)

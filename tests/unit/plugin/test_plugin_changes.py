@@ -50,7 +50,7 @@ def spec_of(cluster: Busy) -> dict[str, Any]:
     return spec
 
 
-def test_a_change_is_worked_out_anew_on_what_others_left() -> None:
+def test_a_conflicting_change_is_recomputed_on_the_new_version() -> None:
     cluster = made(meddles=change.TRIES_MAX - 1)
     _, changed = asyncio.run(change.change(cluster, "team", "big", change.suspend))
     assert changed
@@ -108,7 +108,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_colours_are_for_people_who_want_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_colours_are_only_on_terminals_without_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
     coloured, plain, piped = Terminal(), Terminal(), io.StringIO()

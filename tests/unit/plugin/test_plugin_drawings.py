@@ -294,7 +294,7 @@ NODES = [
 ]
 
 
-def test_topology_draws_the_tree_with_who_sits_where() -> None:
+def test_topology_draws_the_tree_with_the_jobs_on_each_node() -> None:
     seen = snapshot(
         job("big", status=runs("n0", "n2")),
         job("tall", replicas=1, status=runs("n0", devices=2), devices=2),

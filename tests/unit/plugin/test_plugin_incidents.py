@@ -58,7 +58,7 @@ async def _cluster(*incidents: Incident) -> EmbeddedCluster:
     return cluster
 
 
-def test_the_list_shows_what_was_open_and_one_is_told_in_sentences() -> None:
+def test_incidents_are_listed_and_one_is_described_in_sentences() -> None:
     old = _incident("a", NOW_S - 5 * DAY_S, ended_at=rfc3339(NOW_S - 4 * DAY_S), ended="Healthy").with_status(
         state="ended"
     )

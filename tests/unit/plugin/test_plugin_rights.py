@@ -160,7 +160,7 @@ def test_a_job_is_doubted_when_no_operator_looks_at_it(status: Manifest, why: st
     assert bool(doubts_of([view], why, NOW_S)) is bool(words)
 
 
-def test_who_acts_is_the_user_of_the_api_server_and_a_local_name_is_marked() -> None:
+def test_the_actor_is_the_api_servers_user_or_a_marked_local_name() -> None:
     class Reviewing(Limited):
         username = "jo@example.com"
 

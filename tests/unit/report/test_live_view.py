@@ -64,7 +64,7 @@ def console(*, terminal: bool, environment: Mapping[str, str] | None = None) -> 
     return shown, file
 
 
-def test_the_table_says_where_the_run_stands() -> None:
+def test_the_table_shows_the_runs_progress() -> None:
     shown, _ = console(terminal=True)
     shown.print(render_run(VIEW))
     text = shown.export_text()
@@ -177,7 +177,7 @@ def test_off_a_terminal_steps_come_every_few_seconds_and_states_at_once() -> Non
     assert "restarting in place" in lines[-1]
 
 
-def test_off_a_terminal_a_run_that_stands_still_says_so_once() -> None:
+def test_off_a_terminal_a_stalled_run_prints_its_state_once() -> None:
     shown, file = console(terminal=False)
     with LiveView(shown) as live:
         for tick in range(100):
@@ -221,7 +221,7 @@ def test_without_a_console_it_speaks_on_standard_error(capsys: pytest.CaptureFix
     assert "step 237/800" in captured.err
 
 
-def test_a_note_stands_above_the_table() -> None:
+def test_a_note_is_printed_above_the_table() -> None:
     shown, file = console(terminal=True)
     with LiveView(shown) as live:
         live.show(VIEW, now_s=0.0)

@@ -105,7 +105,7 @@ def test_light_and_dark_come_from_the_reader_and_small_screens_are_thought_of() 
     assert 'name="viewport"' in html
 
 
-def test_hostile_text_stays_text_wherever_it_stands() -> None:
+def test_hostile_text_is_escaped_everywhere() -> None:
     data = two_kills()
     hostile = dataclasses.replace(
         data,

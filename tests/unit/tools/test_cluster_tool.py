@@ -139,7 +139,7 @@ def test_a_start_that_was_killed_half_way_is_not_up(tmp_path: Path, servers: Ser
     assert Servers(tmp_path).are_up
 
 
-def test_a_server_that_ends_is_told_with_the_end_of_its_log(servers: Servers) -> None:
+def test_a_server_that_ends_is_reported_with_the_end_of_its_log(servers: Servers) -> None:
     server = servers.start("broken", (sys.executable, "-c", "print('address already in use')"))
     with pytest.raises(ServerError, match=r"broken ended[\s\S]*address already in use"):
         servers.wait(server, lambda: False, what="its health", timeout_s=30.0)

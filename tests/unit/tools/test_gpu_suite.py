@@ -42,7 +42,7 @@ def test_without_a_device_one_sentence_says_what_is_missing(
     assert said.err.count("\n") == 1
 
 
-def test_a_device_whose_limits_nobody_knows_is_refused(
+def test_a_device_with_unknown_limits_is_refused(
     part: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -15,7 +15,7 @@ from tests.unit.local.kubelet.stack import Stack
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
-def test_what_a_rank_raises_stands_beside_its_exit_on_the_lease(tmp_path: Path, rank: int) -> None:
+def test_a_ranks_error_is_reported_with_its_exit_on_the_lease(tmp_path: Path, rank: int) -> None:
     async def story() -> None:
         async with Stack(tmp_path, replicas=2).running() as stack:
             await stack.submit()
@@ -67,7 +67,7 @@ def test_a_damaged_resume_point_is_refused_on_the_lease(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ranks_that_the_disk_keeps_from_starting_are_told_as_the_machines_failure(tmp_path: Path) -> None:
+def test_a_disk_that_keeps_ranks_from_starting_is_an_environment_failure(tmp_path: Path) -> None:
     async def story() -> None:
         async with Stack(tmp_path).running() as stack:
             await stack.submit()

@@ -142,7 +142,7 @@ def test_secrets_are_those_of_volumes_and_variables() -> None:
     ("code", "phase", "exit_code", "number"),
     [(0, "Succeeded", 0, None), (3, "Failed", 3, None), (-9, "Failed", 137, 9)],
 )
-def test_how_a_process_ended_stands_in_the_status(code: int, phase: str, exit_code: int, number: int | None) -> None:
+def test_the_status_shows_how_a_process_ended(code: int, phase: str, exit_code: int, number: int | None) -> None:
     written = status.ended(pod(), code=code, at="t")
     terminated = written["containerStatuses"][0]["state"]["terminated"]
     assert (written["phase"], terminated["exitCode"], terminated.get("signal")) == (phase, exit_code, number)

@@ -43,7 +43,7 @@ def test_a_killed_rank_is_reported_and_the_next_attempt_runs_in_the_same_pods(tm
     asyncio.run(story())
 
 
-def test_ranks_of_another_size_of_the_gang_are_told_that_size_though_their_pod_is_older(tmp_path: Path) -> None:
+def test_ranks_get_the_size_of_the_resized_gang_in_an_older_pod(tmp_path: Path) -> None:
     async def story() -> None:
         async with Stack(tmp_path, replicas=2, devices=1).running() as stack:
             await stack.submit()

@@ -91,7 +91,7 @@ def test_one_flipped_bit_of_a_marker_is_noticed_wherever_it_is() -> None:
             parse_marker(bytes(flipped), name="a000001-s00000005")
 
 
-def test_a_marker_stands_for_its_own_checkpoint_alone() -> None:
+def test_a_marker_is_valid_for_its_own_checkpoint_only() -> None:
     with pytest.raises(RefusedError, match="it belongs to a000001-s00000005"):
         parse_marker(seal(marker()), name="a000001-s00000006")
 
@@ -103,7 +103,7 @@ def test_a_checkpoint_of_another_model_is_refused_with_the_first_size_that_diffe
         open_checkpoint(store, "a000001-s00000005", other)
 
 
-def test_damage_is_told_file_by_file_with_what_was_expected_and_seen(store: ObjectStore, tmp_path: Path) -> None:
+def test_damage_is_reported_by_file_with_expected_and_found(store: ObjectStore, tmp_path: Path) -> None:
     contents = {name: name.encode() * BLOCK_BYTES for name in ("good", "flip", "shrt", "gone")}
     name = "a000001-s00000005"
     for file, data in contents.items():

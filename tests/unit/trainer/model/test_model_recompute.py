@@ -63,7 +63,7 @@ def run(make: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
     return run_layer(Recompute.SELECTIVE, lambda: make(*inputs))
 
 
-def test_a_tensor_is_made_once_for_all_who_keep_it_and_again_for_another_backward() -> None:
+def test_a_tensor_is_recomputed_once_per_backward() -> None:
     calls: list[int] = []
     x, first, second = (torch.randn(5, 5, requires_grad=True) for _ in range(3))
 

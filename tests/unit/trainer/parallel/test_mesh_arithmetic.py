@@ -17,7 +17,7 @@ def test_every_rank_has_one_place_in_each_mesh() -> None:
     assert len({tuple(sparse_place(FOLDED, rank).values()) for rank in ranks}) == FOLDED.world
 
 
-def test_a_rank_stands_in_the_same_pipeline_stage_of_both_meshes() -> None:
+def test_a_rank_has_the_same_pipeline_stage_in_both_meshes() -> None:
     assert all(dense_place(FOLDED, r)["pp"] == sparse_place(FOLDED, r)["pp"] for r in range(FOLDED.world))
 
 

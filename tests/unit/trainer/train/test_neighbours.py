@@ -12,7 +12,7 @@ from polyreme_trainer.train.image_assignment import NEIGHBOURS_MAX, neighbours
 
 
 @pytest.mark.parametrize("layout", [Layout(dp=256), Layout(dp=13), Layout(dp=6, cp=2, tp=2), Layout(dp=2, pp=4, tp=3)])
-def test_neighbours_are_few_ranks_in_a_row_and_agree_who_they_are(layout: Layout) -> None:
+def test_neighbours_are_few_consecutive_ranks_that_agree(layout: Layout) -> None:
     groups = [neighbours(layout, dp) for dp in range(layout.dp)]
     assert all(dp in near and groups[dp] == near for near in groups for dp in near)
     for near in groups:

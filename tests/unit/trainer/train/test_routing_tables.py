@@ -22,7 +22,7 @@ ENTROPY = torch.tensor([[8 * 1.25], [8 * 0.5]])
 STEP_MX = torch.cat((LOAD, DROPPED, ENTROPY), dim=1)
 
 
-def test_each_layer_is_told_by_three_numbers_and_kept_by_expert(tmp_path: Path) -> None:
+def test_routing_is_reported_by_three_numbers_per_layer_and_stored_by_expert(tmp_path: Path) -> None:
     store = open_store(tmp_path.as_uri())
     table = RoutingTable(store, SHAPE, attempt=2)
     told = table.reportable(STEP_MX)

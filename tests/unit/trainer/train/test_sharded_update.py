@@ -170,7 +170,7 @@ def test_narrow_values_are_their_originals_rounded_and_small_steps_are_not_lost(
 
 
 @pytest.mark.parametrize("name", ["AdamW", "Muon"])
-def test_what_stands_still_keeps_its_bits_and_what_learns_counts_its_own_steps(name: str) -> None:
+def test_frozen_parameters_keep_their_bits_and_trained_ones_count_their_own_steps(name: str) -> None:
     """Decay, momentum and moments of the decoder begin when it does: as in a run that has those steps alone."""
     settings = OptimizerSettings(weight_decay=0.3)
     whole = muon.whole_names(SHAPES.items()) if name == "Muon" else frozenset[str]()

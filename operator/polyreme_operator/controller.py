@@ -16,8 +16,7 @@ from polyreme_cluster.port import ClusterPort
 from polyreme_operator.cache.kinds import watched_kinds
 from polyreme_operator.cached_cluster import CachedCluster
 from polyreme_operator.cluster_cache import ClusterCache
-from polyreme_operator.health_worker import HealthWorker
-from polyreme_operator.incident_worker import IncidentWorker
+from polyreme_operator.health_controller import HealthController
 from polyreme_operator.installation_key import InstallationKey
 from polyreme_operator.job_objects import JobObjects
 from polyreme_operator.node_marks import NodeMarks
@@ -33,7 +32,6 @@ from polyreme_operator.plan_worker import InlinePlanner, Planner, Planning
 from polyreme_operator.publishing.event_recorder import EventRecorder
 from polyreme_operator.quarantine import Quarantine
 from polyreme_operator.reconcile.events import warnings_of
-from polyreme_operator.repair_worker import RepairWorker
 from polyreme_operator.settings import Settings
 from polyreme_operator.types.changes import Changes
 from polyreme_operator.types.job_keys import JobKeys
@@ -116,23 +114,9 @@ class _Controller:
             backoff_s=lambda failures: settings.jittered_backoff_s(failures, rng),
         )
         self._watcher = Watcher(port, clock, self._cache, settings, rng, note=self._note)
-        self._incidents = IncidentWorker(
-            port, clock, self._cache, settings, observer=observer, synced=lambda: self._watcher.synced
-        )
-        self._repairs = RepairWorker(port, clock, self._cache, settings, emit=emit, look=self._look_at_nodes)
         self._marks = NodeMarks(port, clock, self._cache, self._note)
-        self._health = HealthWorker(
-            port,
-            clock,
-            self._cache,
-            settings,
-            refresh=self._cluster.refresh,
-            note=self._note,
-            emit=emit,
-            observer=observer,
-            synced=lambda: self._watcher.synced,
-            history=self._incidents,
-            repairs=self._repairs,
+        self._health = HealthController(
+            self._cluster, settings, emit=emit, observer=observer, synced=lambda: self._watcher.synced
         )
         self._build_passes(keys, rng)
 
@@ -160,9 +144,6 @@ class _Controller:
             self._watcher,
         )
 
-    def _look_at_nodes(self) -> None:
-        self._health.look()
-
     async def run(self, key: InstallationKey) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(key.keep(), name="installation-key")
@@ -174,8 +155,6 @@ class _Controller:
             tasks.create_task(self._marks.run(), name="node-marks")
             if self._settings.node_health:
                 tasks.create_task(self._health.run(), name="node-health")
-                tasks.create_task(self._incidents.run(), name="node-incidents")
-                tasks.create_task(self._repairs.run(), name="node-repairs")
             await self._dispatcher.run(tasks)
 
     def _note(self, changes: Changes) -> None:

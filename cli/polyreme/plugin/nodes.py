@@ -14,9 +14,8 @@ from polyreme_cluster.port import NotFoundError as PortNotFoundError
 from polyreme_operator.health.incidents import escaped
 from polyreme_operator.health.node import HealthNode, patch_of
 from polyreme_operator.health.record import Leave, NodeState, Record, parse
-from polyreme_operator.health.signs import DOMAIN_FAULT, Reading, read_conditions
+from polyreme_operator.health.signs import DOMAIN_FAULT, read_conditions
 from polyreme_operator.health.states import quarantined_by, released_by
-from polyreme_operator.health.table import decode, is_agents, lookup, polarity
 from polyreme_operator.types.parse_node import OUT_OF_SERVICE, parse_health_node
 from polyreme_operator.types.parse_settings import parse_topology
 from polyreme_operator.types.timestamps import parse_time_or
@@ -118,7 +117,13 @@ async def release(cluster: ClusterPort, name: str, *, who: str, reason: str, now
     def change(node: HealthNode, record: Record) -> Record:
         if not node.tainted:
             raise RefusedError(f"node {name} is not out of service")
-        return released_by(record, _reading(node, now_s).signs, who=who, reason=reason, at_s=now_s)
+        return released_by(
+            record,
+            read_conditions(node.conditions, silent=False, now_s=now_s).signs,
+            who=who,
+            reason=reason,
+            at_s=now_s,
+        )
 
     await _change(cluster, name, change)
 
@@ -139,18 +144,6 @@ async def _change(cluster: ClusterPort, name: str, change: Callable[[HealthNode,
                 raise
         else:
             return
-
-
-def _reading(node: HealthNode, now_s: float) -> Reading:
-    return read_conditions(
-        node.conditions,
-        decode=decode,
-        lookup=lookup,
-        polarity=polarity,
-        is_agents=is_agents,
-        silent=False,
-        now_s=now_s,
-    )
 
 
 def _row(node: HealthNode) -> NodeRow:

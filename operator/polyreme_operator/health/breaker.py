@@ -9,8 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
-from polyreme_api.fault_policy import CHARGES_MAX
+from pydantic import ValidationError
+
+from polyreme_api.errors import InvalidConfigError
+from polyreme_api.fault_policy import CHARGES_MAX, NodeFaultPolicyStatus
+from polyreme_api.times import parse_rfc3339
 
 LATE_S = 60.0
 """Longest time that a write may be under way: a charge counts for so long at least, since a taint may still land."""
@@ -45,6 +50,30 @@ class Granted:
     state: BreakerState
     nodes: frozenset[str] = frozenset()
     """Nodes that may be tainted once the state is stored."""
+
+
+def breaker_of(status: Mapping[str, Any]) -> BreakerState:
+    """Read the breaker from a policy's status.
+
+    A status that can't be read counts as a latched breaker: what it had charged is unknown.
+    """
+    try:
+        found = NodeFaultPolicyStatus.model_validate(status).breaker
+        charges = tuple(
+            Charge(
+                node=each.node,
+                at_s=parse_rfc3339(each.at),
+                released_s=parse_rfc3339(each.released_at) if each.released_at else 0.0,
+            )
+            for each in found.charges
+        )
+        since_s = parse_rfc3339(found.since) if found.since else 0.0
+    except (ValidationError, InvalidConfigError) as error:
+        said = str(error).splitlines()[0][:256]
+        return BreakerState(latched=True, message=f"the breaker's state can't be read: {said}; reset it")
+    return BreakerState(
+        charges=charges, latched=found.latched, since_s=since_s, message=found.message, reset=found.reset
+    )
 
 
 def limit_of(selected: int, percent: int) -> int:

@@ -1,7 +1,7 @@
 """Faults of a whole domain: where so many nodes of a rack fail together, what they share has failed, such as a switch.
 
 An evacuation rule of a policy says when. The other nodes of the domain then have a sign of their own, which is answered
-as the rule says, and gone as soon as fewer nodes show the fault. Pure; the worker keeps one ``DomainFaults``.
+as the rule says, and gone as soon as fewer nodes show the fault.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from polyreme_api.fault_policy import EvacuationRule
 from polyreme_api.faults.table import FaultRow
-from polyreme_operator.health.policy import GRAVITY, Answer, EvacuationRule, Judged, PolicyView
+from polyreme_operator.health.policy import GRAVITY, Answer, Judged, PolicyView
 from polyreme_operator.health.record import Record
 from polyreme_operator.health.signs import DOMAIN_FAULT, Reading, Sign
 
@@ -41,15 +42,18 @@ class DomainKey(NamedTuple):
         return f"domain-{zlib.crc32('/'.join((self.rule, *self.path)).encode()):08x}"
 
 
-@dataclasses.dataclass(slots=True)
-class _Domain:
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Domain:
+    """The nodes of a domain, and which of them show its fault."""
+
     rule: EvacuationRule
-    shown_s: dict[str, float] = dataclasses.field(default_factory=dict)
+    members: frozenset[str]
+    shown_s: Mapping[str, float]
     """By node that shows the fault itself: when it last occurred."""
-    members: set[str] = dataclasses.field(default_factory=set)
 
     @property
     def least(self) -> int:
+        """How many nodes must show the fault."""
         return max(NODES_MIN, -(-len(self.members) * self.rule.nodes_percent // 100))
 
     @property
@@ -62,7 +66,7 @@ class _Domain:
         """Whether so many began to show it together."""
         times_s = sorted(self.shown_s.values())
         pairs = zip(times_s, times_s[self.least - 1 :], strict=False)
-        return any(last_s - first_s <= self.rule.window_s for first_s, last_s in pairs)
+        return any(last_s - first_s <= self.rule.window_seconds for first_s, last_s in pairs)
 
 
 def keys_of(policy: PolicyView | None, tags: Mapping[str, str], levels: Sequence[tuple[str, str]]) -> list[DomainKey]:
@@ -94,7 +98,7 @@ def idle_rules(policy: PolicyView, levels: Collection[str]) -> str:
         if rule.level not in levels:
             known = ", ".join(levels) or "none"
             found.append(f"evacuation rule {rule.name} names level {rule.level}, known levels are: {known}")
-        elif lacking := sorted(rule.classes - policy.classes):
+        elif lacking := sorted(set(rule.fault_classes) - policy.classes):
             found.append(f"evacuation rule {rule.name} only observes until spec.classes has {', '.join(lacking)} too")
     return "; ".join(found)
 
@@ -104,80 +108,62 @@ def condition_of(rule: str) -> str:
     return f"{DOMAIN_FAULT}/{rule}"
 
 
-class DomainFaults:
-    """Which nodes of each domain show its fault."""
+def domains_of(
+    nodes: Iterable[tuple[str, Sequence[DomainKey], Sequence[Judged]]], policies: Mapping[str, PolicyView]
+) -> dict[DomainKey, Domain]:
+    """Return all domains.
 
-    def __init__(self) -> None:
-        self._domains: dict[DomainKey, _Domain] = {}
-        self._keys: dict[str, list[DomainKey]] = {}
-
-    def put(
-        self, node: str, policy: PolicyView | None, keys: Sequence[DomainKey], judged: Iterable[Judged]
-    ) -> set[str]:
-        """Note what a node shows; return the nodes that must be decided about with it."""
-        judged = [each for each in judged if GRAVITY[each.answer] >= GRAVITY[Answer.WATCH]]
-        touched = self._leave(node, keys)
-        rules = {} if policy is None else {rule.name: rule for rule in policy.evacuations}
+    Args:
+        nodes: Name of each node, the domains that it belongs to, and what it shows itself.
+        policies: By name.
+    """
+    members: dict[DomainKey, list[tuple[str, Sequence[Judged]]]] = defaultdict(list)
+    for name, keys, judged in nodes:
         for key in keys:
-            rule = rules[key.rule]
-            domain = self._domains.setdefault(key, _Domain(rule))
-            fired, domain.rule = domain.fires, rule
-            domain.members.add(node)
-            times_s = [each.sign.at_s for each in judged if each.fault_class in rule.classes]
-            domain.shown_s.pop(node, None)
-            if times_s:
-                domain.shown_s[node] = max(times_s)
-            if fired or domain.fires:
-                touched |= domain.members
-        if keys:
-            self._keys[node] = list(keys)
-        return touched
+            members[key].append((name, judged))
+    found = {}
+    for key, shows in members.items():
+        policy = policies.get(key.policy)
+        rule = next((each for each in policy.evacuations if each.name == key.rule), None) if policy else None
+        if rule is not None:
+            times_s = {name: _shown_s(rule, judged) for name, judged in shows if judged}
+            shown_s = {name: at_s for name, at_s in times_s.items() if at_s is not None}
+            found[key] = Domain(rule=rule, members=frozenset(name for name, _ in shows), shown_s=shown_s)
+    return found
 
-    def remove(self, node: str) -> set[str]:
-        """Forget a node; return the nodes that must be decided about."""
-        return self._leave(node, ())
 
-    def _leave(self, node: str, keys: Sequence[DomainKey]) -> set[str]:
-        touched: set[str] = set()
-        for key in set(self._keys.pop(node, ())) - set(keys):
-            domain = self._domains[key]
-            fired = domain.fires
-            domain.members.discard(node)
-            domain.shown_s.pop(node, None)
-            # With fewer members fewer faulty ones are a share of them.
-            if fired or domain.fires:
-                touched |= domain.members
-            if not domain.members:
-                del self._domains[key]
-        return touched - {node}
+def _shown_s(rule: EvacuationRule, judged: Sequence[Judged]) -> float | None:
+    seen = (each for each in judged if GRAVITY[each.answer] >= GRAVITY[Answer.WATCH])
+    return max((each.sign.at_s for each in seen if each.fault_class in rule.fault_classes), default=None)
 
-    def read(self, node: str, reading: Reading, record: Record | None) -> Reading:
-        """Return a node's reading with the faults of its domains, and with those rules as clear that find none."""
-        found: list[Sign] = []
-        stays = record.condition if record is not None and record.state.is_out else ""
-        for key in self._keys.get(node, ()):
-            domain = self._domains[key]
-            if node in domain.shown_s:
-                continue
-            if domain.fires or (stays == condition_of(key.rule) and domain.holds):
-                found.append(_sign(key, domain))
-        clear = {stays} if stays.startswith(f"{DOMAIN_FAULT}/") else set()
-        clear -= {sign.condition for sign in found}
-        if not found and not clear:
-            return reading
-        return dataclasses.replace(reading, signs=(*reading.signs, *found), clear=reading.clear | clear)
 
-    def is_faulty(self, key: DomainKey) -> bool:
-        """Tell whether so many nodes of a domain show its fault that it would be taken out."""
-        domain = self._domains.get(key)
-        return domain is not None and domain.fires
+def concerned(before: Mapping[DomainKey, Domain], after: Mapping[DomainKey, Domain]) -> set[str]:
+    """Return the nodes that must be decided about, since a domain of theirs is faulty, or was, and has changed."""
+    found: set[str] = set()
+    for key in before.keys() | after.keys():
+        old, new = before.get(key), after.get(key)
+        if old != new and any(each is not None and each.fires for each in (old, new)):
+            found |= new.members if new is not None else old.members if old is not None else frozenset()
+    return found
 
-    def groups(self, rule_by_node: Mapping[str, str]) -> dict[DomainKey, list[str]]:
-        """Return the nodes that are to be taken out together, by domain; each node is named with its rule."""
-        groups: dict[DomainKey, list[str]] = defaultdict(list)
-        for node, rule in sorted(rule_by_node.items()):
-            groups[next(key for key in self._keys[node] if key.rule == rule)].append(node)
-        return dict(groups)
+
+def with_domains(
+    node: str, reading: Reading, domains: Mapping[DomainKey, Domain], keys: Iterable[DomainKey], record: Record | None
+) -> Reading:
+    """Return a node's reading with the faults of its domains, and with those rules as clear that find none."""
+    found: list[Sign] = []
+    stays = record.condition if record is not None and record.state.is_out else ""
+    for key in keys:
+        domain = domains.get(key)
+        if domain is None or node in domain.shown_s:
+            continue
+        if domain.fires or (stays == condition_of(key.rule) and domain.holds):
+            found.append(_sign(key, domain))
+    clear = {stays} if stays.startswith(f"{DOMAIN_FAULT}/") else set()
+    clear -= {sign.condition for sign in found}
+    if not found and not clear:
+        return reading
+    return dataclasses.replace(reading, signs=(*reading.signs, *found), clear=reading.clear | clear)
 
 
 def too_large(key: DomainKey, nodes: Collection[str], *, out: int, limit: int) -> str:
@@ -188,9 +174,9 @@ def too_large(key: DomainKey, nodes: Collection[str], *, out: int, limit: int) -
     )
 
 
-def _sign(key: DomainKey, domain: _Domain) -> Sign:
-    classes = ", ".join(sorted(domain.rule.classes))
+def _sign(key: DomainKey, domain: Domain) -> Sign:
+    classes = ", ".join(sorted(domain.rule.fault_classes))
     # No action: a hook would repair a node that is well.
-    row = FaultRow(code=DOMAIN_FAULT, fault_class=min(domain.rule.classes), action="None")
+    row = FaultRow(code=DOMAIN_FAULT, fault_class=min(domain.rule.fault_classes), action="None")
     message = f"{len(domain.shown_s)} of its {len(domain.members)} nodes show {classes}"
     return Sign(row=row, condition=condition_of(key.rule), device=key.name, message=message, rule=key.rule)

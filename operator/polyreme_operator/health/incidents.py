@@ -1,7 +1,7 @@
 """The history of nodes that were out of service: pure functions from a node's record to its NodeIncidents.
 
 An incident is named by node and time of the taint, both of which the node's record holds, so that a crash or a second
-replica never doubles one. Replaying the same sight of a record changes nothing.
+replica never doubles one. The same sight of a record changes nothing again.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from polyreme_api import labels
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.incident import (
     EVIDENCE_CHARACTERS_MAX,
+    JOBS_MAX,
     STEPS_MAX,
     IncidentJob,
     IncidentStep,
@@ -39,6 +40,7 @@ _SLUG_CHARACTERS_MAX = 39
 _TIMED_BY_RECORD = frozenset({"Quarantined", "Returned", "Released", "Healthy"})
 """Steps whose time the record holds."""
 _TAKEN_OUT = frozenset({"NodeQuarantined", "NodeRetired"})
+_STATES = frozenset(state.value for state in NodeState if state.is_out)
 _REPLACED_BY_NEWEST = frozenset({"Examined"})
 """Of these steps in a row only the newest is kept."""
 
@@ -154,29 +156,32 @@ def concerns(record: Record | None) -> bool:
     return record is not None and (record.state.is_out or record.state is NodeState.PROBATION)
 
 
-def replayed(known: Mapping[str, Incident], sights: Iterable[Sight]) -> dict[str, Incident]:
-    """Return the incidents of a node after some sights of its record.
+def followed(known: Mapping[str, Incident], sight: Sight) -> dict[str, Incident]:
+    """Return the incidents of a node after a sight of its record.
 
     Args:
         known: Its incidents that are open, by name, and those whose jobs are not done.
-        sights: In the order in which they were seen.
+        sight: What was seen.
     """
-    found = dict(known)
-    for sight in sights:
-        record, before = sight.record, sight.before
-        if before is not None and before.state.is_out and (name := name_of(sight.node, before.since_s)) not in found:
-            # It was not seen while it was out, such as by an operator that has just started.
-            found[name] = _begun(name, dataclasses.replace(sight, rule="", notes=()), before)
-        if record is not None and record.state.is_out and not sight.gone:
-            name = name_of(sight.node, record.since_s)
-            _end_others(found, name, record.since_s)
-            incident = found.get(name) or _begun(name, sight, record)
-            found[name] = _followed(incident, sight, record)
-            continue
-        for name, incident in found.items():
-            if incident.is_open:
-                found[name] = _left(incident, sight)
-    return found
+    found, record = dict(known), sight.record
+    if record is not None and record.state.is_out and not sight.gone:
+        name = name_of(sight.node, record.since_s)
+        _end_others(found, name, record.since_s)
+        found[name] = _out(found.get(name) or _begun(name, sight, record), sight, record)
+        return found
+    return {name: _left(incident, sight) if incident.is_open else incident for name, incident in found.items()}
+
+
+def merged(ours: Incident, stored: Incident) -> Incident:
+    """Return an incident as it is to be stored, though its object has changed since: with the steps of both."""
+    steps = [step for step in stored.status.steps if step not in ours.status.steps]
+    found = dataclasses.replace(ours, spec=stored.spec, uid=stored.uid, resource_version=stored.resource_version)
+    for step in steps:
+        found = with_step(found, step.action, time_of(step.at), step.why)
+    jobs = {job.uid: job for job in stored.status.jobs}
+    known = [jobs[job.uid] if job.uid in jobs and jobs[job.uid].outcome else job for job in ours.status.jobs]
+    known += [job for job in stored.status.jobs if job.uid not in {each.uid for each in known}]
+    return found if known == found.status.jobs else with_jobs(found, known[:JOBS_MAX])
 
 
 def with_step(incident: Incident, action: str, at_s: float, why: str) -> Incident:
@@ -239,10 +244,13 @@ def _begun(name: str, sight: Sight, record: Record) -> Incident:
         owner=escaped(record.owner, 253),
         rule=escaped(sight.rule, 63),
     )
-    why = f"by {spec.owner or 'an unknown owner'}: {spec.fault_class}, {spec.evidence or spec.reason}"
-    incident = Incident(name=name, spec=spec).with_status(state=record.state.value, device_hours="0.00")
-    said = next((note.message for note in sight.notes if note.reason in _TAKEN_OUT), why)
+    incident = Incident(name=name, spec=spec).with_status(state=NodeState.QUARANTINED.value, device_hours="0.00")
+    said = next((note.message for note in sight.notes if note.reason in _TAKEN_OUT), _why(record))
     return with_step(incident, "Quarantined", record.since_s, said)
+
+
+def _why(told: Record | NodeIncidentSpec) -> str:
+    return f"by {told.owner or 'an unknown owner'}: {told.fault_class}, {told.evidence or told.reason}"
 
 
 def _end_others(found: dict[str, Incident], name: str, at_s: float) -> None:
@@ -256,22 +264,23 @@ def _end_others(found: dict[str, Incident], name: str, at_s: float) -> None:
             found[other] = _ended(ended, "Recurred" if recurred else "Replaced", at_s)
 
 
-def _followed(incident: Incident, sight: Sight, record: Record) -> Incident:
+def _out(incident: Incident, sight: Sight, record: Record) -> Incident:
     """Note what happened to a node that is out of service."""
-    incident = incident.with_status(state=record.state.value, ended_at="", ended="")
     for note in sight.notes:
         action = note.reason.removeprefix("Node")
         at_s = record.since_s if action in _TIMED_BY_RECORD else sight.at_s
         incident = with_step(incident, action, at_s, note.message)
-    why = f"by {record.owner or 'an unknown owner'}: {record.fault_class}, {record.evidence or record.reason}"
-    incident = with_step(incident, "Quarantined", record.since_s, why)
+    incident = with_step(incident, "Quarantined", record.since_s, _why(record))
     before = sight.before
     if before is None or not before.state.is_out or before.since_s != record.since_s:
         # The first sight of this taint; earlier ones may have been missed.
-        before = Record(state=NodeState.QUARANTINED, reason=record.reason, leave=record.leave, action=record.action)
+        examined = any(step.action == "Examined" for step in incident.status.steps)
+        before = record if examined else record.model_copy(update={"examinations": 0})
+    state = incident.status.state
+    before = before.model_copy(update={"state": NodeState(state) if state in _STATES else NodeState.QUARANTINED})
     for action, why in _changes(before, record):
         incident = with_step(incident, action, sight.at_s, why)
-    return incident
+    return incident.with_status(state=record.state.value, ended_at="", ended="")
 
 
 def _changes(before: Record, after: Record) -> list[tuple[str, str]]:
@@ -306,9 +315,7 @@ def _left(incident: Incident, sight: Sight) -> Incident:
         ended = with_step(incident, "NodeDeleted", sight.at_s, "the Node object was deleted")
         return _ended(ended, "NodeDeleted", sight.at_s)
     at_s = sight.at_s if record is None or not record.since_s else max(record.since_s, incident.since_s)
-    spec = incident.spec
-    why = f"by {spec.owner or 'an unknown owner'}: {spec.fault_class}, {spec.evidence or spec.reason}"
-    incident = with_step(incident, "Quarantined", incident.since_s, why)
+    incident = with_step(incident, "Quarantined", incident.since_s, _why(incident.spec))
     for note in sight.notes:
         incident = with_step(incident, note.reason.removeprefix("Node"), at_s, note.message)
     if record is not None and record.state is NodeState.PROBATION:

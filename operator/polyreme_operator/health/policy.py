@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
+from polyreme_api.fault_policy import CheckHook, EvacuationRule, RepairHook
+from polyreme_operator.health.breaker import BreakerState
 from polyreme_operator.health.signs import Sign
 
 MEMBERS_NAMED_MAX = 3
@@ -51,36 +53,6 @@ class Rule:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class EvacuationRule:
-    """When a whole domain is taken out, since something that its nodes share has failed."""
-
-    name: str
-    level: str
-    """Level of the topology, such as ``rack``."""
-    classes: frozenset[str]
-    """Fault classes that count."""
-    nodes_percent: int = 50
-    """Share of the domain's nodes that show such a fault."""
-    window_s: float = 60.0
-    """Time within which they began to."""
-    answer: Answer = Answer.DRAIN
-    """What is done to the other nodes of the domain."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Hook:
-    """A Job that repairs or checks a node."""
-
-    action: str = ""
-    """Action that it carries out; empty: it checks."""
-    template: str
-    """PodTemplate in the namespace of repairs."""
-    on_node: bool = True
-    deadline_s: float = 900.0
-    attempts: int = 1
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyView:
     """A NodeFaultPolicy."""
 
@@ -103,12 +75,14 @@ class PolicyView:
     loaded_s: float = 0.0
     """Time under load that ends a probation; 0: ``probation_s`` does, and any job may use the node."""
     probation_max_s: float = 86_400.0
-    hooks: tuple[Hook, ...] = ()
-    check: Hook | None = None
+    hooks: tuple[RepairHook, ...] = ()
+    check: CheckHook | None = None
     settle_s: float = 600.0
     """How long after a repair the fault may still be shown."""
     status: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False)
     """As it was last written."""
+    breaker: BreakerState = dataclasses.field(default=BreakerState(), compare=False)
+    """What that status says of the breaker."""
 
     def selects(self, tags: Mapping[str, str]) -> bool:
         """Tell whether the policy is for a node with these labels."""
@@ -154,10 +128,9 @@ def judge(sign: Sign, policy: PolicyView | None, now_s: float) -> Judged:
     if policy is not None:
         if sign.rule:
             rule = next(each for each in policy.evacuations if each.name == sign.rule)
-            enforced = policy.enforce and rule.classes <= policy.classes
-            return Judged(
-                sign=sign, answer=rule.answer, fault_class=sign.row.fault_class, enforced=enforced, rule=rule.name
-            )
+            enforced = policy.enforce and policy.classes.issuperset(rule.fault_classes)
+            answer = Answer(rule.action)
+            return Judged(sign=sign, answer=answer, fault_class=sign.row.fault_class, enforced=enforced, rule=rule.name)
         for own in policy.rules:
             if _matches(own, sign):
                 answer = own.answer

@@ -21,8 +21,7 @@ def begun(record: Record, policy: PolicyView | None, now_s: float) -> Record:
     """Return the record of a node whose probation begins."""
     opt_in = policy is not None and policy.loaded_s > 0.0
     lasts_s = DEFAULT_S if policy is None else policy.probation_max_s if opt_in else policy.probation_s
-    update = {"opt_in": opt_in, "loaded_s": 0.0, "loaded_at_s": 0.0, "examine_at_s": now_s + lasts_s}
-    return record.model_copy(update=update)
+    return record.but(opt_in=opt_in, loaded_s=0.0, loaded_at_s=0.0, examine_at_s=now_s + lasts_s)
 
 
 def counted(record: Record, *, loaded: bool, now_s: float) -> Record:
@@ -32,8 +31,7 @@ def counted(record: Record, *, loaded: bool, now_s: float) -> Record:
     passed_s = min(LOOK_S, max(0.0, now_s - record.loaded_at_s)) if loaded and record.loaded_at_s else 0.0
     if loaded and record.loaded_at_s and passed_s < SOONEST_S:
         return record
-    update = {"loaded_s": round(record.loaded_s + passed_s, 3), "loaded_at_s": now_s if loaded else 0.0}
-    return record.model_copy(update=update)
+    return record.but(loaded_s=round(record.loaded_s + passed_s, 3), loaded_at_s=now_s if loaded else 0.0)
 
 
 def is_over(record: Record, policy: PolicyView | None, now_s: float) -> bool:

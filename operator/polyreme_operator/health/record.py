@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic.alias_generators import to_camel
@@ -78,6 +78,10 @@ class _Part(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True, use_attribute_docstrings=True
     )
+
+    def but(self, **fields: object) -> Self:
+        """Return it with other values of some fields."""
+        return self.model_copy(update=fields)
 
 
 _Name = Annotated[str, Field(max_length=OWNER_CHARACTERS_MAX)]
@@ -201,6 +205,10 @@ class Record(_Part):
     """Probability of failure that placement reads."""
     released: Release | None = None
 
+    def in_state(self, state: NodeState, now_s: float) -> Record:
+        """Return it as it is when a state begins that leaves nothing of the last time out of service."""
+        return self.but(state=state, since_s=now_s, **_BLANK)
+
     @field_validator("*", mode="before")
     @classmethod
     def _times_are_written_for_people(cls, value: object, info: object) -> object:
@@ -211,6 +219,14 @@ class Record(_Part):
     def is_persons(self) -> bool:
         """Whether a person set the taint."""
         return self.owner == PERSON or self.owner.startswith(f"{PERSON}/")
+
+
+_BLANK = Record().model_dump(
+    include={
+        *("owner", "fault_class", "reason", "device", "action", "leave", "evidence", "condition", "examine_at_s"),
+        *("examinations", "until_s", "opt_in", "loaded_s", "loaded_at_s"),
+    }
+)
 
 
 def render(record: Record) -> str:

@@ -14,7 +14,8 @@ from enum import StrEnum
 from typing import Any
 
 from polyreme_api import labels
-from polyreme_operator.health.policy import Hook, PolicyView
+from polyreme_api.fault_policy import RepairHook
+from polyreme_operator.health.policy import PolicyView
 from polyreme_operator.health.record import NodeState, Record, Repair, RepairAction, RepairPhase, StopThen
 
 LADDER = tuple(RepairAction)
@@ -58,9 +59,15 @@ class JobSight:
     message: str = ""
     left: str = ""
     """Name of another Job of the node that still runs: its record was damaged or removed, so nothing else names it."""
+    template: Mapping[str, Any] | None = None
+    """The PodTemplate that it would be made from; None: there is none."""
+    asked: bool = False
+    """Whether the node, which was read after all this, still asks for it and is out of service."""
+    at_s: float = 0.0
+    """When all this was read."""
 
 
-def hook_of(policy: PolicyView | None, action: str) -> Hook | None:
+def hook_of(policy: PolicyView | None, action: str) -> RepairHook | None:
     """Return the hook of an action."""
     return next((hook for hook in (policy.hooks if policy is not None else ()) if hook.action == action), None)
 
@@ -113,13 +120,12 @@ def advanced(record: Record, policy: PolicyView | None, sight: JobSight | None, 
     if not known.uid:
         if sight.left:
             why = f"Job {sight.left} of a lost record still ran"
-            return _stopping(record, known.model_copy(update={"job": sight.left}), StopThen.SAME, why, now_s)
+            return record.but(repair=_stop(known.but(job=sight.left), StopThen.SAME, why, now_s))
         if not sight.uid:
             late = now_s >= known.at_s + CREATE_S
-            return _stopping(record, known, StopThen.SAME, sight.message, now_s) if late else record
-        lasts_s = _deadline_s(policy, known) + GRACE_S
-        known = known.model_copy(update={"uid": sight.uid, "deadline_s": round(now_s + lasts_s, 3)})
-        record = record.model_copy(update={"repair": known})
+            return record.but(repair=_stop(known, StopThen.SAME, sight.message, now_s)) if late else record
+        known = known.but(uid=sight.uid, deadline_s=round(now_s + _deadline_s(policy, known) + GRACE_S, 3))
+        record = record.but(repair=known)
     if sight.uid != known.uid:
         return _next(record, known, policy, "its Job was deleted", now_s)
     if sight.state is JobState.FAILED:
@@ -127,7 +133,8 @@ def advanced(record: Record, policy: PolicyView | None, sight: JobSight | None, 
     if sight.state is JobState.SUCCEEDED:
         return _succeeded(record, known, policy, node=node, now_s=now_s)
     if now_s >= known.deadline_s:
-        return _stopping(record, known, StopThen.NEXT, "its Job did not end before its deadline", now_s)
+        why = "its Job did not end before its deadline"
+        return record.but(repair=_stop(known, StopThen.NEXT, why, now_s))
     return record
 
 
@@ -150,14 +157,7 @@ def ended(repair: Repair | None, now_s: float) -> Repair | None:
     """Return what is left of a repair when its node returns to service: a Job that may still run is stopped."""
     if repair is None or repair.phase in {RepairPhase.WAIT, RepairPhase.SETTLE}:
         return None
-    return repair.model_copy(
-        update={
-            "phase": RepairPhase.STOP,
-            "then": StopThen.END,
-            "at_s": round(now_s, 3),
-            "deadline_s": round(now_s + STOP_MAX_S, 3),
-        }
-    )
+    return _stop(repair, StopThen.END, repair.why, now_s)
 
 
 def job_name(node: str, since_s: float, step: str, attempt: int) -> str:
@@ -198,7 +198,7 @@ def job_of(
     spec["restartPolicy"] = "Never"
     spec["terminationGracePeriodSeconds"] = min(POD_GRACE_S, _whole(spec.get("terminationGracePeriodSeconds")))
     hook = hook_of(policy, repair.action)
-    if repair.phase is RepairPhase.CHECK or hook is None or hook.on_node:
+    if repair.phase is RepairPhase.CHECK or hook is None or hook.run_on == "Node":
         spec |= {"nodeName": node, "tolerations": [{"operator": "Exists"}]}
     tags = {LABEL: step.lower()}
     return {
@@ -248,7 +248,7 @@ def _not_in_the_future(record: Record, now_s: float) -> Record:
         return record
     lasts_s = max(0.0, known.deadline_s - known.at_s)
     deadline_s = round(now_s + lasts_s, 3) if known.deadline_s else 0.0
-    return record.model_copy(update={"repair": known.model_copy(update={"at_s": now_s, "deadline_s": deadline_s})})
+    return record.but(repair=known.but(at_s=now_s, deadline_s=deadline_s))
 
 
 def _in_phase(
@@ -258,34 +258,22 @@ def _in_phase(
     repair = Repair(
         action=action, attempt=attempt, phase=phase, job=job_name(node, record.since_s, step, attempt), at_s=now_s
     )
-    return record.model_copy(update={"repair": repair, "state": NodeState.REPAIRING})
+    return record.but(repair=repair, state=NodeState.REPAIRING)
 
 
 def _succeeded(record: Record, known: Repair, policy: PolicyView | None, *, node: str, now_s: float) -> Record:
     if known.phase is RepairPhase.REPAIR and policy is not None and policy.check is not None:
         return _in_phase(record, RepairPhase.CHECK, known.action, known.attempt, node=node, now_s=now_s)
     settle_s = 600.0 if policy is None else policy.settle_s
-    repair = known.model_copy(
-        update={"phase": RepairPhase.SETTLE, "at_s": now_s, "deadline_s": round(now_s + settle_s, 3)}
-    )
-    update: dict[str, object] = {"repair": repair}
-    if known.action != "Reboot":
-        # A boot ends its faults by itself: the agent reports them no more. What is shown until then must count.
-        update["repaired_at_s"] = now_s
-    return record.model_copy(update=update)
+    repair = known.but(phase=RepairPhase.SETTLE, at_s=now_s, deadline_s=round(now_s + settle_s, 3))
+    # A boot ends its faults by itself: the agent reports them no more. What is shown until then must count.
+    repaired_at_s = record.repaired_at_s if known.action == "Reboot" else now_s
+    return record.but(repair=repair, repaired_at_s=repaired_at_s)
 
 
-def _stopping(record: Record, known: Repair, then: StopThen, why: str, now_s: float) -> Record:
-    repair = known.model_copy(
-        update={
-            "phase": RepairPhase.STOP,
-            "then": then,
-            "at_s": now_s,
-            "deadline_s": round(now_s + STOP_MAX_S, 3),
-            "why": why[:128],
-        }
-    )
-    return record.model_copy(update={"repair": repair})
+def _stop(known: Repair, then: StopThen, why: str, now_s: float) -> Repair:
+    deadline_s = round(now_s + STOP_MAX_S, 3)
+    return known.but(phase=RepairPhase.STOP, then=then, at_s=round(now_s, 3), deadline_s=deadline_s, why=why[:128])
 
 
 def _stopped(record: Record, known: Repair, policy: PolicyView | None, sight: JobSight, now_s: float) -> Record:
@@ -294,7 +282,7 @@ def _stopped(record: Record, known: Repair, policy: PolicyView | None, sight: Jo
     if not gone and now_s < known.deadline_s:
         return record
     if known.then is StopThen.END:
-        return record.model_copy(update={"repair": None})
+        return record.but(repair=None)
     if known.then is StopThen.SAME:
         return _waiting(record, known.action, known.attempt, now_s + RETRY_S, now_s)
     return _next(record, known, policy, known.why, now_s)
@@ -303,7 +291,7 @@ def _stopped(record: Record, known: Repair, policy: PolicyView | None, sight: Jo
 def _next(record: Record, known: Repair, policy: PolicyView | None, why: str, now_s: float) -> Record:
     """Go on to the next attempt, to the next action, or retire the node."""
     if policy is None or not policy.hooks:
-        return record.model_copy(update={"repair": None})
+        return record.but(repair=None)
     hook = hook_of(policy, known.action)
     if hook is not None and known.attempt < hook.attempts:
         return _waiting(record, known.action, known.attempt + 1, now_s, now_s)
@@ -311,12 +299,14 @@ def _next(record: Record, known: Repair, policy: PolicyView | None, why: str, no
     if later:
         return _waiting(record, later[0], 1, now_s, now_s)
     evidence = f"no repair helped; {known.action}, attempt {known.attempt}: {why}"
-    return record.model_copy(update={"repair": None, "state": NodeState.RETIRED, "evidence": evidence[:256]})
+    return record.but(repair=None, state=NodeState.RETIRED, evidence=evidence[:256])
 
 
 def _waiting(record: Record, action: RepairAction, attempt: int, until_s: float, now_s: float) -> Record:
-    repair = Repair(action=action, attempt=attempt, phase=RepairPhase.WAIT, at_s=now_s, deadline_s=round(until_s, 3))
-    return record.model_copy(update={"repair": repair})
+    until_s = round(until_s, 3)
+    return record.but(
+        repair=Repair(action=action, attempt=attempt, phase=RepairPhase.WAIT, at_s=now_s, deadline_s=until_s)
+    )
 
 
 def _whole(value: object) -> int:
@@ -325,6 +315,6 @@ def _whole(value: object) -> int:
 
 def _deadline_s(policy: PolicyView | None, known: Repair) -> float:
     if known.phase is RepairPhase.CHECK:
-        return 900.0 if policy is None or policy.check is None else policy.check.deadline_s
+        return 900.0 if policy is None or policy.check is None else policy.check.deadline_seconds
     hook = hook_of(policy, known.action)
-    return 900.0 if hook is None else hook.deadline_s
+    return 900.0 if hook is None else hook.deadline_seconds

@@ -1,9 +1,17 @@
-"""When a repair may begin, when a node is examined beside it, and what is reported of it."""
+"""When a repair may begin, when a node is examined beside it, what it cures, and what is reported of it.
+
+The agent shows an XID until the node boots, also if a reset has cured it. States, such as a missing GPU, are shown only
+while they last, so they count whatever a hook reports.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+
+from polyreme_api.node_report import STATES
 from polyreme_operator.health.facts import NodeFacts, Note
 from polyreme_operator.health.record import NodeState, Record, RepairPhase
+from polyreme_operator.health.signs import Reading, Sign
 
 
 def is_due(record: Record, now_s: float) -> bool:
@@ -28,6 +36,19 @@ def may_begin(facts: NodeFacts, record: Record) -> bool:
         and record.state is NodeState.REPAIRING
         and record.owner == f"policy/{policy.name}"
     )
+
+
+def without_cured(reading: Reading, record: Record | None) -> Reading:
+    """Return a reading without the events from before a repair that succeeded."""
+    if record is None or not record.repaired_at_s:
+        return reading
+    left = tuple(sign for sign in reading.signs if not _is_cured(sign, record))
+    cured = {sign.condition for sign in reading.signs} - {sign.condition for sign in left}
+    return dataclasses.replace(reading, signs=left, clear=reading.clear | cured, cured=bool(cured) or reading.cured)
+
+
+def _is_cured(sign: Sign, record: Record) -> bool:
+    return sign.known and bool(sign.boot) and sign.row.code not in STATES and 0.0 < sign.last_s <= record.repaired_at_s
 
 
 _RESULTS = {"NodeRepairStarted": "Started", "NodeRepaired": "Succeeded", "NodeRepairFailed": "Failed"}

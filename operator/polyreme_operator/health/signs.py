@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
-from polyreme_api.faults.table import FaultRow
-from polyreme_api.node_report import COUNT_MAX, REASON_ABSENT, NodeEvent
+from polyreme_api.faults.table import FaultRow, fault_table
+from polyreme_api.node_report import (
+    CONDITION_AGENT,
+    CONDITION_POD_START,
+    CONDITION_PRE_CHECK,
+    CONDITION_PREFIX,
+    COUNT_MAX,
+    REASON_ABSENT,
+    NodeEvent,
+    decode,
+)
 
 AGENT_SILENT_S = 180.0
 """How long the agent's heartbeat may stand still before its conditions count as unknown."""
@@ -80,31 +91,49 @@ class Reading:
     """What could not be read, and why."""
 
 
-Decode = Callable[[ConditionView], tuple[Sequence[NodeEvent], str]]
-Lookup = Callable[[str, str], FaultRow | None]
-"""FaultRow by type of the condition and code; None if the table has none."""
+_OPERATORS = frozenset({CONDITION_PRE_CHECK, CONDITION_POD_START})
+"""Conditions that the operator writes."""
+
+
+@functools.cache
+def _detectors() -> frozenset[str]:
+    """Return the types of conditions of node-problem-detector and its like."""
+    return frozenset(code for code, row in fault_table().items() if row.is_condition)
+
+
+def _polarity(condition: str) -> str | None:
+    """Return the status by which a condition shows a fault; None: it says nothing about faults."""
+    ours = condition.startswith(CONDITION_PREFIX) and condition != CONDITION_AGENT
+    return "True" if ours or condition in _detectors() else None
+
+
+def _is_agents(condition: str) -> bool:
+    return condition.startswith(CONDITION_PREFIX) and condition not in _OPERATORS
+
+
+def _events_of(condition: ConditionView) -> tuple[Sequence[NodeEvent], str]:
+    """Read the events of a condition; none where its message has none, so that its reason alone counts."""
+    if not _is_agents(condition.type) and condition.type != CONDITION_POD_START:
+        return (), ""
+    return decode(condition.message)
 
 
 def read_conditions(
     conditions: Sequence[ConditionView],
     *,
-    decode: Decode,
-    lookup: Lookup,
-    polarity: Callable[[str], str | None],
-    is_agents: Callable[[str], bool],
     silent: bool,
     now_s: float,
+    polarity: Mapping[str, str] = MappingProxyType({}),
+    events_of: Callable[[ConditionView], tuple[Sequence[NodeEvent], str]] = _events_of,
 ) -> Reading:
     """Read the signs of one node.
 
     Args:
         conditions: All conditions of the node.
-        decode: Reads the events of a condition; it never raises.
-        lookup: The fault table.
-        polarity: Returns the status by which a type of condition shows a fault; None: it says nothing about faults.
-        is_agents: Tells whether the node agent writes this type of condition.
-        silent: Whether the agent's heartbeat stands still: then what it said last is not known to hold.
+        silent: Whether the agent's heartbeat stays the same: then what it said last is not known to hold.
         now_s: The time.
+        polarity: The status by which further types of conditions show a fault.
+        events_of: Reads the events of a condition, and says what could not be read; it never raises.
     """
     signs: list[Sign] = []
     clear: set[str] = set()
@@ -112,20 +141,20 @@ def read_conditions(
     absent: list[str] = []
     problems: list[str] = []
     for condition in sorted(conditions, key=lambda each: each.type):
-        faulty = polarity(condition.type)
+        faulty = polarity.get(condition.type) or _polarity(condition.type)
         if faulty is None:
             continue
         if condition.status == faulty:
-            events, problem = decode(condition)
+            events, problem = events_of(condition)
             if problem:
                 problems.append(f"condition {condition.type}: {problem}")
             events = events or (NodeEvent(code=condition.reason or condition.type),)
-            signs += [_sign(event, condition, lookup, now_s) for event in events]
-        elif silent and is_agents(condition.type):
+            signs += [_sign(event, condition, now_s) for event in events]
+        elif silent and _is_agents(condition.type):
             unknown.append(condition.type)
         elif condition.status in _KNOWN:
             clear.add(condition.type)
-        elif condition.reason == REASON_ABSENT and is_agents(condition.type):
+        elif condition.reason == REASON_ABSENT and _is_agents(condition.type):
             absent.append(condition.type)
         else:
             unknown.append(condition.type)
@@ -140,8 +169,9 @@ def read_conditions(
     )
 
 
-def _sign(event: NodeEvent, condition: ConditionView, lookup: Lookup, now_s: float) -> Sign:
-    row = lookup(condition.type, event.code)
+def _sign(event: NodeEvent, condition: ConditionView, now_s: float) -> Sign:
+    # A detector's condition without a known code has the row of its type.
+    row = fault_table().get(event.code) or fault_table().get(condition.type)
     known = row is not None
     row = row or FaultRow(code=event.code[:128], fault_class="unknown", action="None")
     if known and event.action:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from polyreme_operator.health import escalation, probation, repair, repaired
+from polyreme_operator.health import escalation, probation, repair, repair_rules
 from polyreme_operator.health.facts import NodeFacts, Note, Step, gravest
 from polyreme_operator.health.policy import GRAVITY, Answer, Judged, PolicyView, judge
 from polyreme_operator.health.record import (
@@ -24,7 +24,6 @@ from polyreme_operator.health.record import (
     RepairPhase,
     Seen,
 )
-from polyreme_operator.health.repair_rules import is_due, may_begin, notes_of
 from polyreme_operator.health.risk import AT_RISK, HALF_LIFE_S, PROBATION_RISK, decayed, raised, risk_of
 from polyreme_operator.health.signs import DOMAIN_FAULT, Sign
 
@@ -39,21 +38,24 @@ RISK_LOOK_S = HALF_LIFE_S / 8.0
 REPAIRS = frozenset({"Reset", "Reboot", "Replace", "Support"})
 """Actions for which an empty node waits in state ``repairing``."""
 _LEAVE = {Answer.TAINT: Leave.STAY, Answer.DRAIN: Leave.DRAIN, Answer.EVICT: Leave.EVICT}
-_GRAVER_LEAVE = (Leave.STAY, Leave.DRAIN, Leave.EVICT)
+_LEAVES = tuple(Leave)
+"""Each is graver than the one before it."""
 
 
-def decide(facts: NodeFacts, now_s: float) -> Step:
+def next_step(facts: NodeFacts, now_s: float) -> Step:
     """Decide the next state of a node."""
     now_s = round(now_s, 3)
-    facts = dataclasses.replace(facts, reading=repaired.read(facts.reading, facts.record))
+    facts = dataclasses.replace(facts, reading=repair_rules.without_cured(facts.reading, facts.record))
     judged = tuple(judge(sign, facts.policy, now_s) for sign in facts.reading.signs)
     record = facts.record or Record()
     if facts.tainted and not record.state.is_out:
-        after, notes = _adopted(facts, record, now_s)
+        after, notes = _with_owner(facts, record, now_s)
     elif record.state.is_out and not facts.tainted:
-        after, notes = _released(facts, record, now_s)
+        after = released_by(record, facts.reading.signs, who="", reason="the taint was removed", at_s=now_s)
+        said = f"a person removed the taint of {record.owner or 'an unknown owner'} ({record.reason}); it is not set "
+        notes = (Note(reason="NodeReleased", message=f"{said}again unless the node shows a new fault"),)
     elif record.state.is_out:
-        after, notes = _out(facts, record, judged, now_s)
+        after, notes = _out_of_service(facts, record, judged, now_s)
     else:
         return _in_service(facts, record, judged, now_s)
     return _step(facts, after, judged, notes, now_s)
@@ -66,23 +68,10 @@ def taint_value(record: Record) -> str:
 
 def quarantined_by(record: Record, *, who: str, reason: str, until_s: float, leave: Leave, at_s: float) -> Record:
     """Return the record of a node that a person takes out of service."""
-    return record.model_copy(
-        update={
-            "state": NodeState.QUARANTINED,
-            "owner": f"{PERSON}/{who}" if who else PERSON,
-            "fault_class": "planned",
-            "reason": "Manual",
-            "evidence": reason[:EVIDENCE_CHARACTERS_MAX],
-            "condition": "",
-            "device": "",
-            "action": "",
-            "leave": leave,
-            "since_s": at_s,
-            "until_s": until_s,
-            "examine_at_s": until_s or at_s + PERSONS_EXAMINE_S,
-            "examinations": 0,
-        }
-    )
+    owner, evidence = f"{PERSON}/{who}" if who else PERSON, reason[:EVIDENCE_CHARACTERS_MAX]
+    examine_at_s = until_s or at_s + PERSONS_EXAMINE_S
+    after = _taken_out(record, owner, at_s, examine_at_s=examine_at_s, leave=leave, until_s=until_s)
+    return after.but(fault_class="planned", reason="Manual", evidence=evidence)
 
 
 def released_by(record: Record, signs: tuple[Sign, ...], *, who: str, reason: str, at_s: float) -> Record:
@@ -92,119 +81,92 @@ def released_by(record: Record, signs: tuple[Sign, ...], *, who: str, reason: st
     if record.reason == DOMAIN_FAULT:
         # Who releases it sees the node's own conditions only.
         seen[f"{DOMAIN_FAULT}/{record.device}"] = Seen(count=1, at_s=at_s)
-    return _in(record, NodeState.HEALTHY, at_s).model_copy(
-        update={"released": release, "seen": seen, "recurrences": 0, "repairs_s": ()}
-    )
+    after = _returned(record, NodeState.HEALTHY, at_s)
+    return after.but(released=release, seen=seen, recurrences=0, repairs_s=())
 
 
 # ------------------------------------------------------------------------------------------------------- out of service
 
 
-def _adopted(facts: NodeFacts, record: Record, now_s: float) -> tuple[Record, tuple[Note, ...]]:
+def _with_owner(facts: NodeFacts, record: Record, now_s: float) -> tuple[Record, tuple[Note, ...]]:
     """Give an owner to a taint that has none on record."""
     if facts.broken:
-        after = _out_record(record, OPERATOR, now_s, examine_at_s=now_s + EXAMINE_S).model_copy(
-            update={
-                "fault_class": "unknown",
-                "reason": "RecordUnreadable",
-                "evidence": facts.broken[:EVIDENCE_CHARACTERS_MAX],
-            }
-        )
+        after = _taken_out(record, OPERATOR, now_s, examine_at_s=now_s + EXAMINE_S, evidence=facts.broken)
+        after = after.but(fault_class="unknown", reason="RecordUnreadable")
         return after, (Note(reason="NodeHealthUnreadable", message=facts.broken, warning=True),)
-    after = _out_record(record, PERSON, now_s, examine_at_s=now_s + PERSONS_EXAMINE_S).model_copy(
-        update={"fault_class": "planned", "reason": "Manual", "evidence": "the taint was added by hand"}
-    )
+    evidence = "the taint was added by hand"
+    after = _taken_out(record, PERSON, now_s, examine_at_s=now_s + PERSONS_EXAMINE_S, evidence=evidence)
+    after = after.but(fault_class="planned", reason="Manual")
     return after, (Note(reason="NodeQuarantined", message="a person added the taint; a person lifts it"),)
 
 
-def _released(facts: NodeFacts, record: Record, now_s: float) -> tuple[Record, tuple[Note, ...]]:
-    """Record that a person removed the taint."""
-    after = released_by(record, facts.reading.signs, who="", reason="the taint was removed", at_s=now_s)
-    said = f"a person removed the taint of {record.owner or 'nobody'} ({record.reason}); it is not set again "
-    return after, (Note(reason="NodeReleased", message=f"{said}unless the node shows a new fault"),)
-
-
-def _out(facts: NodeFacts, record: Record, judged: tuple[Judged, ...], now_s: float) -> tuple[Record, tuple[Note, ...]]:
+def _out_of_service(
+    facts: NodeFacts, record: Record, judged: tuple[Judged, ...], now_s: float
+) -> tuple[Record, tuple[Note, ...]]:
     after = repair.advanced(record, facts.policy, facts.job, node=facts.name, now_s=now_s)
     new = [each for each in judged if each.grave and each.enforced and _new_count(record, each.sign)]
-    if new:
+    worst = gravest(new)
+    if worst is not None:
         after = _counted(after, [each.sign for each in new], now_s)
-        worst = gravest(new)
-        assert worst is not None, "there is at least one"
         if not record.is_persons:
-            after = _graver(after, worst, now_s)
+            after = _escalated(after, worst, now_s)
     if record.is_persons and not (record.until_s and now_s >= record.until_s):
         if now_s >= record.examine_at_s:
-            after = after.model_copy(update={"examine_at_s": record.until_s or now_s + PERSONS_EXAMINE_S})
-    elif is_due(after, now_s):
-        lifted = _examined(facts, after, judged, now_s)
-        if lifted is not None:
-            return lifted
+            after = after.but(examine_at_s=record.until_s or now_s + PERSONS_EXAMINE_S)
+    elif repair_rules.is_due(after, now_s):
+        if _is_well(facts, after, judged):
+            message = f"examined: {after.reason or 'the fault'} is gone; the taint is lifted"
+            return _examined(facts, after, now_s), (Note(reason="NodeReturned", message=message),)
         # After a repair every report is looked at; only an examination that was due counts and moves the next one.
         if now_s >= after.examine_at_s:
-            after = _renewed(after, EXAMINE_S if facts.policy is None else facts.policy.examine_s, now_s)
-    after = repair.settled(after, facts.policy, now_s)
-    after = _emptied(facts, after)
-    if may_begin(facts, after) and facts.policy is not None:
+            times, first_s = after.examinations + 1, EXAMINE_S if facts.policy is None else facts.policy.examine_s
+            wait_s = min(EXAMINE_MAX_S, first_s * 2.0 ** min(times, 12))
+            after = after.but(examinations=times, examine_at_s=now_s + wait_s)
+    after = _with_workers(facts, repair.settled(after, facts.policy, now_s))
+    if repair_rules.may_begin(facts, after) and facts.policy is not None:
         after = repair.begun(after, facts.policy, node=facts.name, now_s=now_s)
-    return after, notes_of(record, after)
+    return after, repair_rules.notes_of(record, after)
 
 
-def _examined(
-    facts: NodeFacts, record: Record, judged: tuple[Judged, ...], now_s: float
-) -> tuple[Record, tuple[Note, ...]] | None:
-    """Lift the taint if the fault is gone; None if it is not, or that can't be told."""
+def _is_well(facts: NodeFacts, record: Record, judged: tuple[Judged, ...]) -> bool:
+    """Tell whether an examination finds the fault gone; it does not if that can't be seen."""
     if record.state is NodeState.RETIRED or any(each.grave for each in judged):
-        return None
-    if record.condition and record.condition not in facts.reading.clear:
-        return None
-    if not record.condition and (facts.reading.unknown or facts.reading.absent):
-        return None
-    planned = record.is_persons or record.reason == DOMAIN_FAULT
-    after = _in(record, NodeState.HEALTHY if planned else NodeState.PROBATION, now_s)
-    if not planned:
-        repairs_s = escalation.with_repair(record.repairs_s, now_s)
-        update = {"repairs_s": repairs_s, "condition": record.condition}
-        after = probation.begun(after.model_copy(update=update), facts.policy, now_s)
-    message = f"examined: {record.reason or 'the fault'} is gone; the taint is lifted"
-    return after, (Note(reason="NodeReturned", message=message),)
+        return False
+    if record.condition:
+        return record.condition in facts.reading.clear
+    return not (facts.reading.unknown or facts.reading.absent)
 
 
-def _renewed(record: Record, first_s: float, now_s: float) -> Record:
-    times = record.examinations + 1
-    update = {"examinations": times, "examine_at_s": now_s + min(EXAMINE_MAX_S, first_s * 2.0 ** min(times, 12))}
-    return record.model_copy(update=update)
+def _examined(facts: NodeFacts, record: Record, now_s: float) -> Record:
+    """Return the record of a node that an examination returns to service."""
+    if record.is_persons or record.reason == DOMAIN_FAULT:
+        return _returned(record, NodeState.HEALTHY, now_s)
+    repairs_s = escalation.with_repair(record.repairs_s, now_s)
+    after = _returned(record, NodeState.PROBATION, now_s).but(repairs_s=repairs_s, condition=record.condition)
+    return probation.begun(after, facts.policy, now_s)
 
 
-def _emptied(facts: NodeFacts, record: Record) -> Record:
+def _with_workers(facts: NodeFacts, record: Record) -> Record:
     """Follow what still runs on a tainted node."""
     if record.state is NodeState.RETIRED:
         return record
     if record.repair is not None and record.repair.phase is not RepairPhase.WAIT:
         return record
-    state = NodeState.QUARANTINED
     if record.leave is not Leave.STAY and facts.workers:
-        state = NodeState.DRAINING
-    elif not facts.workers and record.action in REPAIRS and not facts.latched:
-        state = NodeState.REPAIRING
-    elif record.state is NodeState.REPAIRING and not facts.workers:
-        state = record.state
-    return record if record.state is state else record.model_copy(update={"state": state})
+        return record.but(state=NodeState.DRAINING)
+    waits = record.state is NodeState.REPAIRING or (record.action in REPAIRS and not facts.latched)
+    return record.but(state=NodeState.REPAIRING if waits and not facts.workers else NodeState.QUARANTINED)
 
 
-def _graver(record: Record, worst: Judged, now_s: float) -> Record:
+def _escalated(record: Record, worst: Judged, now_s: float) -> Record:
     """Escalate a taint to a graver fault, or to a replacement if the device is worn out."""
-    leave = max(record.leave, _LEAVE[worst.answer], key=_GRAVER_LEAVE.index)
-    update: dict[str, object] = {"leave": leave}
+    leave = max(record.leave, _LEAVE[worst.answer], key=_LEAVES.index)
+    after = record.but(leave=leave, examine_at_s=max(record.examine_at_s, _sticky_until_s(worst.sign, now_s)))
     if not worst.sign.rule:
-        update["condition"] = worst.sign.condition
+        after = after.but(condition=worst.sign.condition)
         if leave is not record.leave or record.reason in {"", DOMAIN_FAULT}:
-            update |= _cause(worst)
-    if worst.sign.row.fatal and escalation.is_worn_out(record.fatal_s, worst.sign.device, now_s):
-        update |= {"action": escalation.REPLACE, "evidence": _worn_out(worst.sign)}
-    return record.model_copy(
-        update={**update, "examine_at_s": max(record.examine_at_s, _sticky_until_s(worst.sign, now_s))}
-    )
+            after = after.but(**_cause(worst))
+    return _worn_out(after, worst.sign, now_s)
 
 
 # ----------------------------------------------------------------------------------------------------------- in service
@@ -212,19 +174,16 @@ def _graver(record: Record, worst: Judged, now_s: float) -> Record:
 
 def _in_service(facts: NodeFacts, record: Record, judged: tuple[Judged, ...], now_s: float) -> Step:
     kept = repair.advanced(_forgotten(facts, record), facts.policy, facts.job, node=facts.name, now_s=now_s)
-    kept = repaired.forgotten(kept, facts.reading)
     enforced = [each for each in judged if each.enforced and _new_count(kept, each.sign)]
     watched = [each for each in enforced if GRAVITY[each.answer] >= GRAVITY[Answer.WATCH]]
-    calm, notes = _aged(facts, kept, judged, now_s)
+    calm, notes = _in_probation(facts, kept, judged, now_s)
     calm = _with_risk(calm, [each for each in watched if not each.grave], now_s)
     worst = gravest(each for each in enforced if each.grave)
     if worst is None or facts.policy is None:
         return _step(facts, calm, judged, notes, now_s)
-    refusable = _settled(calm, now_s)
-    counted = _with_risk(calm, watched, now_s)
-    after, note = _quarantined(facts, facts.policy, counted, worst, now_s)
+    after, note = _quarantined(facts, facts.policy, _with_risk(calm, watched, now_s), worst, now_s)
     step = _step(facts, after, judged, (note,), now_s)
-    return dataclasses.replace(step, needs_charge=True, refusable=refusable, with_domain=worst.sign.rule)
+    return dataclasses.replace(step, needs_charge=True, refusable=_kept(calm, now_s), with_domain=worst.sign.rule)
 
 
 def _quarantined(
@@ -233,30 +192,21 @@ def _quarantined(
     sign = worst.sign
     own = not sign.rule
     recurrences = record.recurrences + (own and record.state is NodeState.PROBATION)
+    examine_at_s = max(now_s + policy.examine_s, _sticky_until_s(sign, now_s))
+    after = _taken_out(record, f"policy/{policy.name}", now_s, examine_at_s=examine_at_s, leave=_LEAVE[worst.answer])
+    after = after.but(**_cause(worst), recurrences=recurrences, condition=sign.condition)
+    after = _with_workers(facts, _worn_out(after, sign, now_s))
     retires = own and escalation.retires(record.repairs_s, recurrences, now_s)
-    fatal_s = record.fatal_s
-    after = _out_record(
-        record,
-        f"policy/{policy.name}",
-        now_s,
-        examine_at_s=max(now_s + policy.examine_s, _sticky_until_s(sign, now_s)),
-    ).model_copy(update={**_cause(worst), "leave": _LEAVE[worst.answer], "recurrences": recurrences})
-    after = after.model_copy(update={"condition": sign.condition})
-    if sign.row.fatal and escalation.is_worn_out(fatal_s, sign.device, now_s):
-        after = after.model_copy(update={"action": escalation.REPLACE, "evidence": _worn_out(sign)})
-    after = _emptied(facts, after)
     if retires:
         why = f"{recurrences} recurrences in probation, {len(record.repairs_s)} returns to service"
-        after = after.model_copy(
-            update={"state": NodeState.RETIRED, "evidence": f"{why}; last: {after.evidence}"[:EVIDENCE_CHARACTERS_MAX]}
-        )
+        after = after.but(state=NodeState.RETIRED, evidence=f"{why}; last: {after.evidence}"[:EVIDENCE_CHARACTERS_MAX])
     word = "retired" if retires else "quarantined"
     decided = f"rule {worst.rule}" if worst.rule else "the fault table"
     message = f"{word} by policy {policy.name} ({decided}): {worst.fault_class}, {_named(sign)}"
     return after, Note(reason="NodeRetired" if retires else "NodeQuarantined", message=message, warning=True)
 
 
-def _aged(
+def _in_probation(
     facts: NodeFacts, record: Record, judged: tuple[Judged, ...], now_s: float
 ) -> tuple[Record, tuple[Note, ...]]:
     """Count the load of a probation, and end one that is over."""
@@ -267,8 +217,8 @@ def _aged(
         return record, ()
     proven = not facts.reading.unknown and (not record.condition or record.condition in facts.reading.clear)
     if record.opt_in and not proven:
-        return record.model_copy(update={"examine_at_s": max(record.examine_at_s, now_s + EXAMINE_S)}), ()
-    after = _in(record, NodeState.HEALTHY, now_s)
+        return record.but(examine_at_s=max(record.examine_at_s, now_s + EXAMINE_S)), ()
+    after = _returned(record, NodeState.HEALTHY, now_s)
     return after, (Note(reason="NodeHealthy", message="its probation is over without a fault"),)
 
 
@@ -278,37 +228,35 @@ def _with_risk(record: Record, watched: list[Judged], now_s: float) -> Record:
     for each in watched:
         if not each.sign.rule:
             score = raised(score, each.fault_class, _new_count(record, each.sign))
-    if watched:
-        record = _counted(record, [each.sign for each in watched], now_s)
-    risk = risk_of(score)
-    if record.state is NodeState.PROBATION:
+    record = _counted(record, [each.sign for each in watched], now_s)
+    risk, state = risk_of(score), record.state
+    if state is NodeState.PROBATION:
         risk = max(risk, PROBATION_RISK)
     if not watched and risk == record.risk:
         return record
-    state = record.state
     if state in {NodeState.HEALTHY, NodeState.AT_RISK}:
         state = NodeState.AT_RISK if risk >= AT_RISK else NodeState.HEALTHY
-    update: dict[str, object] = {"score": round(score, 6), "score_at_s": now_s, "risk": risk, "state": state}
-    if state is not record.state:
-        update["since_s"] = now_s
-    return record.model_copy(update=update)
+    since_s = record.since_s if state is record.state else now_s
+    return record.but(score=round(score, 6), score_at_s=now_s, risk=risk, state=state, since_s=since_s)
 
 
 def _forgotten(facts: NodeFacts, record: Record) -> Record:
     """Forget what was counted of faults that were examined and are gone: when they come again, they are new."""
-    if not record.seen or facts.reading.unknown or not facts.reading.clear:
+    if facts.reading.unknown or not facts.reading.clear:
         return record
     shown = {sign.key for sign in facts.reading.signs}
     left = {key: seen for key, seen in record.seen.items() if key in shown}
-    return record if len(left) == len(record.seen) else record.model_copy(update={"seen": left})
+    # A repair is forgotten once no event from before it is shown any more.
+    repaired_at_s = record.repaired_at_s if facts.reading.cured else 0.0
+    return record.but(seen=left, repaired_at_s=repaired_at_s)
 
 
 # ---------------------------------------------------------------------------------------------------------------- parts
 
 
 def _step(facts: NodeFacts, after: Record, judged: tuple[Judged, ...], notes: tuple[Note, ...], now_s: float) -> Step:
-    after = after.model_copy(update={name: round(getattr(after, name), 3) for name in SHOWN_TIMES})
-    stored = _settled(after, now_s)
+    after = after.but(**{name: round(getattr(after, name), 3) for name in SHOWN_TIMES})
+    stored = _kept(after, now_s)
     changed = stored != facts.record or (stored is not None and stored.state.is_out) != facts.tainted
     changed = changed or (bool(facts.broken) and facts.tainted)
     wake_at_s: float | None = None
@@ -322,55 +270,35 @@ def _step(facts: NodeFacts, after: Record, judged: tuple[Judged, ...], notes: tu
     return Step(record=stored, changed=changed, judged=judged, notes=notes, wake_at_s=wake_at_s)
 
 
-def _settled(record: Record, now_s: float) -> Record | None:
+def _kept(record: Record, now_s: float) -> Record | None:
     """Drop a record that says nothing any more."""
     if record.state is not NodeState.HEALTHY or record.risk > 0.0 or record.seen:
         return record
     if record.repair is not None or record.repaired_at_s:
         return record
     touched_s = max(record.since_s, 0.0 if record.released is None else record.released.at_s)
-    lately = touched_s > 0.0 and now_s - touched_s < FORGET_S
-    return record if lately else None
+    return record if touched_s > 0.0 and now_s - touched_s < FORGET_S else None
 
 
-def _out_record(record: Record, owner: str, now_s: float, *, examine_at_s: float) -> Record:
-    update = {
-        "state": NodeState.QUARANTINED,
-        "owner": owner,
-        "since_s": now_s,
-        "examine_at_s": examine_at_s,
-        "examinations": 0,
-        "until_s": 0.0,
-        "condition": "",
-        "device": "",
-        "action": "",
-        "leave": Leave.STAY,
-    }
-    return record.model_copy(update=update)
+def _taken_out(
+    record: Record,
+    owner: str,
+    now_s: float,
+    *,
+    examine_at_s: float,
+    leave: Leave = Leave.STAY,
+    until_s: float = 0.0,
+    evidence: str = "",
+) -> Record:
+    """Return the record of a node that leaves service."""
+    after = record.in_state(NodeState.QUARANTINED, now_s)
+    evidence = evidence[:EVIDENCE_CHARACTERS_MAX]
+    return after.but(owner=owner, examine_at_s=examine_at_s, leave=leave, until_s=until_s, evidence=evidence)
 
 
-def _in(record: Record, state: NodeState, now_s: float) -> Record:
-    """Return a record of a node that comes back into service."""
-    update = {
-        "state": state,
-        "owner": "",
-        "fault_class": "",
-        "reason": "",
-        "device": "",
-        "action": "",
-        "leave": Leave.STAY,
-        "evidence": "",
-        "condition": "",
-        "since_s": now_s,
-        "examine_at_s": 0.0,
-        "examinations": 0,
-        "until_s": 0.0,
-        "repair": repair.ended(record.repair, now_s),
-        "opt_in": False,
-        "loaded_s": 0.0,
-        "loaded_at_s": 0.0,
-    }
-    return record.model_copy(update=update)
+def _returned(record: Record, state: NodeState, now_s: float) -> Record:
+    """Return the record of a node that comes back into service."""
+    return record.in_state(state, now_s).but(repair=repair.ended(record.repair, now_s))
 
 
 def _sticky_until_s(sign: Sign, now_s: float) -> float:
@@ -394,8 +322,12 @@ def _named(sign: Sign) -> str:
     return f"{sign.row.code}{device}{times}: {sign.message}" if sign.message else f"{sign.row.code}{device}{times}"
 
 
-def _worn_out(sign: Sign) -> str:
-    return f"{escalation.FATAL_MAX} fatal errors of {sign.device or 'one device'} in 24 h; last: {sign.row.code}"
+def _worn_out(record: Record, sign: Sign, now_s: float) -> Record:
+    """Ask for a replacement if the device had so many fatal errors that nothing else helps."""
+    if not (sign.row.fatal and escalation.is_worn_out(record.fatal_s, sign.device, now_s)):
+        return record
+    evidence = f"{escalation.FATAL_MAX} fatal errors of {sign.device or 'one device'} in 24 h; last: {sign.row.code}"
+    return record.but(action=escalation.REPLACE, evidence=evidence)
 
 
 def _new_count(record: Record, sign: Sign) -> int:
@@ -408,13 +340,11 @@ def _new_count(record: Record, sign: Sign) -> int:
 
 def _counted(record: Record, signs: list[Sign], now_s: float) -> Record:
     """Note that signs were counted, and the fatal ones by device."""
-    if not signs:
-        return record
     fatal_s = record.fatal_s
     for sign in signs:
         if sign.row.fatal:
             fatal_s = escalation.with_fatal(fatal_s, sign.device, _new_count(record, sign), now_s)
-    return record.model_copy(update={"seen": _with_seen(record.seen, tuple(signs), now_s), "fatal_s": fatal_s})
+    return record.but(seen=_with_seen(record.seen, tuple(signs), now_s), fatal_s=fatal_s) if signs else record
 
 
 def _with_seen(seen: dict[str, Seen], signs: tuple[Sign, ...], now_s: float) -> dict[str, Seen]:

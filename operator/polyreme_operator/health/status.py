@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Literal
 
-from pydantic import ValidationError
-
-from polyreme_api.errors import InvalidConfigError
 from polyreme_api.fault_policy import BreakerCharge, BreakerStatus, FaultCount, NodeFaultPolicyStatus
 from polyreme_api.fields import Condition
-from polyreme_api.times import parse_rfc3339, rfc3339
-from polyreme_operator.health.breaker import BreakerState, Charge
+from polyreme_api.times import rfc3339
+from polyreme_operator.health.breaker import BreakerState
 from polyreme_operator.health.policy import PolicyView
 
 READY = "Ready"
@@ -48,30 +45,6 @@ class NodeSummary:
     unknown: bool = False
 
 
-def breaker_of(status: Mapping[str, Any]) -> BreakerState:
-    """Read the breaker from a policy's status.
-
-    A status that can't be read counts as a latched breaker: what it had charged is unknown.
-    """
-    try:
-        found = NodeFaultPolicyStatus.model_validate(status).breaker
-        charges = tuple(
-            Charge(
-                node=each.node,
-                at_s=parse_rfc3339(each.at),
-                released_s=parse_rfc3339(each.released_at) if each.released_at else 0.0,
-            )
-            for each in found.charges
-        )
-        since_s = parse_rfc3339(found.since) if found.since else 0.0
-    except (ValidationError, InvalidConfigError) as error:
-        said = str(error).splitlines()[0][:256]
-        return BreakerState(latched=True, message=f"the breaker's state can't be read: {said}; reset it")
-    return BreakerState(
-        charges=charges, latched=found.latched, since_s=since_s, message=found.message, reset=found.reset
-    )
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StatusFacts:
     """What the status of a policy is computed from."""
@@ -90,29 +63,19 @@ class StatusFacts:
     """Whether the operator runs its hooks."""
 
 
-class StatusPatches:
-    """Patches of the policies' statuses. A policy whose status needed no patch is compared only when its facts change.
+def patch_of(facts: StatusFacts, current: StatusFacts | None, now_s: float) -> dict[str, Any]:
+    """Return the merge patch of a policy's status; empty while it is current.
 
     A status is looked at every second, and computing one reads every node and every charge.
+
+    Args:
+        facts: What the status is computed from.
+        current: The facts with which the stored status is known to agree.
+        now_s: The time.
     """
-
-    def __init__(self) -> None:
-        self._current: dict[str, StatusFacts] = {}
-        """By policy, the facts with which its stored status agrees."""
-
-    def patch_of(self, facts: StatusFacts, now_s: float) -> dict[str, Any]:
-        """Return the merge patch of a policy's status; empty while it is current."""
-        known = self._current.get(facts.policy.name)
-        if known is not None and known.policy is facts.policy and known == facts:
-            return {}
-        patch = difference(facts.policy.status, status_of(facts, now_s))
-        if not patch:
-            self._current[facts.policy.name] = facts
-        return patch
-
-    def keep_only(self, present: Container[str]) -> None:
-        """Forget policies that are gone."""
-        self._current = {name: facts for name, facts in self._current.items() if name in present}
+    if current is not None and current.policy is facts.policy and current == facts:
+        return {}
+    return difference(facts.policy.status, status_of(facts, now_s))
 
 
 def status_of(facts: StatusFacts, now_s: float) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from polyreme_api.fault_policy import NodeFaultPolicySpec
 from polyreme_api.queue import TrainingQueueSpec, TrainingQueueStatus
 from polyreme_api.topology import DEFAULT_TOPOLOGY, ClusterTopologySpec, ClusterTopologyStatus
 from polyreme_cluster.port import Manifest
-from polyreme_operator.health.policy import Answer, EvacuationRule, Hook, PolicyView, Rule
+from polyreme_operator.health.breaker import breaker_of
+from polyreme_operator.health.policy import Answer, PolicyView, Rule
 from polyreme_operator.types.inventory import LevelView, SparesView
 from polyreme_operator.types.label_selector import parse_selector
 from polyreme_operator.types.queues import QueueView, Quota, Reclaim, StopPolicy
@@ -130,17 +131,7 @@ def parse_fault_policy(manifest: Manifest) -> PolicyView:
             )
             for rule in spec.rules
         ),
-        evacuations=tuple(
-            EvacuationRule(
-                name=rule.name,
-                level=rule.level,
-                classes=frozenset(rule.fault_classes),
-                nodes_percent=rule.nodes_percent,
-                window_s=float(rule.window_seconds),
-                answer=Answer(rule.action),
-            )
-            for rule in spec.evacuations
-        ),
+        evacuations=tuple(spec.evacuations),
         nodes_percent=spec.breaker.nodes_percent,
         window_s=float(spec.breaker.window_seconds),
         reset=spec.breaker.reset,
@@ -148,21 +139,11 @@ def parse_fault_policy(manifest: Manifest) -> PolicyView:
         probation_s=float(spec.probation_seconds),
         loaded_s=float(spec.probation.loaded_seconds),
         probation_max_s=float(spec.probation.max_seconds),
-        hooks=tuple(
-            Hook(
-                action=hook.action,
-                template=hook.template,
-                on_node=hook.run_on == "Node",
-                deadline_s=float(hook.deadline_seconds),
-                attempts=hook.attempts,
-            )
-            for hook in spec.repairs.hooks
-        ),
-        check=None
-        if (check := spec.repairs.check) is None
-        else Hook(template=check.template, deadline_s=float(check.deadline_seconds)),
+        hooks=tuple(spec.repairs.hooks),
+        check=spec.repairs.check,
         settle_s=float(spec.repairs.settle_seconds),
         status=status,
+        breaker=breaker_of(status),
     )
 
 

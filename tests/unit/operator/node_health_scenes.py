@@ -10,7 +10,7 @@ from polyreme_operator.health.facts import NodeFacts, Step
 from polyreme_operator.health.policy import PolicyView
 from polyreme_operator.health.record import Record
 from polyreme_operator.health.signs import Reading, Sign
-from polyreme_operator.health.states import decide
+from polyreme_operator.health.states import next_step
 
 CLASSES = frozenset({"gpu-lost", "gpu-link", "kernel"})
 POLICY = PolicyView(name="gpus", uid="p1", enforce=True, classes=CLASSES)
@@ -52,7 +52,7 @@ class Node:
 
     def step(self, now_s: float, *, granted: bool = True) -> Step:
         """Decide and store."""
-        step = decide(self.facts, now_s)
+        step = next_step(self.facts, now_s)
         record = step.record if granted or not step.needs_charge else step.refusable
         out = record is not None and record.state.is_out
         self.now(record=record, tainted=out, broken="")

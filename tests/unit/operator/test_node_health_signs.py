@@ -9,25 +9,14 @@ import pytest
 
 from polyreme_api.faults.table import FaultRow
 from polyreme_api.node_report import NodeEvent, encode
-from polyreme_operator.health import table
 from polyreme_operator.health.policy import Answer, PolicyView, Rule, judge, overlap_message, policy_of
 from polyreme_operator.health.record import RECORD_BYTES_MAX, Record, parse, render
 from polyreme_operator.health.signs import ConditionView, Reading, read_conditions
-from tests.unit.operator.node_health_scenes import BUS, FLAP, GPU, POLICY, bus_sign
-
-AGENTS = "polyreme.dev/"
+from tests.unit.operator.node_health_scenes import FLAP, GPU, POLICY, bus_sign
 
 
 def _read(*conditions: ConditionView, events: tuple[NodeEvent, ...] = (), silent: bool = False) -> Reading:
-    return read_conditions(
-        conditions,
-        decode=lambda condition: (events, ""),
-        lookup=lambda kind, code: BUS if code == "Xid79" else None,
-        polarity=lambda kind: "True" if kind in {GPU, "KernelDeadlock"} else None,
-        is_agents=lambda kind: kind.startswith(AGENTS),
-        silent=silent,
-        now_s=1000.0,
-    )
+    return read_conditions(conditions, events_of=lambda condition: (events, ""), silent=silent, now_s=1000.0)
 
 
 def test_a_condition_without_readable_events_is_one_sign_by_its_reason() -> None:
@@ -135,15 +124,7 @@ def test_the_agents_messages_are_read_with_the_shipped_table() -> None:
         ConditionView(type="polyreme.dev/Agent", status="False", reason="Works", message="a sentence"),
         ConditionView(type="KernelDeadlock", status="True", reason="DockerHung", message="two\nlines"),
     )
-    reading = read_conditions(
-        conditions,
-        decode=table.decode,
-        lookup=table.lookup,
-        polarity=table.polarity,
-        is_agents=table.is_agents,
-        silent=False,
-        now_s=1000.0,
-    )
+    reading = read_conditions(conditions, silent=False, now_s=1000.0)
     assert [(sign.row.fault_class, sign.row.action, sign.count, sign.known) for sign in reading.signs] == [
         ("kernel", "Reboot", 1, True),
         ("gpu-lost", "Reset", 2, True),

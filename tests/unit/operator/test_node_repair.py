@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from polyreme_api.fault_policy import CheckHook, RepairHook
 from polyreme_cluster.port import STATUS_SUBRESOURCE, Manifest, ObjectRef
 from polyreme_operator.health.facts import Step
 from polyreme_operator.health.owners import OURS, REPAIR_OWNER
-from polyreme_operator.health.policy import Hook
 from polyreme_operator.health.record import HEALTH, NodeState, Record, RepairPhase, parse, render
 from polyreme_operator.health.repair import LATE_S, JobSight, JobState
 from polyreme_operator.health.repair_rules import repair_result
@@ -21,7 +21,10 @@ from tests.unit.operator.node_health_scenes import POLICY, Node, bus_sign, shown
 NAMESPACE = SETTINGS.namespace
 HOOKED = dataclasses.replace(
     POLICY,
-    hooks=(Hook(action="Reboot", template="reboot", attempts=2), Hook(action="Replace", template="replace")),
+    hooks=(
+        RepairHook(action="Reboot", template="reboot", attempts=2),
+        RepairHook(action="Replace", template="replace"),
+    ),
 )
 
 
@@ -55,7 +58,7 @@ def phase(node: Node) -> tuple[str, int, str]:
 
 
 def test_an_empty_node_is_repaired_checked_and_returns_in_probation() -> None:
-    policy = dataclasses.replace(HOOKED, check=Hook(template="check"))
+    policy = dataclasses.replace(HOOKED, check=CheckHook(template="check"))
     node = broken(policy=policy)
     node.step(101.0)
     assert phase(node) == ("Reboot", 1, RepairPhase.REPAIR)
@@ -72,7 +75,7 @@ def test_an_empty_node_is_repaired_checked_and_returns_in_probation() -> None:
 
 
 def test_a_reset_that_succeeded_ends_events_from_before_it_and_hides_no_later_one() -> None:
-    reset = dataclasses.replace(POLICY, hooks=(Hook(action="Replace", template="r"),))
+    reset = dataclasses.replace(POLICY, hooks=(RepairHook(action="Replace", template="r"),))
     node = broken(policy=reset)
     node.step(101.0)
     saw(node, JobState.RUNNING, 110.0)

@@ -29,8 +29,8 @@ class StartFacts:
     def __init__(self, observed: ObservedState, *, capacity: CapacityFacts) -> None:
         self._observed = observed
         self._capacity = capacity
-        self._rejected: set[tuple[str, int, int]] = set()
-        """Job, worker index and replacement number."""
+        self._rejected: dict[tuple[str, int, int], str] = {}
+        """UID of the pod that was rejected last, by job, worker index and replacement number."""
         self._last: dict[tuple[str, int], tuple[str, float]] = {}
         """Node and time of the last rejection of a worker."""
         self._free_since_s: dict[str, float] = {}
@@ -41,7 +41,7 @@ class StartFacts:
         """A kubelet rejects a pod."""
         node, now_s = pod["spec"]["nodeName"], world.time_s()
         uid, index, _ = worker = _worker_of(pod)
-        self._rejected.add(worker)
+        self._rejected[worker] = pod["metadata"]["uid"]
         before = self._last.get((uid, index))
         self._last[uid, index] = (node, now_s)
         if before is None or before[0] != node or now_s - before[1] > LONG_S or self._capacity.blind(world):
@@ -83,8 +83,9 @@ class StartFacts:
         worker = (uid, index, old.get(index, 0))
         if worker not in self._rejected:
             return
-        if record.get("cause") == "PodLost" and worker not in map(_worker_of, self._observed.pods.values()):
-            # Another deleted it, perhaps before an operator saw how it ended.
+        present = {pod["metadata"]["uid"] for pod in self._observed.pods.values() if _worker_of(pod) == worker}
+        if record.get("cause") == "PodLost" and self._rejected[worker] not in present:
+            # Another deleted it, perhaps before an operator saw how it ended; it may have been created again.
             return
         if record.get("counts", True) and record.get("cause") in {"PodFailed", "PodLost", "PodRejected"}:
             what = f"{name} worker {index}: {record.get('cause')}"

@@ -29,7 +29,7 @@ from polyreme_datahub.lakehouse import Artifact
 from polyreme_datahub.registry import datasets, lineage, results, schema, work_items
 from polyreme_datahub.registry.bulk import copy_text
 from polyreme_datahub.registry.engine import Database, open_database
-from polyreme_datahub.registry.rows import Action, Results, SampleRow, StageCount
+from polyreme_datahub.registry.rows import Action, OperationCount, Results, SampleRow
 from polyreme_datahub.registry.work_items import WorkItem
 
 ROWS = 10_000_000
@@ -115,7 +115,7 @@ def made(at: int, version_id: int) -> Results:
         key = action_key("measure:1:parameters", decoded)
         value = f'{{"height":{ordinal % 999},"tokens":{ordinal % 333},"width":{ordinal % 777}}}'
         actions.append(Action(key=key, operation="measure", inputs=(decoded,), output=measured, value=value))
-    count = StageCount(stage="decode", misses=ITEM_SAMPLES)
+    count = OperationCount(operation="decode", misses=ITEM_SAMPLES)
     return Results(version_id=version_id, samples=samples, artifacts=artifacts, actions=actions, counts=[count])
 
 
@@ -170,7 +170,7 @@ def ingest(database: Database, items: int, writers: int, floor_items: int, floor
         WorkItem(
             key=f"f/decode/{at}",
             flow="f",
-            stage="decode",
+            operation="decode",
             version_id=version.id,
             first=at * ITEM_SAMPLES,
             count=ITEM_SAMPLES,

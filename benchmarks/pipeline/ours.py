@@ -9,12 +9,13 @@ from benchmarks.pipeline import photo_operations, usage
 
 from polyreme_datahub import hub
 from polyreme_datahub.lakehouse import Lakehouse
+from polyreme_datahub.named_versions import resolve
 from polyreme_datahub.objects import open_store
-from polyreme_datahub.processing import resolve
 from polyreme_datahub.recipes.recipe import parse_recipe
 from polyreme_datahub.registry.engine import open_database
+from polyreme_datahub.runner.context import RunContext
 from polyreme_datahub.runner.flow import Flow
-from polyreme_datahub.runner.flow_run import Sources, Surroundings, run_flow
+from polyreme_datahub.runner.flow_run import run_flow
 from polyreme_datahub.runner.walk import Walk
 from polyreme_datahub.topics.open import open_topics
 
@@ -29,7 +30,7 @@ def main(listing: Path, objects: str, registry: str, topics_url: str) -> None:
     topics = open_topics(topics_url) if topics_url else None
     version = resolve(database, "photos", now_s=time.time())
     recipe = parse_recipe(photo_operations.recipe_content())
-    around = Surroundings(
+    context = RunContext(
         database=database,
         lakehouse=lakehouse,
         owner=f"bench-{os.getpid()}-{time.monotonic_ns()}",
@@ -40,7 +41,7 @@ def main(listing: Path, objects: str, registry: str, topics_url: str) -> None:
     )
     flow = Flow(recipe=recipe, versions={version.id: version})
     started_s, own_s = time.monotonic(), usage.processor_s(os.getpid())
-    run_flow(around, flow, shared={}, sources=Sources(), on_counts=lambda *_: None)
+    run_flow(context, flow)
     took_s = time.monotonic() - started_s
     walk = Walk(database, lakehouse, constants={})
     spent_s = usage.processor_s(os.getpid())

@@ -20,14 +20,15 @@ from benchmarks.pipeline import photo_operations, photos
 
 from polyreme_datahub import hub
 from polyreme_datahub.lakehouse import Lakehouse
+from polyreme_datahub.named_versions import resolve
 from polyreme_datahub.objects import open_store
-from polyreme_datahub.processing import resolve
 from polyreme_datahub.recipes.recipe import Recipe, parse_recipe
 from polyreme_datahub.registry.engine import Database, open_database
-from polyreme_datahub.registry.rows import StageCount
+from polyreme_datahub.registry.rows import OperationCount
 from polyreme_datahub.registry.work_items import WorkItem
+from polyreme_datahub.runner.context import RunContext
 from polyreme_datahub.runner.flow import Flow
-from polyreme_datahub.runner.flow_run import Sources, Surroundings, run_flow
+from polyreme_datahub.runner.flow_run import run_flow
 
 RATIO_BAR = 5.0
 IMAGES = 1000
@@ -122,14 +123,14 @@ def run(database: Database, objects: str, wanted: Recipe) -> dict[str, Any]:
     executions: dict[str, int] = {}
     lock = threading.Lock()
 
-    def counted(_: WorkItem, counts: Sequence[StageCount]) -> None:
+    def counted(_: WorkItem, counts: Sequence[OperationCount]) -> None:
         with lock:
             for count in counts:
                 if done := count.misses + count.dead + count.dropped:
-                    executions[count.stage] = executions.get(count.stage, 0) + done
+                    executions[count.operation] = executions.get(count.operation, 0) + done
 
     version = resolve(database, "photos", now_s=time.time())
-    around = Surroundings(
+    context = RunContext(
         database=database,
         lakehouse=Lakehouse(open_store(objects)),
         owner=f"bench-{time.monotonic_ns()}",
@@ -139,7 +140,7 @@ def run(database: Database, objects: str, wanted: Recipe) -> dict[str, Any]:
     )
     started_s, cpu_s = time.monotonic(), processor_s()
     flow = Flow(recipe=wanted, versions={version.id: version})
-    run_flow(around, flow, shared={}, sources=Sources(), on_counts=counted)
+    run_flow(context, flow, on_counts=counted)
     return {
         "wall_s": round(time.monotonic() - started_s, 2),
         "cpu_s": round(processor_s() - cpu_s, 2),

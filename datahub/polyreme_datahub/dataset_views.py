@@ -1,4 +1,4 @@
-"""What users see of datasets: the list, and one version with its stages, indexes and dead letters."""
+"""What users see of datasets: the list, and one version with its operations, indexes and dead letters."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from polyreme_api.errors import InvalidConfigError
 from polyreme_api.store import ObjectNotFoundError, ObjectStore
 from polyreme_datahub.errors import DatasetNotFoundError, SourceInvalidError
 from polyreme_datahub.index.damage import WHOLE, keys_of
-from polyreme_datahub.processing import LETTERS_MAX, STAGES, resolve
+from polyreme_datahub.named_versions import resolve
+from polyreme_datahub.recipes.files import job_operations
+from polyreme_datahub.recipes.recipe import INGEST
 from polyreme_datahub.registry import datasets, progress, results
 from polyreme_datahub.registry.datasets import DatasetVersion
 from polyreme_datahub.registry.engine import Database
 from polyreme_datahub.registry.progress import Tombstone
-from polyreme_datahub.registry.rows import IndexRow, Letter, StageCount
-from polyreme_datahub.runner.outcomes import Outcomes, outcomes_of
+from polyreme_datahub.registry.rows import IndexRow, Letter, OperationCount
+from polyreme_datahub.runner.index_writer import INDEX
+from polyreme_datahub.runner.outcomes import SHOWN_MAX, Outcomes, outcomes_of
 from polyreme_datahub.runner.sealed_version import find_source, recipe_of
 from polyreme_datahub.sources.digits import sample_sources
 
@@ -78,6 +81,17 @@ class DropView:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class OutcomeView:
+    """What one operation did with the records of a version."""
+
+    stage: str
+    hits: int
+    misses: int
+    dead: int
+    dropped: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetDetails:
     """One version in full."""
 
@@ -86,11 +100,11 @@ class DatasetDetails:
     """Every version's number."""
     samples: int
     """Ingested records."""
-    stages: tuple[StageCount, ...]
+    stages: tuple[OutcomeView, ...]
     """Hits and misses over all runs; dead letters as they stand."""
     indexes: tuple[IndexRow, ...]
     dead_letters: tuple[DeadLetterView, ...]
-    """At most ``LETTERS_MAX``, by ordinal."""
+    """At most ``SHOWN_MAX``, by ordinal."""
     dead: int
     """Records with a dead letter."""
     tombstones: tuple[Tombstone, ...]
@@ -142,7 +156,7 @@ def details(database: Database, store: ObjectStore, reference: str, *, now_s: fl
             versions=tuple(datasets.numbers_of(database, version.name)),
             samples=version.records,
             stages=tuple(
-                StageCount(stage=step.name, misses=step.through, dead=step.dead, dropped=step.dropped)
+                OutcomeView(stage=step.name, hits=0, misses=step.through, dead=step.dead, dropped=step.dropped)
                 for step in made.steps
             ),
             indexes=tuple(indexes),
@@ -160,7 +174,7 @@ def details(database: Database, store: ObjectStore, reference: str, *, now_s: fl
         samples=progress.count_samples(database, version.id),
         stages=_with_ends(version.records, counts, ended),
         indexes=tuple(indexes),
-        dead_letters=tuple(map(DeadLetterView.of, results.first_letters(database, version.id, count_max=LETTERS_MAX))),
+        dead_letters=tuple(map(DeadLetterView.of, results.first_letters(database, version.id, count_max=SHOWN_MAX))),
         dead=sum(dead for dead, _ in ended.values()),
         tombstones=tuple(progress.tombstones_of(database, manifests, count_max=TOMBSTONES_MAX)),
     )
@@ -176,19 +190,20 @@ def _made_by_recipe(database: Database, version: DatasetVersion) -> Outcomes | N
 
 
 def _with_ends(
-    records: int, counts: Mapping[str, StageCount], ended: Mapping[str, tuple[int, int]]
-) -> tuple[StageCount, ...]:
-    """Return the counts of all stages, with dead letters and dropped samples as they are now.
+    records: int, counts: Mapping[str, OperationCount], ended: Mapping[str, tuple[int, int]]
+) -> tuple[OutcomeView, ...]:
+    """Return the counts of all operations of jobs, with dead letters and dropped samples as they are now.
 
     A record that was rejected after it went through (a doubled id), or was reprocessed, no longer counts as made.
     """
-    stages = []
-    for stage in STAGES:
-        dead, dropped = ended.get(stage, (0, 0))
+    views = []
+    for name in (INGEST, *job_operations(), INDEX):
+        dead, dropped = ended.get(name, (0, 0))
         records = max(0, records - dead - dropped)
-        count = counts.get(stage, StageCount(stage=stage))
-        stages.append(dataclasses.replace(count, misses=min(count.misses, records), dead=dead, dropped=dropped))
-    return tuple(stages)
+        count = counts.get(name, OperationCount(operation=name))
+        made = min(count.misses, records)
+        views.append(OutcomeView(stage=name, hits=count.hits, misses=made, dead=dead, dropped=dropped))
+    return tuple(views)
 
 
 def adopt_tombstones(database: Database, store: ObjectStore, manifests: list[str]) -> None:

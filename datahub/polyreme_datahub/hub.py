@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from polyreme_api.mixture import MixtureRecord
     from polyreme_datahub.dataset_views import DatasetDetails, DatasetSummary
     from polyreme_datahub.ingest_estimate import IngestEstimate
-    from polyreme_datahub.ingestion import IngestReport
     from polyreme_datahub.loader.evaluation import HeldOutSource
     from polyreme_datahub.loader.source import PackedSource
     from polyreme_datahub.operations.values import Blob
-    from polyreme_datahub.processing import ProcessReport, Progress
+    from polyreme_datahub.processing import ProcessReport
     from polyreme_datahub.registry.datasets import DatasetVersion
-    from polyreme_datahub.registry.rows import StageCount
+    from polyreme_datahub.registry.rows import OperationCount
     from polyreme_datahub.registry.work_items import WorkItem
+    from polyreme_datahub.runner.context import RunContext
     from polyreme_datahub.runner.flow_meter import OperationProgress
-    from polyreme_datahub.runner.flow_run import Surroundings
     from polyreme_datahub.runner.replay import ReplayReport
+    from polyreme_datahub.source_ingestion import IngestReport
     from polyreme_datahub.sources.found import Found
     from polyreme_datahub.topics.types import Topics
 
@@ -75,7 +75,7 @@ def list_datasets(registry_url: str) -> list[DatasetSummary]:
 
 
 def show_dataset(registry_url: str, objects_url: str, reference: str) -> DatasetDetails:
-    """Show a dataset version: counts, stages with their hits, indexes, dead letters, tombstones.
+    """Show a dataset version: counts, operations with their hits, indexes, dead letters, tombstones.
 
     Raises:
         DatasetNotFoundError: Naming the nearest names there are.
@@ -118,7 +118,7 @@ def check_datasets(registry_url: str, spec: TrainingJobSpec) -> None:
     Raises:
         DatasetNotFoundError: Naming the nearest names there are.
     """
-    from polyreme_datahub.processing import check_spec
+    from polyreme_datahub.named_versions import check_spec
 
     with opened_database(registry_url) as database:
         check_spec(database, spec)
@@ -131,7 +131,8 @@ def process(
     objects_url: str,
     topics_url: str = "",
     job: str = "",
-    progress: Callable[[Progress], None] | None = None,
+    recipe: Mapping[str, Any] | None = None,
+    progress: Callable[[OperationProgress], None] | None = None,
     workers: int = 2,
     only_seals: bool = False,
 ) -> ProcessReport:
@@ -145,21 +146,20 @@ def process(
         objects_url: As in ``register``.
         topics_url: ``pulsar://...`` where workers of other processes help; empty: this process works alone.
         job: Identity of the job (its uid). Versions are pinned by the first call for a job; an empty one pins nothing.
-        progress: Called from worker threads after each chunk.
+        recipe: Content of the recipe that the data are processed by; None: ``recipes/job.json``.
+        progress: Called from worker threads after each commit, with the progress of an operation.
         workers: Threads.
         only_seals: Leave the flows to workers of other processes, which need topics; plan, wait and seal here.
 
     Raises:
         DatasetNotFoundError: Naming the nearest names there are.
-        InvalidConfigError: If a source changed since it was registered.
+        InvalidConfigError: If a source changed since it was registered, or the recipe breaks a rule.
         EnvironmentFailedError: If store or registry stay away; the next call goes on from there.
     """
-    from polyreme_datahub.block_processing import BlockProcessing
     from polyreme_datahub.processing import Processing
 
-    kind = BlockProcessing if spec.data.start_while_processing else Processing
-    with _surroundings(registry_url, objects_url, topics_url, workers=workers, only_seals=only_seals) as around:
-        return kind(around, progress=progress).process(spec, job=job)
+    with _context(registry_url, objects_url, topics_url, workers=workers, only_seals=only_seals) as context:
+        return Processing(context, recipe=recipe, on_progress=progress).process(spec, job=job)
 
 
 def ingest(
@@ -192,10 +192,10 @@ def ingest(
         InvalidConfigError: If the recipe, the name or the source breaks a rule, or no sample comes through.
         EnvironmentFailedError: If store or registry stay away; the next call goes on from there.
     """
-    from polyreme_datahub.ingestion import Ingestion
+    from polyreme_datahub.source_ingestion import ingest_source
 
-    with _surroundings(registry_url, objects_url, topics_url, workers=workers) as around:
-        return Ingestion(around, progress=progress).ingest(source, name, recipe)
+    with _context(registry_url, objects_url, topics_url, workers=workers) as context:
+        return ingest_source(context, source, name, recipe, progress)
 
 
 def estimate_ingest(
@@ -246,20 +246,20 @@ def replay(registry_url: str, reference: str, operation: str | None = None) -> R
 
 
 def work(
-    stages: list[str],
+    operations: Sequence[str],
     *,
     registry_url: str,
     objects_url: str,
     topics_url: str,
     stopped: Callable[[], bool],
-    on_counts: Callable[[Sequence[StageCount]], None] | None = None,
+    on_counts: Callable[[Sequence[OperationCount]], None] | None = None,
     on_item: Callable[[WorkItem, float, bool], None] | None = None,
     workers: int = 2,
 ) -> None:
     """Do work items of any flow until stopped: a worker beside those that wait for their data.
 
     Args:
-        stages: Stages, each named after the last operation of its chain.
+        operations: Chains, each named after its last operation.
         registry_url: As in ``register``.
         objects_url: As in ``register``.
         topics_url: As in ``process``.
@@ -273,12 +273,12 @@ def work(
     """
     from polyreme_datahub.runner.flow_run import serve
 
-    def counted(_: WorkItem, counts: Sequence[StageCount]) -> None:
+    def counted(_: WorkItem, counts: Sequence[OperationCount]) -> None:
         if on_counts is not None:
             on_counts(counts)
 
-    with _surroundings(registry_url, objects_url, topics_url, workers=workers, on_item=on_item) as around:
-        serve(around, stages, stopped=stopped, on_counts=counted)
+    with _context(registry_url, objects_url, topics_url, workers=workers, on_item=on_item) as context:
+        serve(context, operations, stopped=stopped, on_counts=counted)
 
 
 def open_source(
@@ -398,14 +398,14 @@ def link(objects_url: str, digest: str, *, seconds: int) -> str:
 
 
 @contextmanager
-def _surroundings(registry_url: str, objects_url: str, topics_url: str, **settings: Any) -> Iterator[Surroundings]:
+def _context(registry_url: str, objects_url: str, topics_url: str, **settings: Any) -> Iterator[RunContext]:
     from polyreme_datahub.lakehouse import Lakehouse
     from polyreme_datahub.objects import WORK, open_store
-    from polyreme_datahub.runner.flow_run import Surroundings
+    from polyreme_datahub.runner.context import RunContext
 
     with opened_database(registry_url) as database, _topics(topics_url) as topics:
         lakehouse = Lakehouse(open_store(objects_url, patience=WORK))
-        yield Surroundings(database=database, lakehouse=lakehouse, topics=topics, **settings)
+        yield RunContext(database=database, lakehouse=lakehouse, topics=topics, **settings)
 
 
 @contextmanager

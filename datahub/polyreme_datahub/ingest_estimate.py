@@ -10,7 +10,6 @@ from typing import Any
 
 from polyreme_datahub.digests import canonical_json
 from polyreme_datahub.errors import BadRecordError, DatasetNotFoundError
-from polyreme_datahub.ingestion import SOURCE, is_path
 from polyreme_datahub.lakehouse import Lakehouse
 from polyreme_datahub.objects import open_store
 from polyreme_datahub.operations.declare import RECORD
@@ -20,11 +19,11 @@ from polyreme_datahub.registration import add_dataset
 from polyreme_datahub.registry import datasets
 from polyreme_datahub.registry.datasets import DatasetVersion
 from polyreme_datahub.registry.engine import Database, open_database
-from polyreme_datahub.runner.flow import Flow
-from polyreme_datahub.runner.flow_run import sandbox_steps
+from polyreme_datahub.runner.chain_work import sandbox_steps
 from polyreme_datahub.runner.outcomes import outcomes_of
 from polyreme_datahub.sandbox.sandbox import Sandbox
 from polyreme_datahub.sandbox.tasks import Limits, SampleTask, StepDropped, StepMade, StepVerdict
+from polyreme_datahub.source_ingestion import SOURCE, is_path
 from polyreme_datahub.sources.open import open_source
 from polyreme_datahub.sources.types import Source
 
@@ -124,7 +123,7 @@ def _try(version: DatasetVersion, source: Source, recipe: Recipe, steady_s: Call
     probe = _Probe()
     count = min(PROBE, version.records)
     ordinals = [at * version.records // count for at in range(count)]
-    steps = sandbox_steps(Flow(recipe=recipe, versions={}), "cpu")
+    steps = sandbox_steps(recipe, "cpu")
     sandbox = Sandbox(steps, Limits())
     times: list[float] = []
     try:

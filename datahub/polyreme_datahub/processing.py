@@ -1,79 +1,45 @@
-"""Processes the datasets of a job: ingest, decode, compose, tokenize, index; what is known already is reused.
+"""Processes the datasets of a job by a recipe, up to the indexes and the plan that its ranks read.
 
-Two flows and a seal: records are read and their pages made in one go; the tokenizer is trained on whole datasets; text
-is encoded; shards are written by groups of ordinals. A run may be killed at any line and run again, or run twice at
-once.
+The recipe that ships is ``recipes/job.json``. What a step needs and the recipe leaves out is the job's: parameters by
+their names, and the tokenizer, which may be trained on what the steps before it read. A run may be killed at any line
+and run again, or run twice at once: what is known is reused.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import threading
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from polyreme_api.job.spec import TrainingJobSpec
-from polyreme_api.store import ObjectExistsError, ObjectNotFoundError
-from polyreme_datahub.digests import action_key, action_prefix, canonical_json, digest_bytes, digest_value
+from polyreme_datahub.block_sealing import BLOCK_LOOKS_MAX, BlockSealing
 from polyreme_datahub.errors import IndexDamagedError
-from polyreme_datahub.index.blocks import BLOCKS, Sizes
+from polyreme_datahub.index.blocks import Journal, Opening
 from polyreme_datahub.index.check import can_open, is_whole
 from polyreme_datahub.index.damage import drop_notes, is_noted
-from polyreme_datahub.index.format import (
-    NEWEST,
-    OLDEST,
-    ORDER,
-    PIXELS,
-    order_of,
-    parse_plan,
-    pixels_of,
-    plan_key,
-    seal_plan,
-)
-from polyreme_datahub.index.succession import IDENTITIES, identities_after
-from polyreme_datahub.job_data import longest_pack, plan_data
-from polyreme_datahub.operations.declare import find_operation
-from polyreme_datahub.operations.encode_text import TokenizeParameters
-from polyreme_datahub.operations.fit_pages import ComposeParameters
+from polyreme_datahub.index.format import plan_key
+from polyreme_datahub.ingestion import Ingestion
+from polyreme_datahub.job_data import ImageSizes, datasets_of, longest_pack, plan_data
+from polyreme_datahub.job_plan import JobPlan, put_plan, read_plan
+from polyreme_datahub.job_tokenizer import is_stored, released_tokenizer, trained_tokenizer
+from polyreme_datahub.named_versions import check_spec, resolve
 from polyreme_datahub.operations.values import Blob, Value
-from polyreme_datahub.recipes.recipe import Recipe, Step, build_recipe
-from polyreme_datahub.registry import datasets, progress, results, work_items
+from polyreme_datahub.recipes.files import job_recipe
+from polyreme_datahub.recipes.recipe import INGEST, Recipe, parse_recipe
+from polyreme_datahub.registry import progress, results
 from polyreme_datahub.registry.datasets import DatasetVersion
-from polyreme_datahub.registry.engine import Database
-from polyreme_datahub.registry.rows import Action, Letter, StageCount
-from polyreme_datahub.registry.work_items import WorkItem
-from polyreme_datahub.released_tokenizer import read_released
-from polyreme_datahub.runner.flow import INGEST, Flow
-from polyreme_datahub.runner.flow_run import Sources, Surroundings, do_nothing, remake, run_flow, run_seal
-from polyreme_datahub.runner.index_work import INDEX, IndexParameters, IndexWork
-from polyreme_datahub.runner.pool import LOOKS_MAX
-from polyreme_datahub.runner.stored import Stored
-from polyreme_datahub.sources.digits import sample_sources
-from polyreme_datahub.sources.open import describe_generated
-from polyreme_datahub.tokens import OPERATION, VERSION, TextTokenizer, train_tokenizer
+from polyreme_datahub.registry.rows import Letter, OperationCount
+from polyreme_datahub.runner.context import RunContext
+from polyreme_datahub.runner.flow import Flow
+from polyreme_datahub.runner.flow_meter import OnProgress
+from polyreme_datahub.runner.index_writer import INDEX, IndexParameters, IndexWriter
+from polyreme_datahub.runner.outcomes import SHOWN_MAX
+from polyreme_datahub.runner.stored import digests_of
+from polyreme_datahub.tokens import TextTokenizer
 from polyreme_planner.plan import shape_of
 
-IMAGE_SHARE = 2
-"""An image from files takes at most one part in so many of a pack's tokens."""
-LETTERS_MAX = 1000
-CORPUS_RECORDS_MAX = 200_000
-"""Records of one version that the tokenizer is trained on."""
-CORPUS_PAGE = 256
-SHOW_EVERY_S = 1.0
-"""Time between two reports of what workers of other processes have done."""
-STAGES = (INGEST, "decode", "compose", "tokenize", INDEX)
-"""What a job's data goes through, in order."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """How far an operation is, in samples."""
-
-    stage: str
-    done: int
-    total: int
+TOKENIZER = "tokenizer"
+"""The constant of a recipe that is the job's tokenizer: ``{"tokenizer": digest of its file}``, with that blob."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,9 +51,9 @@ class DatasetReport:
     """Samples in the index."""
     tokens: int
     manifest: str
-    stages: tuple[StageCount, ...]
+    operations: tuple[OperationCount, ...]
     dead_letters: tuple[Letter, ...]
-    """At most ``LETTERS_MAX``, by ordinal; ``stages`` has their counts."""
+    """At most ``SHOWN_MAX``, by ordinal; ``operations`` has their counts."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,211 +65,169 @@ class ProcessReport:
     tokenizer: str
     """Digest of tokenizer.json in the lakehouse."""
     datasets: tuple[DatasetReport, ...]
-    stages: tuple[StageCount, ...]
+    operations: tuple[OperationCount, ...]
     """Hits, misses and dead letters of each operation, over all datasets."""
     seconds: float
 
 
-def page_parameters(spec: TrainingJobSpec) -> ComposeParameters:
-    """Return how the pages of a job are made."""
-    shape = shape_of(spec).vision
-    return ComposeParameters(
-        patch_px=shape.patch_px,
-        merge=shape.merge,
-        image_tokens_max=max(1, spec.data.sequence_tokens // IMAGE_SHARE),
-    )
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class JobVersions:
+    """The versions that a job reads, by dataset reference."""
 
+    trained: Mapping[str, DatasetVersion]
+    heldout: Mapping[str, DatasetVersion]
 
-def job_steps(images: ComposeParameters) -> list[Step]:
-    """Return the steps of a job's data, but the one that needs the tokenizer."""
-    decode, compose = find_operation("decode"), find_operation("compose")
-    return [
-        Step(name="decode", operation=decode, parameters=decode.parameters(), inputs=decode.inputs),
-        Step(name="compose", operation=compose, parameters=images, inputs=compose.inputs),
-    ]
+    @property
+    def both(self) -> dict[str, DatasetVersion]:
+        """All of them."""
+        return {**self.trained, **self.heldout}
 
 
 class Processing:
     """One run over a job's data.
 
     Args:
-        around: What work needs of its process.
-        progress: Called from worker threads after each commit.
+        context: What work needs of its process.
+        recipe: Content of the recipe; None: the one that ships.
+        on_progress: Called from worker threads after each commit.
     """
 
-    def __init__(self, around: Surroundings, *, progress: Callable[[Progress], None] | None = None) -> None:
-        self._around, self._progress = around, progress
-        self._database, self._lakehouse = around.database, around.lakehouse
-        self._store, self._now_s = around.lakehouse.store, around.now_s
-        self._counts: dict[tuple[int, str], StageCount] = {}
-        self._lock = threading.Lock()
-        self._versions: dict[int, DatasetVersion] = {}
-        self._sources, self._shown_s = Sources(), float("-inf")
+    def __init__(self, context: RunContext, *, recipe: Any = None, on_progress: OnProgress | None = None) -> None:
+        self._context, self._content, self._on_progress = context, recipe or job_recipe(), on_progress
+        self._database, self._lakehouse = context.database, context.lakehouse
 
     def process(self, spec: TrainingJobSpec, *, job: str) -> ProcessReport:
         """Process the data of a spec; see ``polyreme_datahub.hub.process``."""
-        started_s = self._now_s()
+        started_s = self._context.now_s()
         check_spec(self._database, spec)
-        images = page_parameters(spec)
         key = plan_key(job, plan_data(spec))
-        pinned = self._pinned(key) if job else {}
-        trained = self._resolve([source.dataset for source in spec.data.sources], pinned)
-        heldout = self._resolve([part.dataset for part in spec.evaluation.sets] if spec.evaluation else [], pinned)
-        both = {**trained, **heldout}
-        self._versions = {version.id: version for version in both.values()}
-        released = self._released(spec, key if job else "")
-        pages = self._run(build_recipe(job_steps(images)), {})
-        for version in self._versions.values():
-            progress.reject_doubles(self._database, version.id, now_s=self._now_s())
-        digest, data = released or self._tokenizer(pages, list(trained.values()), spec.data.tokenizer.vocabulary)
-        flow, shared = self._encode(images, digest, data)
-        of_all = IndexParameters(images=images, tokenizer=digest, sequence_tokens=longest_pack(spec))
-        of_trained = dataclasses.replace(of_all, long_samples=spec.data.long_samples)
-        asked = {version.id for version in heldout.values()}
-        parameters = {id_: of_all if id_ in asked else of_trained for id_ in self._versions}
-        self._index(flow, shared, parameters, TextTokenizer(data))
-        reports = {version.id: self._report(version, parameters[version.id]) for version in self._versions.values()}
-        manifests = {reference: reports[version.id].manifest for reference, version in both.items()}
-        self._put_plan(key, job, both, manifests, digest)
-        return self._summary(key, digest, tuple(reports.values()), started_s)
-
-    def _summary(self, key: str, tokenizer: str, reports: tuple[DatasetReport, ...], started_s: float) -> ProcessReport:
+        # Without a job nothing is pinned, and no rank trains meanwhile.
+        journal = Journal(self._lakehouse.store, key) if job and spec.data.start_while_processing else None
+        opening = journal.opening() if journal is not None else None
+        before = read_plan(self._lakehouse, key) if job else {}
+        versions = self._versions(spec, opening.references if opening is not None else before.get("references", {}))
+        images = ImageSizes.of(spec)
+        recipe = self._recipe(images, {TOKENIZER: ""})
+        operations = (INGEST, *(step.name for step in recipe.steps), INDEX)
+        run = Ingestion(self._context, _by_id(versions.both).values(), operations, self._on_progress)
+        plan = JobPlan(
+            references={reference: version.reference for reference, version in versions.both.items()},
+            tokenizer=self._tokenizer(spec, run, recipe, versions, _kept(opening, before)),
+        )
+        parameters = IndexParameters(
+            images=images,
+            tokenizer=plan.tokenizer,
+            sequence_tokens=longest_pack(spec),
+            recipe=self._other_recipe(images, plan.tokenizer),
+        )
+        of_trained = dataclasses.replace(parameters, long_samples=spec.data.long_samples)
+        heldout = {version.id for version in versions.heldout.values()}
+        mine = {id_: parameters if id_ in heldout else of_trained for id_ in _by_id(versions.both)}
+        self._index(run, versions.heldout if spec.data.start_while_processing else versions.both, mine, plan)
+        if spec.data.start_while_processing:
+            self._index_by_blocks(run, versions.trained, of_trained, plan, journal)
+        put_plan(self._lakehouse, key, plan, pinned=bool(job))
+        reports = tuple(
+            self._report(run, version, mine[id_], operations) for id_, version in _by_id(versions.both).items()
+        )
         return ProcessReport(
             plan=key,
-            tokenizer=tokenizer,
+            tokenizer=plan.tokenizer,
             datasets=reports,
-            stages=tuple(
-                sum(
-                    (count for report in reports for count in report.stages if count.stage == stage),
-                    StageCount(stage=stage),
-                )
-                for stage in STAGES
-            ),
-            seconds=self._now_s() - started_s,
+            operations=tuple(map(_sum, zip(*(report.operations for report in reports), strict=True))),
+            seconds=self._context.now_s() - started_s,
         )
 
-    def _resolve(self, references: Sequence[str], pinned: Mapping[str, str]) -> dict[str, DatasetVersion]:
-        return {
-            reference: resolve(self._database, pinned.get(reference, reference), now_s=self._now_s())
-            for reference in references
-        }
-
-    def _pinned(self, key: str) -> dict[str, str]:
-        return dict(self._plan_before(key).get("references", {}))
-
-    def _run(self, recipe: Recipe, shared: Mapping[str, Value]) -> Flow:
-        flow = Flow(recipe=recipe, versions=self._versions)
-        self._run_flow(flow, shared)
-        return flow
-
-    def _run_flow(
-        self,
-        flow: Flow,
-        shared: Mapping[str, Value],
-        *,
-        looks_max: int = LOOKS_MAX,
-        on_look: Callable[[], None] = do_nothing,
-    ) -> None:
-        shows = self._around.only_seals and self._progress is not None
-
-        def looked() -> None:
-            if shows:
-                self._show_done(flow)
-            on_look()
-
-        run_flow(
-            self._around,
-            flow,
-            shared=shared,
-            sources=self._sources,
-            on_counts=self._counted,
-            on_look=looked,
-            looks_max=looks_max,
+    def _versions(self, spec: TrainingJobSpec, pinned: Mapping[str, str]) -> JobVersions:
+        trained, heldout = (
+            {name: resolve(self._database, pinned.get(name, name), now_s=self._context.now_s()) for name in references}
+            for references in datasets_of(spec)
         )
+        return JobVersions(trained=trained, heldout=heldout)
 
-    def _show_done(self, flow: Flow) -> None:
-        """Report what workers of other processes have done, from the registry, now and then."""
-        now_s = self._around.steady_s()
-        if now_s - self._shown_s < SHOW_EVERY_S or self._progress is None:
-            return
-        self._shown_s = now_s
-        done = work_items.done_records(self._database, flow.id)
-        total = sum(version.records for version in self._versions.values())
-        for stage in flow.stages:
-            chain = () if stage.chain is None else stage.chain.steps
-            for name in (*((INGEST,) if stage.reads_source else ()), *(step.name for step in chain)):
-                self._progress(Progress(stage=name, done=min(total, done.get(stage.name, 0)), total=total))
+    def _recipe(self, images: ImageSizes, constants: Mapping[str, str]) -> Recipe:
+        return parse_recipe(self._content, given=images.given(), constants=constants)
 
-    def _encode(self, images: ComposeParameters, digest: str, data: bytes) -> tuple[Flow, dict[str, Value]]:
-        """Encode the text of every sample with the tokenizer."""
-        flow, shared = self._encoding(images, digest, data, self._versions)
-        self._run_flow(flow, shared)
-        return flow, shared
+    def _other_recipe(self, images: ImageSizes, tokenizer: str) -> str:
+        """Return the digest of a recipe that is not the one that ships; empty where it is."""
+        constants = {TOKENIZER: tokenizer}
+        shipped = parse_recipe(job_recipe(), given=images.given(), constants=constants).digest
+        mine = self._recipe(images, constants).digest
+        return "" if mine == shipped else mine
 
-    @staticmethod
-    def _encoding(
-        images: ComposeParameters, digest: str, data: bytes, versions: Mapping[int, DatasetVersion]
-    ) -> tuple[Flow, dict[str, Value]]:
-        """Return the flow that encodes the text of every sample of some versions, and what its steps share."""
-        value = Value(data={"tokenizer": digest}, blobs={digest: Blob(data, digest=digest)})
-        tokenize = find_operation("tokenize")
-        step = Step(
-            name="tokenize",
-            operation=tokenize,
-            parameters=TokenizeParameters(token_px=images.token_px),
-            inputs=tokenize.inputs,
-        )
-        constant = Stored.of(value.data, value.blobs).digest
-        recipe = build_recipe([*job_steps(images), step], constants={"tokenizer": constant})
-        return Flow(recipe=recipe, versions=versions), {"tokenizer": value}
+    def _tokenizer(
+        self, spec: TrainingJobSpec, run: Ingestion, recipe: Recipe, versions: JobVersions, kept: tuple[str, bool]
+    ) -> str:
+        """Return the digest of the job's tokenizer: released, or trained on what the steps before it read."""
+        location, (known, must_stay) = spec.data.tokenizer.location, kept
+        if location is None:
+            flow = Flow(recipe=recipe.without(TOKENIZER), versions=_by_id(versions.both))
+            run.run(flow)
+            trained = list(versions.trained.values())
+            return trained_tokenizer(self._context, flow, trained, spec.data.tokenizer.vocabulary)
+        if known and is_stored(self._lakehouse, known):
+            return known
+        found = released_tokenizer(self._lakehouse, location, embedded=shape_of(spec).decoder.vocabulary)
+        if must_stay and found != known:
+            raise IndexDamagedError(
+                f"tokenizer {known} is lost, and {location} has another one now: restore it, or start the job again "
+                "under another name"
+            )
+        return found
+
+    def _flow(self, versions: Mapping[str, DatasetVersion], parameters: IndexParameters) -> tuple[Flow, TextTokenizer]:
+        """Return the flow of all steps over some versions, and the tokenizer that they share."""
+        digest = parameters.tokenizer
+        data = self._lakehouse.get_blob(digest)
+        shared = {TOKENIZER: Value(data={"tokenizer": digest}, blobs={digest: Blob(data, digest=digest)})}
+        recipe = self._recipe(parameters.images, digests_of(shared))
+        return Flow(recipe=recipe, versions=_by_id(versions), shared=shared), TextTokenizer(data)
 
     def _index(
         self,
-        flow: Flow,
-        shared: Mapping[str, Value],
+        run: Ingestion,
+        versions: Mapping[str, DatasetVersion],
         parameters: Mapping[int, IndexParameters],
-        tokenizer: TextTokenizer,
+        plan: JobPlan,
     ) -> None:
-        for version in flow.versions.values():
-            mine = parameters[version.id]
-            manifests = progress.manifests_of(self._database, mine.key(version))
-            if not manifests or not all(self._can_be_used(manifest) for manifest in manifests):
-                self._seal(flow, shared, mine, tokenizer, version, again=bool(manifests))
-            self._check_noted(progress.find_index(self._database, mine.key(version)).manifest)
+        """Run the recipe over some versions, and seal each as a whole."""
+        if not versions:
+            return
+        flow, tokenizer = self._flow(versions, next(iter(parameters.values())))
+        writers = {id_: IndexWriter(self._context, flow, parameters[id_], tokenizer) for id_ in flow.versions}
+        run.run(flow)
+        for id_, version in flow.versions.items():
+            writer = writers[id_]
+            known = progress.manifests_of(self._database, writer.name(version))
+            if not known or not all(map(self._can_be_used, known)):
+                groups = run.sealing(flow, writer).seal(version, every_byte=bool(known))
+                progress.put_index(self._database, writer.join(version, groups), now_s=self._context.now_s())
+        for reference, version in versions.items():
+            key = parameters[version.id].key(version)
+            plan.manifests[reference] = progress.find_index(self._database, key).manifest
+            self._check_noted(plan.manifests[reference])
 
-    def _seal(
+    def _index_by_blocks(
         self,
-        flow: Flow,
-        shared: Mapping[str, Value],
+        run: Ingestion,
+        versions: Mapping[str, DatasetVersion],
         parameters: IndexParameters,
-        tokenizer: TextTokenizer,
-        version: DatasetVersion,
-        *,
-        again: bool,
+        plan: JobPlan,
+        journal: Journal | None,
     ) -> None:
-        """Write the index of one version; ``again`` where there is one that can't be used."""
-        indexer = self._indexer(flow, shared, parameters, tokenizer)
-        run_seal(self._around, indexer, indexer.items(version), again=again)
-        progress.put_index(self._database, indexer.finish(version), now_s=self._now_s())
-
-    def _indexer(
-        self, flow: Flow, shared: Mapping[str, Value], parameters: IndexParameters, tokenizer: TextTokenizer
-    ) -> IndexWork:
-        return IndexWork(
-            self._database,
-            self._lakehouse,
-            flow,
-            parameters=parameters,
-            tokenizer=tokenizer,
-            remake=lambda *ordinals: remake(self._around, flow, ordinals, shared=shared, sources=self._sources),
-            owner=self._around.owner,
-            now_s=self._now_s,
-            on_counts=self._counted,
-        )
+        """Run the recipe over some versions, and seal each block as soon as its records are done."""
+        flow, tokenizer = self._flow(versions, parameters)
+        writer = IndexWriter(self._context, flow, parameters, tokenizer)
+        blocks = BlockSealing(run, flow, writer, versions, journal)
+        blocks.open(plan)
+        run.run(flow, on_look=blocks.seal, looks_max=BLOCK_LOOKS_MAX)
+        blocks.seal()
+        blocks.finish(plan)
 
     def _can_be_used(self, manifest: str) -> bool:
         """Check an index: every byte of it where damage was found, else what opening it needs."""
-        return (is_whole if is_noted(self._store, manifest) else can_open)(self._store, manifest)
+        store = self._lakehouse.store
+        return (is_whole if is_noted(store, manifest) else can_open)(store, manifest)
 
     def _check_noted(self, manifest: str) -> None:
         """Drop the notes about an index that was made again.
@@ -311,189 +235,52 @@ class Processing:
         Raises:
             IndexDamagedError: If it is not whole: its source, or an intermediate of it, is no longer what it was.
         """
-        if not is_noted(self._store, manifest):
+        store = self._lakehouse.store
+        if not is_noted(store, manifest):
             return
-        if not is_whole(self._store, manifest):
+        if not is_whole(store, manifest):
             raise IndexDamagedError(f"stored data is damaged: index {manifest} could not be recreated")
-        drop_notes(self._store, manifest)
+        drop_notes(store, manifest)
         progress.drop_tombstones(self._database, manifest)
 
-    def _counted(self, item: WorkItem, counts: Sequence[StageCount]) -> None:
-        """Add what a commit brought, and report progress; called from worker threads."""
-        with self._lock:
-            for count in counts:
-                at = (item.version_id, count.stage)
-                self._counts[at] = self._counts.get(at, StageCount(stage=count.stage)) + count
-            total = sum(version.records for version in self._versions.values())
-            shown = [
-                Progress(stage=count.stage, done=min(total, self._done(count.stage)), total=total) for count in counts
-            ]
-        if self._progress is not None:
-            for one in shown:
-                self._progress(one)
-
-    def _done(self, stage: str) -> int:
-        """Count the samples that an operation is done with, those included that ended before it."""
-        upto = STAGES[: STAGES.index(stage) + 1]
-        ended = sum(count.dead + count.dropped for (_, name), count in self._counts.items() if name in upto)
-        made = sum(count.hits + count.misses for (_, name), count in self._counts.items() if name == stage)
-        return ended + made
-
-    def _released(self, spec: TrainingJobSpec, plan: str) -> tuple[str, bytes] | None:
-        """Return the released tokenizer of a job: as it was when its plan was made, else as it is now."""
-        location = spec.data.tokenizer.location
-        if location is None:
-            return None
-        before = self._plan_before(plan).get("tokenizer") if plan else None
-        if before is not None and (kept := self._stored(str(before))) is not None:
-            return str(before), kept
-        data = read_released(location, embedded=shape_of(spec).decoder.vocabulary)
-        digest = self._lakehouse.put_blob(data)
-        drop_notes(self._store, digest)
-        return digest, data
-
-    def _tokenizer(self, pages: Flow, trained: Sequence[DatasetVersion], vocabulary: int) -> tuple[str, bytes]:
-        prefix = action_prefix(OPERATION, VERSION, {"vocabulary": vocabulary, "records_max": CORPUS_RECORDS_MAX})
-        source = digest_value(sorted({version.digest for version in trained}))
-        key = action_key(prefix, source)
-        known = results.outputs_of(self._database, [key]).get(key)
-        if known is not None and (data := self._stored(known.digest)) is not None:
-            return known.digest, data
-        data = train_tokenizer(self._corpus(pages, trained), vocabulary=vocabulary)
-        self._lakehouse.put_blob(data)
-        action = Action(key=key, operation=OPERATION, inputs=(source,), output=digest_bytes(data))
-        digest = results.put_action(self._database, action).digest
-        drop_notes(self._store, digest)
-        return digest, self._lakehouse.get_blob(digest)
-
-    def _stored(self, digest: str) -> bytes | None:
-        try:
-            return self._lakehouse.get_blob(digest)
-        except (ObjectNotFoundError, IndexDamagedError):
-            return None
-
-    def _corpus(self, pages: Flow, trained: Sequence[DatasetVersion]) -> Counter[str]:
-        counts: Counter[str] = Counter()
-        for version in {version.id: version for version in trained}.values():
-            for first in range(0, min(version.records, CORPUS_RECORDS_MAX), CORPUS_PAGE):
-                try:
-                    records = self._records(version, first)
-                except (ObjectNotFoundError, IndexDamagedError):
-                    remake(self._around, pages, (version, first, CORPUS_PAGE), shared={}, sources=self._sources)
-                    records = self._records(version, first)
-                for record in records:
-                    counts.update(turn["content"] for turn in json.loads(record)["conversations"])
-        return counts
-
-    def _records(self, version: DatasetVersion, first: int) -> list[bytes]:
-        rows = results.samples_between(self._database, version.id, first=first, count=CORPUS_PAGE)
-        places = results.places_of(self._database, {row.record for row in rows})
-        return list(self._lakehouse.get_parts(places).values())
-
-    def _report(self, version: DatasetVersion, parameters: IndexParameters) -> DatasetReport:
+    def _report(
+        self, run: Ingestion, version: DatasetVersion, parameters: IndexParameters, operations: Sequence[str]
+    ) -> DatasetReport:
         index = progress.find_index(self._database, parameters.key(version))
         ended = results.ended_counts(self._database, version.id)
         # Other jobs have other packs, for which other samples are too long.
-        letters = results.first_letters(self._database, version.id, count_max=LETTERS_MAX, except_operation=INDEX)
+        letters = results.first_letters(self._database, version.id, count_max=SHOWN_MAX, except_operation=INDEX)
         own = 0
         for letter in results.iterate_letters(self._database, version.id, operation=INDEX):
             if parameters.is_own(version, letter):
                 own += 1
-                letters += [letter] if own <= LETTERS_MAX else []
+                letters += [letter] if own <= SHOWN_MAX else []
         ended[INDEX] = (own, 0)
-        stages, alive = [], version.records
-        for stage in STAGES:
-            dead, dropped = ended.get(stage, (0, 0))
-            through = max(0, alive - dead - dropped)
-            seen = self._counts.get((version.id, stage), StageCount(stage=stage))
-            misses = min(seen.misses, through)
-            stages.append(StageCount(stage=stage, misses=misses, dead=dead, dropped=dropped, hits=through - misses))
-            alive = through
-        progress.add_hits(self._database, version.id, stages)
+        counts, alive = [], version.records
+        for name in operations:
+            dead, dropped = ended.get(name, (0, 0))
+            alive = max(0, alive - dead - dropped)
+            made = min(run.meter.made(version.id, name), alive)
+            counts.append(OperationCount(operation=name, misses=made, dead=dead, dropped=dropped, hits=alive - made))
+        progress.add_hits(self._database, version.id, counts)
         return DatasetReport(
             reference=version.reference,
             samples=index.samples,
             tokens=index.tokens,
             manifest=index.manifest,
-            stages=tuple(stages),
-            dead_letters=tuple(sorted(letters, key=lambda each: (each.ordinal, each.key))[:LETTERS_MAX]),
+            operations=tuple(counts),
+            dead_letters=tuple(sorted(letters, key=lambda each: (each.ordinal, each.key))[:SHOWN_MAX]),
         )
 
-    def _put_plan(
-        self,
-        key: str,
-        job: str,
-        versions: Mapping[str, DatasetVersion],
-        manifests: Mapping[str, str],
-        tokenizer: str,
-        *,
-        identities: Mapping[str, str] | None = None,
-        blocks: Mapping[str, Sizes] | None = None,
-        made: Mapping[str, int] = NEWEST,
-    ) -> None:
-        before = self._plan_before(key)
-        plan: dict[str, object] = {
-            "references": {reference: version.reference for reference, version in versions.items()},
-            "manifests": dict(manifests),
-            "tokenizer": tokenizer,
-        }
-        # A job that has begun keeps its pixels and its order.
-        made = {PIXELS: pixels_of(before), ORDER: order_of(before)} if before else made
-        plan |= {field: version for field, version in made.items() if version != OLDEST[field]}
-        if found := {**identities_after(self._lakehouse, before, manifests), **(identities or {})}:
-            plan[IDENTITIES] = found
-        if blocks is not None:
-            plan[BLOCKS] = {reference: sizes.to_value() for reference, sizes in blocks.items()}
-        data = canonical_json(seal_plan(plan))
-        if not job or before.get("manifests", manifests) != manifests:
-            # Another run over the same job writes the same bytes.
-            self._store.put(key, data)
-            return
-        try:
-            self._store.put_if_absent(key, data)
-        except ObjectExistsError:
-            if not self._plan_before(key):
-                self._store.put(key, data)
 
-    def _plan_before(self, key: str) -> Mapping[str, Any]:
-        """Return the job's plan, or nothing where there is none yet, or a damaged one."""
-        try:
-            return parse_plan(self._store.get(key), key)
-        except (ObjectNotFoundError, IndexDamagedError):
-            return {}
+def _by_id(versions: Mapping[str, DatasetVersion]) -> dict[int, DatasetVersion]:
+    return {version.id: version for version in versions.values()}
 
 
-def resolve(database: Database, reference: str, *, now_s: float) -> DatasetVersion:
-    """Find a dataset version; datasets under ``sample/`` register themselves.
-
-    Raises:
-        DatasetNotFoundError: Naming the nearest names there are.
-    """
-    name = reference.partition("@")[0]
-    samples = sample_sources()
-    known = datasets.exists(database, name)
-    if name in samples and not known:
-        description, records = describe_generated(samples[name])
-        datasets.add_version(
-            database, name=name, source=description, digest=digest_value(description), records=records, now_s=now_s
-        )
-    elif not known:
-        raise datasets.not_found(reference, sorted({*datasets.names(database), *samples}))
-    return datasets.find_version(database, reference)
+def _kept(opening: Opening | None, before: Mapping[str, Any]) -> tuple[str, bool]:
+    """Return the digest of the tokenizer that an earlier run took, and whether ranks may have read data with it."""
+    return (str(before.get("tokenizer", "")), False) if opening is None else (opening.tokenizer, True)
 
 
-def check_spec(database: Database, spec: TrainingJobSpec) -> None:
-    """Refuse datasets that do not exist.
-
-    Raises:
-        DatasetNotFoundError: Naming the nearest names there are.
-    """
-    samples = sample_sources()
-    trained = [source.dataset for source in spec.data.sources]
-    heldout = [part.dataset for part in spec.evaluation.sets] if spec.evaluation else []
-    for reference in (*trained, *heldout):
-        name, _, number = reference.partition("@")
-        if name not in samples and not datasets.exists(database, name):
-            raise datasets.not_found(reference, sorted({*datasets.names(database), *samples}))
-        if number and not (name in samples and number == "1"):
-            datasets.find_version(database, reference)
+def _sum(counts: Sequence[OperationCount]) -> OperationCount:
+    return sum(counts[1:], counts[0])

@@ -12,14 +12,14 @@ from polyreme_api.errors import NotFoundError, RefusedError
 from polyreme_datahub.index.join_manifests import read_manifest
 from polyreme_datahub.lakehouse import Lakehouse
 from polyreme_datahub.operations.dataset_statistics import DatasetStatistics
-from polyreme_datahub.operations.declare import RECORD, find_operation
-from polyreme_datahub.recipes.recipe import Step
+from polyreme_datahub.operations.declare import find_operation
+from polyreme_datahub.recipes.files import job_operations
+from polyreme_datahub.recipes.recipe import INGEST, Step
 from polyreme_datahub.registry import lineage, progress, results
 from polyreme_datahub.registry.datasets import DatasetVersion
 from polyreme_datahub.registry.engine import Database
 from polyreme_datahub.registry.lineage import StepKeys
 from polyreme_datahub.registry.rows import SampleRow
-from polyreme_datahub.runner.flow import INGEST
 from polyreme_datahub.runner.sealed_version import find_source, recipe_of
 from polyreme_datahub.sources.samples import KIND
 
@@ -87,13 +87,13 @@ def statistics_of(database: Database, lakehouse: Lakehouse, version: DatasetVers
     if recipe is not None:
         source = find_source(database, version)
     steps = recipe.steps if recipe is not None else ()
-    decode = next((step for step in steps if step.operation.name == "decode"), None) or _plain_decode()
-    keys = _keys_to(decode, steps)
+    facts = next((step for step in steps if step.operation.gives == "images"), None) or _facts_of_jobs()
+    keys = _keys_to(facts, steps)
     kept = None
     if recipe is not None:
         table, _ = read_manifest(lakehouse.get_blob(str(version.source["manifest"])))
         kept = set(table.column("ordinal").to_pylist())
-    rows = lineage.iterate_outputs(database, source.id, keys, decode.name)
+    rows = lineage.iterate_outputs(database, source.id, keys, facts.name)
     while page := list(itertools.islice(rows, PAGE)):
         page = [row for row in page if kept is None or row.sample.ordinal in kept]
         large = {row.digest for row in page if row.value is None}
@@ -173,6 +173,7 @@ def _made(step: Step, known: Mapping[str, Mapping[int, Any]], ordinal: int) -> M
     )
 
 
-def _plain_decode() -> Step:
-    operation = find_operation("decode")
-    return Step(name="decode", operation=operation, parameters=operation.parameters(), inputs=(RECORD,))
+def _facts_of_jobs() -> Step:
+    """Return the step of a job's recipe that gives facts of images."""
+    found = next(one for one in map(find_operation, job_operations()) if one.gives == "images")
+    return Step(name=found.name, operation=found, parameters=found.parameters(), inputs=found.inputs)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from polyreme_cluster.metric_registry import MetricRegistry
 from polyreme_datahub.registry.backlog import Backlog
-from polyreme_datahub.registry.rows import StageCount
+from polyreme_datahub.registry.rows import OperationCount
 from polyreme_datahub.registry.work_items import WorkItem
 
 OPERATIONS_MAX = 200
@@ -64,14 +64,14 @@ class DataMetrics(MetricRegistry):
 
     def on_item(self, item: WorkItem, took_s: float, done: bool) -> None:
         """Count a try of a work item."""
-        name = self._name(item.stage)
+        name = self._name(item.operation)
         self.items_total.labels(name, "done" if done else "failed").inc()
         self.item_duration_seconds.labels(name).observe(took_s)
 
-    def on_counts(self, counts: Sequence[StageCount]) -> None:
+    def on_counts(self, counts: Sequence[OperationCount]) -> None:
         """Count what a commit brought."""
         for count in counts:
-            name = self._name(count.stage)
+            name = self._name(count.operation)
             outcomes = {"made": count.misses, "reused": count.hits, "dead": count.dead, "dropped": count.dropped}
             for outcome, records in outcomes.items():
                 if records:

@@ -9,10 +9,12 @@ from pathlib import Path
 
 from polyreme_cluster.arguments import Arguments, level
 from polyreme_cluster.logging_setup import LogFormat
+from polyreme_datahub.recipes.files import job_operations
 from polyreme_datahub_service.controller import JOBS_MAX
 from polyreme_datahub_service.home import DataHome
-from polyreme_datahub_service.stages import STAGES
 
+OPERATIONS = ",".join(job_operations())
+"""Of a job's data: each may be the last one of a chain."""
 VARIABLE_PREFIX = "POLYREME_DATAHUB_"
 JOBS_MOST = 64
 WORKERS_MOST = 1_000
@@ -118,8 +120,8 @@ def _add_workers(arguments: Arguments) -> None:
         "--workers-operations",
         metavar="NAMES",
         type=_names,
-        default=given("WORKERS_OPERATIONS", STAGES),
-        help=f"operations that these pods work on, as their own --operations says (default: {STAGES})",
+        default=given("WORKERS_OPERATIONS", OPERATIONS),
+        help=f"operations that these pods work on, as their own --operations says (default: {OPERATIONS})",
     )
     parser.add_argument(
         "--workers-max",

@@ -29,7 +29,7 @@ def check_usable(spec: TrainingJobSpec, datasets: Iterable[DatasetReport], *, en
     for dataset in datasets:
         if dataset.samples or dataset.reference.partition("@")[0] not in trained:
             continue
-        dead = sum(count.dead for count in dataset.stages)
+        dead = sum(count.dead for count in dataset.operations)
         first = next(iter(dataset.dead_letters), None)
         why = "" if first is None else f", the first is {first.sample_id}: {first.error}"
         raise InvalidConfigError(

@@ -7,7 +7,6 @@ Progress goes to standard output, one line of JSON at a time.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import signal
 import sys
@@ -59,7 +58,7 @@ def _process(home: DataHome, job_file: Path, *, uid: str, only_seals: bool) -> N
         topics_url=home.topics_url,
         job=uid,
         only_seals=only_seals,
-        progress=lambda progress: _say(dataclasses.asdict(progress)),
+        progress=lambda one: _say({"stage": one.operation, "done": one.done, "total": one.total}),
     )
     stages: list[dict[str, Any]] = []
     dead: list[dict[str, Any]] = []
@@ -67,13 +66,13 @@ def _process(home: DataHome, job_file: Path, *, uid: str, only_seals: bool) -> N
         stages += [
             {
                 "dataset": dataset.reference,
-                "stage": count.stage,
+                "stage": count.operation,
                 "processed": count.misses,
                 "reused": count.hits,
                 "deadLetters": count.dead,
                 "dropped": count.dropped,
             }
-            for count in dataset.stages
+            for count in dataset.operations
         ]
         dead += [
             {

@@ -28,7 +28,7 @@ class WorkerService:
 
     Args:
         home: Names registry, object store and topics.
-        stages: Stages to work on.
+        operations: Chains to work on, by their last operations.
         workers: Threads.
         address: ``HOST:PORT`` of metrics and probes.
 
@@ -36,8 +36,8 @@ class WorkerService:
         InvalidConfigError: If the address is none.
     """
 
-    def __init__(self, home: DataHome, stages: list[str], *, workers: int, address: str) -> None:
-        self._home, self._stages, self._workers = home, stages, workers
+    def __init__(self, home: DataHome, operations: list[str], *, workers: int, address: str) -> None:
+        self._home, self._operations, self._workers = home, operations, workers
         self._host, self._port = _parsed(address)
         self._clock, self._metrics = SystemClock(), DataMetrics()
         self.health = Health(StoreChecks(home, needs_topics=True), steady_s=self._clock.steady_s)
@@ -67,9 +67,9 @@ class WorkerService:
             stopped.wait(wait_s)
 
     def _work(self, stopped: threading.Event) -> None:
-        _log.info("working on %s with %d threads", ", ".join(self._stages), self._workers)
+        _log.info("working on %s with %d threads", ", ".join(self._operations), self._workers)
         work(
-            self._stages,
+            self._operations,
             registry_url=self._home.registry_url,
             objects_url=self._home.objects_url,
             topics_url=self._home.topics_url,

@@ -39,7 +39,7 @@ def main(dataset: str, workers: int) -> int:
     except EnvironmentFailedError as error:
         sys.stderr.write(f"{error}\n")
         return AWAY
-    made = {count.stage: count.misses for count in report.stages}
+    made = {count.operation: count.misses for count in report.operations}
     sys.stdout.write(json.dumps({**facts(report), "made": made}) + "\n")
     return 0
 

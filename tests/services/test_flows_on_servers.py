@@ -82,4 +82,4 @@ def test_workers_that_are_killed_cost_nothing_and_the_manifest_is_that_of_one_pr
     assert killed
     assert facts(report) == expected
     again = hub.process(spec, registry_url=database, objects_url=objects, topics_url=pulsar_server)
-    assert {count.misses for count in again.stages} == {0}
+    assert {count.misses for count in again.operations} == {0}

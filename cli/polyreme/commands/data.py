@@ -74,7 +74,7 @@ def register(
       polyreme data register charts './charts/train-*.parquet'
     """
     from polyreme_datahub.hub import register as register_dataset
-    from polyreme_datahub.ingestion import is_path
+    from polyreme_datahub.source_ingestion import is_path
     from polyreme_datahub.sources import found, look_over
 
     if not is_path(source):

@@ -19,7 +19,7 @@ from polyreme_system.clock import SystemClock
 
 if TYPE_CHECKING:
     from polyreme_datahub.ingest_estimate import IngestEstimate
-    from polyreme_datahub.ingestion import IngestReport
+    from polyreme_datahub.source_ingestion import IngestReport
 
 WORKERS_MAX = 256
 RECIPE_BYTES_MAX = 1 << 20

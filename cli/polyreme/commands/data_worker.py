@@ -15,10 +15,10 @@ from polyreme.views.output import note
 from polyreme_api.environment import TOPICS_URL
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.exit_codes import ExitCode
-from polyreme_datahub_service.stages import STAGES
+from polyreme_datahub.recipes.files import job_operations
 
 if TYPE_CHECKING:
-    from polyreme_datahub.registry.rows import StageCount
+    from polyreme_datahub.registry.rows import OperationCount
 
 TOLD_EVERY_S = 10.0
 WORKERS_MAX = 256
@@ -28,7 +28,7 @@ def worker(
     context: typer.Context,
     operations: Annotated[
         str, typer.Option(help="Chains to work on, by the names of their last operations, comma-separated.")
-    ] = STAGES,
+    ] = ",".join(job_operations()),
     workers: Annotated[int, typer.Option(help="Samples that are worked on at once.", min=1, max=WORKERS_MAX)] = 2,
     metrics_address: Annotated[
         str | None,
@@ -51,8 +51,8 @@ def worker(
       polyreme data worker --operations embed --workers 1
     """
     home: Home = context.obj
-    stages = [name.strip() for name in operations.split(",") if name.strip()]
-    if not stages:
+    names = [name.strip() for name in operations.split(",") if name.strip()]
+    if not names:
         raise InvalidConfigError("no operation is named", field="--operations")
     stopped = threading.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
@@ -60,13 +60,13 @@ def worker(
     if metrics_address is not None:
         from polyreme_datahub_service.worker_service import WorkerService
 
-        WorkerService(home, stages, workers=workers, address=metrics_address).run(stopped)
+        WorkerService(home, names, workers=workers, address=metrics_address).run(stopped)
         return int(ExitCode.OK)
-    _work(home, stages, workers, stopped)
+    _work(home, names, workers, stopped)
     return int(ExitCode.OK)
 
 
-def _work(home: Home, stages: list[str], workers: int, stopped: threading.Event) -> None:
+def _work(home: Home, operations: list[str], workers: int, stopped: threading.Event) -> None:
     """Work in the foreground; a server that stays away ends it."""
     from polyreme_datahub.hub import work
 
@@ -81,16 +81,16 @@ def _work(home: Home, stages: list[str], workers: int, stopped: threading.Event)
         if not stopped.is_set() and done:
             note(", ".join(f"{name} {count:,} samples" for name, count in sorted(done.items())))
 
-    def counted(counts: Sequence[StageCount]) -> None:
+    def counted(counts: Sequence[OperationCount]) -> None:
         for count in counts:
             if worked := count.misses + count.dead + count.dropped:
-                done[count.stage] += worked
+                done[count.operation] += worked
 
-    note(f"working on {', '.join(stages)}; Ctrl-C stops after the current items")
+    note(f"working on {', '.join(operations)}; Ctrl-C stops after the current items")
     clock = _Repeating(TOLD_EVERY_S, tell)
     try:
         work(
-            stages,
+            operations,
             registry_url=home.registry_url,
             objects_url=home.objects_url,
             topics_url=home.topics_url,

@@ -35,14 +35,11 @@ def is_whole(store: ObjectStore, digest: str) -> bool:
     Raises:
         StoreFailedError: If the store stays away.
     """
-    lakehouse = Lakehouse(store)
     try:
-        manifest = Manifest.from_bytes(lakehouse.get_blob(digest))
-        for stored in (*(shard.digest for shard in manifest.shards), *manifest.sample_shards):
-            lakehouse.get_blob(stored)
+        manifest = Manifest.from_bytes(Lakehouse(store).get_blob(digest))
     except (ObjectNotFoundError, IndexDamagedError):
         return False
-    return True
+    return has_shards(store, manifest.shards, every_byte=True)
 
 
 def has_shards(store: ObjectStore, shards: Iterable[Shard], *, every_byte: bool) -> bool:

@@ -1,1 +1,1 @@
-"""Stages: ingest, decode, compose, tokenize, index. Each is a function of bytes, reused by its action's key."""
+"""Operations: each is a function of bytes in one file, whose results are reused by its action's key."""

@@ -24,6 +24,7 @@ from polyreme_api.load import rule_words
 from polyreme_datahub.digests import action_prefix
 
 Device = Literal["cpu", "gpu"]
+Form = Literal["", "images", "pages", "tokens"]
 RECORD = "record"
 """The input that is no step: the raw record, with its images and masks as blobs."""
 NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
@@ -79,6 +80,15 @@ class Operation:
     """The input whose form its value has: steps after it that read that input by default read this step."""
     images_only: bool = False
     """Whether it takes records of images only, so that records of pages must be replaced before it."""
+    gives: Form = ""
+    """What others look for in its value: facts of images, sizes of pages, or a count of tokens with their checksum."""
+
+    @property
+    def needed_parameters(self) -> frozenset[str]:
+        """Names of the parameters that have no default."""
+        missing = dataclasses.MISSING
+        fields = dataclasses.fields(self.parameters)
+        return frozenset(one.name for one in fields if one.default is missing and one.default_factory is missing)
 
     def __call__(self, *args: Any) -> Any:
         """Call the function."""
@@ -130,12 +140,15 @@ def operation(
     barrier: bool = False,
     replaces: str = "",
     images_only: bool = False,
+    gives: Form = "",
 ) -> Callable[[Callable[..., Any]], Operation]:
     """Declare an operation.
 
+    The arguments are the fields of ``Operation``; raise ``version`` whenever the same inputs would give another value.
+
     Args:
         name: Lower-case words joined by hyphens.
-        version: Raise it whenever the same inputs would give another value.
+        version: From 1.
         inputs: The steps whose values it takes.
         blobs: The inputs whose blobs it reads: True for all, False for none (it reads only their JSON), or names.
         device: Which workers run it.
@@ -144,8 +157,9 @@ def operation(
         barrier: Whether the function takes all samples of a version: one iterable of rows (``ordinal``, ``sample_id``,
             ``inputs``: the data of each input), then its parameters. It returns the ordinals that are dropped, each
             with its reason; the smallest ordinal of equal samples must stay.
-        replaces: The input whose form its value has: later steps that read it by default read this step.
-        images_only: Whether it takes records of images only.
+        replaces: As in ``Operation``.
+        images_only: As in ``Operation``.
+        gives: As in ``Operation``.
 
     Raises:
         InvalidConfigError: If the declaration contradicts itself or the function.
@@ -175,6 +189,7 @@ def operation(
             barrier=barrier,
             replaces=replaces,
             images_only=images_only,
+            gives=gives,
         )
         _check_declaration(declared, read)
         return declared

@@ -33,7 +33,7 @@ class DecodeParameters:
         return OpenRules(first_frame=self.first_frame, scale_deep=self.scale_deep)
 
 
-@operation("decode", 3, inputs=(RECORD,), parameters=DecodeParameters, images_only=True)
+@operation("decode", 3, inputs=(RECORD,), parameters=DecodeParameters, images_only=True, gives="images")
 def decode(record: Value, parameters: DecodeParameters) -> Value:
     """Check a record's images and masks."""
     content = record.data

@@ -22,7 +22,14 @@ class TokenizeParameters:
     """Side of the square that becomes one token [pixels]."""
 
 
-@operation("tokenize", 5, inputs=(RECORD, "compose", "tokenizer"), blobs=("tokenizer",), parameters=TokenizeParameters)
+@operation(
+    "tokenize",
+    5,
+    inputs=(RECORD, "compose", "tokenizer"),
+    blobs=("tokenizer",),
+    parameters=TokenizeParameters,
+    gives="tokens",
+)
 def tokenize(record: Value, composed: Value, tokenizer: Value, parameters: TokenizeParameters) -> Value:
     """Encode a sample's conversation around its images, and note how many tokens it has, and their checksum.
 

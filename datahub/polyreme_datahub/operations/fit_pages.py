@@ -34,7 +34,7 @@ class ComposeParameters:
         return self.patch_px * self.merge
 
 
-@operation("compose", 4, inputs=("decode",), blobs=False, parameters=ComposeParameters)
+@operation("compose", 4, inputs=("decode",), blobs=False, parameters=ComposeParameters, gives="pages")
 def compose(decoded: Value, parameters: ComposeParameters) -> Value:
     """Choose the sizes of a sample's pages."""
     facts = decoded.data

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.resources
+import json
+from typing import Any
 
 from polyreme_api.errors import NotFoundError
 
 SUFFIX = ".yaml"
+JOB = "job.json"
 
 
 def shipped_recipes() -> list[str]:
@@ -27,3 +31,14 @@ def read_shipped(name: str) -> str:
             field="--recipe",
         )
     return importlib.resources.files(__package__).joinpath(name + SUFFIX).read_text("utf-8")
+
+
+@functools.cache
+def job_recipe() -> Any:
+    """Return the content of the recipe that a job's data are processed by."""
+    return json.loads(importlib.resources.files(__package__).joinpath(JOB).read_text("utf-8"))
+
+
+def job_operations() -> tuple[str, ...]:
+    """Return the names of its operations, in order."""
+    return tuple(job_recipe()["operations"])

@@ -16,9 +16,11 @@ from typing import Any
 
 from polyreme_api.errors import InvalidConfigError
 from polyreme_datahub.digests import digest_value
-from polyreme_datahub.operations.declare import RECORD, Device, Operation, find_operation
+from polyreme_datahub.operations.declare import RECORD, Device, Form, Operation, find_operation
 
 FORMAT = 1
+INGEST = "ingest"
+"""Reading a record from its source: what comes before the first step."""
 STEPS_MAX = 64
 STEP_NAME = re.compile(r"[a-z][a-z0-9-]{0,62}")
 _FIELDS = frozenset({"version", "description", "operations"})
@@ -42,24 +44,37 @@ class Step:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
-    """Steps that a sample goes through in one child process, or one barrier."""
+    """Steps that a sample goes through in one child process, or one barrier; without steps the source is only read."""
 
     steps: tuple[Step, ...]
+    before: tuple[Step, ...] = ()
+    """Steps of earlier chains, whose outputs this one may read."""
+    reads_source: bool = False
 
     @property
     def name(self) -> str:
-        """Name of the stage and of its topic."""
-        return self.steps[-1].name
+        """Name of its work items and of their topic: that of its last operation."""
+        return self.operations[-1]
+
+    @property
+    def operations(self) -> tuple[str, ...]:
+        """Names of all that it does with a record."""
+        return (*([INGEST] if self.reads_source else ()), *(step.name for step in self.steps))
 
     @property
     def is_barrier(self) -> bool:
         """Whether it is one barrier."""
-        return self.steps[0].operation.barrier
+        return any(step.operation.barrier for step in self.steps)
 
     @property
     def device(self) -> Device:
         """Which workers run it."""
-        return self.steps[0].operation.device
+        return self.steps[0].operation.device if self.steps else "cpu"
+
+    @property
+    def upto(self) -> tuple[Step, ...]:
+        """Every step up to its end."""
+        return (*self.before, *self.steps)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,16 +92,38 @@ class Recipe:
         return digest_value([steps, dict(self.constants)])
 
     def chains(self) -> tuple[Chain, ...]:
-        """Cut the steps into chains."""
-        chains: list[list[Step]] = []
+        """Cut the steps into chains; the first one reads the source, and a barrier is no first one."""
+        cuts: list[list[Step]] = []
         for step in self.steps:
-            before = chains[-1][-1].operation if chains else None
-            barrier = step.operation.barrier or (before is not None and before.barrier)
-            if before is None or barrier or before.device != step.operation.device:
-                chains.append([step])
+            last = cuts[-1][-1].operation if cuts else None
+            if last is None or last.barrier or step.operation.barrier or last.device != step.operation.device:
+                cuts.append([step])
             else:
-                chains[-1].append(step)
-        return tuple(Chain(steps=tuple(steps)) for steps in chains)
+                cuts[-1].append(step)
+        if not cuts or cuts[0][0].operation.barrier:
+            cuts.insert(0, [])
+        chains: list[Chain] = []
+        for steps in cuts:
+            before = chains[-1].upto if chains else ()
+            chains.append(Chain(steps=tuple(steps), before=before, reads_source=not chains))
+        return tuple(chains)
+
+    def without(self, constant: str) -> Recipe:
+        """Return the steps before the first one that reads a constant, which is not known yet."""
+        reads = [constant in step.inputs for step in self.steps]
+        steps = self.steps[: reads.index(True)] if any(reads) else self.steps
+        return Recipe(steps=steps, constants={name: of for name, of in self.constants.items() if name != constant})
+
+    def giving(self, form: Form) -> str:
+        """Return the last step whose values have a form.
+
+        Raises:
+            InvalidConfigError: If there is none.
+        """
+        for step in reversed(self.steps):
+            if step.operation.gives == form:
+                return step.name
+        raise InvalidConfigError(f"recipe has no step that gives {form}", field="operations")
 
 
 def build_recipe(steps: Sequence[Step], *, constants: Mapping[str, str] | None = None) -> Recipe:
@@ -113,11 +150,19 @@ def build_recipe(steps: Sequence[Step], *, constants: Mapping[str, str] | None =
     return Recipe(steps=tuple(steps), constants=dict(constants or {}))
 
 
-def parse_recipe(content: Any, *, is_stored: bool = False) -> Recipe:
+def parse_recipe(
+    content: Any,
+    *,
+    given: Mapping[str, Any] | None = None,
+    constants: Mapping[str, str] | None = None,
+    is_stored: bool = False,
+) -> Recipe:
     """Read a recipe from the content of its YAML file.
 
     Args:
         content: The content.
+        given: Values, by name, of parameters that a step needs and the recipe leaves out.
+        constants: As ``Recipe.constants``.
         is_stored: Whether a version was made by it, whatever it made of records that it does not take.
 
     Raises:
@@ -134,13 +179,13 @@ def parse_recipe(content: Any, *, is_stored: bool = False) -> Recipe:
     steps: list[Step] = []
     replaced: dict[str, str] = {}
     for at, entry in enumerate(entries):
-        step = _parse_step(entry, f"operations[{at}]", replaced)
+        step = _parse_step(entry, f"operations[{at}]", replaced, given or {})
         steps.append(step)
         if step.operation.replaces:
             replaced[step.operation.replaces] = step.name
     if not is_stored:
         _refuse_unreplaced(steps, replaced)
-    return build_recipe(steps)
+    return build_recipe(steps, constants=constants)
 
 
 def recipe_content(recipe: Recipe) -> dict[str, Any]:
@@ -171,7 +216,7 @@ def _refuse_unreplaced(steps: Sequence[Step], replaced: Mapping[str, str]) -> No
             )
 
 
-def _parse_step(entry: Any, field: str, replaced: Mapping[str, str]) -> Step:
+def _parse_step(entry: Any, field: str, replaced: Mapping[str, str], given: Mapping[str, Any]) -> Step:
     if isinstance(entry, str):
         entry = {"operation": entry}
     if not isinstance(entry, Mapping) or not isinstance(entry.get("operation"), str):
@@ -195,7 +240,8 @@ def _parse_step(entry: Any, field: str, replaced: Mapping[str, str]) -> Step:
         raise InvalidConfigError(
             f"parameters are a {type(values).__name__}, expected names and values", field=f"{field}.parameters"
         )
-    parameters = operation.parse_parameters(values, field=f"{field}.parameters")
+    asked = {name: given[name] for name in operation.needed_parameters & given.keys()}
+    parameters = operation.parse_parameters({**asked, **values}, field=f"{field}.parameters")
     return Step(name=name, operation=operation, parameters=parameters, inputs=tuple(map(str, inputs)))
 
 

@@ -54,11 +54,11 @@ class BacklogReader:
         known = {row[0] for row in rows}
         self._devices = {flow: devices for flow, devices in self._devices.items() if flow in known}
         found: dict[tuple[str, str], Backlog] = {}
-        for flow, stage, items, records, held in rows:
-            device = self._device(flow, stage)
-            before = found.get((stage, device))
-            found[stage, device] = Backlog(
-                operation=stage,
+        for flow, operation, items, records, held in rows:
+            device = self._device(flow, operation)
+            before = found.get((operation, device))
+            found[operation, device] = Backlog(
+                operation=operation,
                 device=device,
                 items=int(items) + (0 if before is None else before.items),
                 records=int(records) + (0 if before is None else before.records),
@@ -66,11 +66,11 @@ class BacklogReader:
             )
         return [found[key] for key in sorted(found)]
 
-    def _device(self, flow: str, stage: str) -> str:
+    def _device(self, flow: str, operation: str) -> str:
         if flow not in self._devices:
             body = flows.find_flow(self._database, flow) or {}
             self._devices[flow] = {step["step"]: step.get("device", "cpu") for step in body.get("steps", ())}
-        return self._devices[flow].get(stage, "cpu")
+        return self._devices[flow].get(operation, "cpu")
 
 
 def done_since(database: Database, since_s: float) -> dict[str, int]:
@@ -81,7 +81,7 @@ def done_since(database: Database, since_s: float) -> dict[str, int]:
         .group_by(_ITEMS.stage)
         .limit(GROUPS_MAX)
     )
-    return database.read(lambda connection: {stage: int(count) for stage, count in connection.execute(query)})
+    return database.read(lambda connection: {operation: int(count) for operation, count in connection.execute(query)})
 
 
 def dead_letters(database: Database) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any
 
 from sqlalchemy import Connection, Row, delete, func, select, update
@@ -12,8 +12,8 @@ from polyreme_datahub.digests import digest_value
 from polyreme_datahub.errors import IndexDamagedError
 from polyreme_datahub.registry import schema
 from polyreme_datahub.registry.bulk import insert_new
-from polyreme_datahub.registry.engine import ROWS_MAX, Database
-from polyreme_datahub.registry.rows import IndexRow, StageCount, columns
+from polyreme_datahub.registry.engine import Database, pages
+from polyreme_datahub.registry.rows import IndexRow, OperationCount, columns
 
 INDEXES_MAX = 100
 
@@ -28,49 +28,40 @@ class Tombstone:
     error: str
 
 
-def reject_doubles(database: Database, version_id: int, *, now_s: float) -> int:
+def reject_doubles(
+    database: Database, version_id: int, *, first: int = 0, count: int | None = None, now_s: float
+) -> int:
     """Make a dead letter of each record whose id an earlier record has; return their count.
 
-    A barrier: it runs when every record is ingested, so that the smallest ordinal survives in any order of work.
+    It runs when every record up to these ordinals is ingested, so that the smallest survives in any order of work.
+
+    Args:
+        database: The registry.
+        version_id: The version.
+        first: First ordinal that is looked at.
+        count: Count of ordinals; None: to the end.
+        now_s: Now [s since the epoch].
     """
-    samples = schema.samples
-
-    def work(connection: Connection) -> int:
-        mine = samples.c.version_id == version_id
-        doubled = select(samples.c.sample_id).where(mine).group_by(samples.c.sample_id).having(func.count() > 1)
-        rows = connection.execute(
-            select(samples).where(mine, samples.c.sample_id.in_(doubled)).order_by(samples.c.ordinal)
-        ).all()
-        seen: set[str] = set()
-        rejected = [row for row in rows if row.sample_id in seen or seen.add(row.sample_id)]  # type: ignore[func-returns-value]
-        return _reject(connection, version_id, rejected, now_s)
-
-    return database.write(work)
-
-
-def reject_doubles_between(database: Database, version_id: int, *, first: int, count: int, now_s: float) -> int:
-    """Do the same for some ordinals, when every record up to them is ingested; return the count of letters."""
     samples, earlier = schema.samples, schema.samples.alias("earlier")
     same = (earlier.c.version_id == version_id, earlier.c.sample_id == samples.c.sample_id)
     query = select(samples).where(
         samples.c.version_id == version_id,
         samples.c.ordinal >= first,
-        samples.c.ordinal < first + count,
         select(earlier.c.ordinal).where(*same, earlier.c.ordinal < samples.c.ordinal).exists(),
     )
-    return database.write(lambda connection: _reject(connection, version_id, connection.execute(query).all(), now_s))
+    if count is not None:
+        query = query.where(samples.c.ordinal < first + count)
 
+    def work(connection: Connection) -> int:
+        rejected = connection.execute(query).all()
+        insert_new(connection, schema.dead_letters, [_double(row, version_id, now_s) for row in rejected])
+        for some in pages([row.ordinal for row in rejected]):
+            mine = (samples.c.version_id == version_id, samples.c.ordinal.in_(some))
+            connection.execute(delete(samples).where(*mine))
+        _recount(connection, version_id, len(rejected))
+        return len(rejected)
 
-def _reject(connection: Connection, version_id: int, rejected: Sequence[Row[Any]], now_s: float) -> int:
-    samples = schema.samples.c
-    letters = [_double(row, version_id, now_s) for row in rejected]
-    insert_new(connection, schema.dead_letters, letters)
-    ordinals = [row.ordinal for row in rejected]
-    for start in range(0, len(ordinals), ROWS_MAX):
-        some = ordinals[start : start + ROWS_MAX]
-        connection.execute(delete(schema.samples).where(samples.version_id == version_id, samples.ordinal.in_(some)))
-    _recount(connection, version_id, len(rejected))
-    return len(rejected)
+    return database.write(work)
 
 
 def _recount(connection: Connection, version_id: int, rejected: int) -> None:
@@ -99,15 +90,15 @@ def remove_indexes(database: Database, version_id: int) -> int:
     return database.write(lambda connection: connection.execute(query).rowcount)
 
 
-def add_hits(database: Database, version_id: int, counts: Collection[StageCount]) -> None:
+def add_hits(database: Database, version_id: int, counts: Collection[OperationCount]) -> None:
     """Add the results that one run reused to a version's statistics; what it made was added by its commits."""
     table = schema.statistics
     zero = {"hits": 0, "misses": 0, "dead": 0, "dropped": 0}
 
     def work(connection: Connection) -> None:
-        insert_new(connection, table, [{"version_id": version_id, "stage": c.stage, **zero} for c in counts])
+        insert_new(connection, table, [{"version_id": version_id, "stage": c.operation, **zero} for c in counts])
         for count in counts:
-            mine = (table.c.version_id == version_id, table.c.stage == count.stage)
+            mine = (table.c.version_id == version_id, table.c.stage == count.operation)
             connection.execute(update(table).where(*mine).values(hits=table.c.hits + count.hits))
 
     database.write(work)
@@ -153,12 +144,14 @@ def indexes_of(database: Database, version_id: int) -> list[IndexRow]:
     return database.read(lambda connection: [_index(row) for row in connection.execute(newest)][::-1])
 
 
-def statistics_of(database: Database, version_id: int) -> dict[str, StageCount]:
-    """Return the outcomes of each stage over all runs."""
+def statistics_of(database: Database, version_id: int) -> dict[str, OperationCount]:
+    """Return the outcomes of each operation over all runs."""
     table = schema.statistics
     return database.read(
         lambda connection: {
-            row.stage: StageCount(stage=row.stage, hits=row.hits, misses=row.misses, dead=row.dead, dropped=row.dropped)
+            row.stage: OperationCount(
+                operation=row.stage, hits=row.hits, misses=row.misses, dead=row.dead, dropped=row.dropped
+            )
             for row in connection.execute(select(table).where(table.c.version_id == version_id))
         }
     )

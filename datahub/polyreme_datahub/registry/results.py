@@ -22,10 +22,10 @@ from polyreme_datahub.registry.rows import (
     Action,
     Drop,
     Letter,
+    OperationCount,
     Output,
     Results,
     SampleRow,
-    StageCount,
     columns,
     storable,
     without_addresses,
@@ -279,19 +279,19 @@ def replay(
     operation: str | None = None,
     ordinals: Collection[int] | None = None,
     *,
-    stages: Collection[str] | None = None,
+    operations: Collection[str] | None = None,
 ) -> list[WorkItem]:
     """Delete dead letters and reopen the items that hold their ordinals, in one transaction; return these.
 
-    An item that is open now needs no reopening. Items that had a child before find it done: name in ``stages`` all
-    stages that shall run again, or None for all.
+    An item that is open now needs no reopening. Items that had a child before find it done: name in ``operations`` all
+    those that shall run again, or None for all.
 
     Args:
         database: The registry.
         version_id: The version.
         operation: Only letters of this operation.
         ordinals: Only letters of these ordinals.
-        stages: Only items of these stages are reopened.
+        operations: Only items of these operations are reopened.
 
     Raises:
         ValueError: If more than ``REPLAY_ORDINALS_MAX`` ordinals are named.
@@ -310,7 +310,7 @@ def replay(
             these = [*chosen] if part is None else [*chosen, table.c.ordinal.in_(part)]
             seen = list(connection.execute(select(table.c.ordinal).where(*these).distinct()).scalars())
             for some in pages(sorted(seen)):
-                reopened |= {item.key: item for item in _reopen_holding(connection, version_id, some, stages)}
+                reopened |= {item.key: item for item in _reopen_holding(connection, version_id, some, operations)}
             connection.execute(delete(table).where(*these))
         return [reopened[key] for key in sorted(reopened)]
 
@@ -318,13 +318,13 @@ def replay(
 
 
 def _reopen_holding(
-    connection: Connection, version_id: int, ordinals: Sequence[int], stages: Collection[str] | None
+    connection: Connection, version_id: int, ordinals: Sequence[int], operations: Collection[str] | None
 ) -> list[WorkItem]:
     item = schema.work.c
     holds = or_(*((item.first <= ordinal) & (item.first + item.count > ordinal) for ordinal in ordinals))
     conditions = [item.version_id == version_id, holds]
-    if stages is not None:
-        conditions.append(item.stage.in_(sorted(stages)))
+    if operations is not None:
+        conditions.append(item.stage.in_(sorted(operations)))
     return work_items.reopen_where(connection, conditions)
 
 
@@ -359,15 +359,15 @@ def _insert(connection: Connection, results: Results, now_s: float) -> None:
     _add_counts(connection, results.version_id, results.counts)
 
 
-def _add_counts(connection: Connection, version_id: int, counts: Sequence[StageCount]) -> None:
-    """Add outcomes, last in the transaction and in order: commits of a stage share these rows."""
+def _add_counts(connection: Connection, version_id: int, counts: Sequence[OperationCount]) -> None:
+    """Add outcomes, last in the transaction and in order: commits of an operation share these rows."""
     table = schema.statistics
-    ordered = sorted(counts, key=lambda count: count.stage)
+    ordered = sorted(counts, key=lambda count: count.operation)
     zero = {"hits": 0, "misses": 0, "dead": 0, "dropped": 0}
-    insert_new(connection, table, [{"version_id": version_id, "stage": count.stage, **zero} for count in ordered])
+    insert_new(connection, table, [{"version_id": version_id, "stage": count.operation, **zero} for count in ordered])
     for count in ordered:
         added = {name: table.c[name] + getattr(count, name) for name in zero}
-        mine = (table.c.version_id == version_id, table.c.stage == count.stage)
+        mine = (table.c.version_id == version_id, table.c.stage == count.operation)
         connection.execute(update(table).where(*mine).values(**added))
 
 

@@ -90,19 +90,19 @@ class Drop:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class StageCount:
-    """Outcomes of a stage."""
+class OperationCount:
+    """Outcomes of an operation."""
 
-    stage: str
+    operation: str
     hits: int = 0
     misses: int = 0
     dead: int = 0
     dropped: int = 0
 
-    def __add__(self, other: StageCount) -> StageCount:
-        """Add the outcomes of the same stage."""
-        return StageCount(
-            stage=self.stage,
+    def __add__(self, other: OperationCount) -> OperationCount:
+        """Add the outcomes of the same operation."""
+        return OperationCount(
+            operation=self.operation,
             hits=self.hits + other.hits,
             misses=self.misses + other.misses,
             dead=self.dead + other.dead,
@@ -132,7 +132,7 @@ class Results:
     actions: Sequence[Action] = ()
     letters: Sequence[Letter] = ()
     drops: Sequence[Drop] = ()
-    counts: Sequence[StageCount] = ()
+    counts: Sequence[OperationCount] = ()
     indexes: Sequence[IndexRow] = ()
     reused: Sequence[str] = ()
     """Digests of artifacts that were found and not made: garbage collection keeps them too."""

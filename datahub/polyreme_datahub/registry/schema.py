@@ -256,4 +256,4 @@ statistics = Table(
     Column("dead", BigInteger, nullable=False),
     Column("dropped", BigInteger, nullable=False, server_default="0"),
 )
-"""How often each stage found its result, and how often it computed it."""
+"""How often each operation (``stage``) found its result, and how often it computed it."""

@@ -31,7 +31,8 @@ class WorkItem:
 
     key: str
     flow: str
-    stage: str
+    operation: str
+    """Name of the chain, which is that of its last operation; the column is called ``stage``."""
     version_id: int
     first: int
     count: int
@@ -53,13 +54,13 @@ def add(database: Database, items: Sequence[WorkItem]) -> None:
 
 def insert_items(connection: Connection, items: Sequence[WorkItem]) -> None:
     """``add`` within a transaction."""
-    insert_new(connection, schema.work, [{**columns(item), **_FRESH} for item in items])
+    insert_new(connection, schema.work, [_row(item) for item in items])
 
 
 def claim(
     database: Database,
     flow: str | None,
-    stages: Sequence[str],
+    operations: Sequence[str],
     owner: str,
     *,
     now_s: float,
@@ -71,7 +72,7 @@ def claim(
     Args:
         database: The registry.
         flow: The flow, or None for every flow (those with the smallest digest first).
-        stages: Stages, the preferred first: later stages of a flow free memory and disk.
+        operations: Chains by name, the preferred first: later ones of a flow free memory and disk.
         owner: Name of the process, unique among all that ever ran.
         now_s: Now [s since the epoch].
         ttl_s: How long the lease lasts without ``renew`` [s].
@@ -81,10 +82,10 @@ def claim(
 
     def work(connection: Connection) -> list[Claimed]:
         found: list[Row[Any]] = []
-        for stage in stages:
+        for operation in operations:
             if len(found) >= wanted:
                 break
-            query = select(schema.work).where(_is_free(now_s), _ITEMS.stage == stage)
+            query = select(schema.work).where(_is_free(now_s), _ITEMS.stage == operation)
             if flow is not None:
                 query = query.where(_ITEMS.flow == flow)
             query = query.order_by(_ITEMS.flow, _ITEMS.first).limit(wanted - len(found))
@@ -153,14 +154,19 @@ def is_held(connection: Connection, key: str, owner: str) -> bool:
 
 
 def take_unpublished(
-    database: Database, *, now_s: float, count_max: int, flow: str | None = None, stages: Collection[str] | None = None
+    database: Database,
+    *,
+    now_s: float,
+    count_max: int,
+    flow: str | None = None,
+    operations: Collection[str] | None = None,
 ) -> list[WorkItem]:
     """Return open items that are due and whose keys no topic got; a publisher sends them, then marks them."""
     query = select(schema.work).where(_ITEMS.state == OPEN, _ITEMS.published_s == 0, _ITEMS.due_s <= now_s)
     if flow is not None:
         query = query.where(_ITEMS.flow == flow)
-    if stages is not None:
-        query = query.where(_ITEMS.stage.in_(sorted(stages)))
+    if operations is not None:
+        query = query.where(_ITEMS.stage.in_(sorted(operations)))
     return _items(database, query.limit(count_max))
 
 
@@ -206,41 +212,35 @@ def free_owner(database: Database, owner: str) -> None:
     database.write(lambda connection: connection.execute(query))
 
 
-def open_count(database: Database, flow: str, stage: str) -> int:
-    """Count the items of a stage that are not done."""
-    query = select(func.count()).where(_ITEMS.flow == flow, _ITEMS.stage == stage, _ITEMS.state == OPEN)
+def open_count(database: Database, flow: str, operation: str) -> int:
+    """Count the items of an operation that are not done."""
+    query = select(func.count()).where(_ITEMS.flow == flow, _ITEMS.stage == operation, _ITEMS.state == OPEN)
     return database.read(lambda connection: int(connection.execute(query).scalar_one()))
 
 
-def counts_by_stage(database: Database, flow: str) -> dict[str, tuple[int, int]]:
-    """Count the items of each stage: (open, done)."""
+def counts_by_operation(database: Database, flow: str) -> dict[str, tuple[int, int]]:
+    """Count the items of each operation: (open, done)."""
     opened = func.sum(case((_ITEMS.state == OPEN, 1), else_=0))
     query = select(_ITEMS.stage, opened, func.count()).where(_ITEMS.flow == flow).group_by(_ITEMS.stage)
 
     def work(connection: Connection) -> dict[str, tuple[int, int]]:
-        return {stage: (int(some), int(every) - int(some)) for stage, some, every in connection.execute(query)}
+        return {operation: (int(some), int(every) - int(some)) for operation, some, every in connection.execute(query)}
 
     return database.read(work)
 
 
-def done_before(database: Database, flow: str, stage: str, version_id: int, ordinal: int) -> int:
-    """Count the done items of a stage over one version that begin before an ordinal."""
-    mine = (_ITEMS.flow == flow, _ITEMS.stage == stage, _ITEMS.version_id == version_id)
+def done_before(database: Database, flow: str, operation: str, version_id: int, ordinal: int) -> int:
+    """Count the done items of an operation over one version that begin before an ordinal."""
+    mine = (_ITEMS.flow == flow, _ITEMS.stage == operation, _ITEMS.version_id == version_id)
     query = select(func.count()).where(*mine, _ITEMS.state == DONE, _ITEMS.first < ordinal)
     return database.read(lambda connection: int(connection.execute(query).scalar_one()))
 
 
-def is_done(database: Database, key: str) -> bool:
-    """Tell whether an item is there, and done."""
-    query = select(_ITEMS.key).where(_ITEMS.key == key, _ITEMS.state == DONE)
-    return database.read(lambda connection: connection.execute(query).first() is not None)
-
-
 def done_records(database: Database, flow: str) -> dict[str, int]:
-    """Count the records of the items of each stage that are done."""
+    """Count the records of the items of each operation that are done."""
     records = func.sum(_ITEMS["count"])
     query = select(_ITEMS.stage, records).where(_ITEMS.flow == flow, _ITEMS.state == DONE).group_by(_ITEMS.stage)
-    return database.read(lambda connection: {stage: int(count) for stage, count in connection.execute(query)})
+    return database.read(lambda connection: {operation: int(count) for operation, count in connection.execute(query)})
 
 
 def flows_of(database: Database, version_id: int) -> list[str]:
@@ -326,10 +326,16 @@ def _lease(connection: Connection, rows: Sequence[Row[Any]], owner: str, until_s
     return [Claimed(item=_item(row), tries=row.tries + 1) for row in rows]
 
 
+def _row(item: WorkItem) -> dict[str, Any]:
+    row = {**columns(item), **_FRESH}
+    row["stage"] = row.pop("operation")
+    return row
+
+
 def _items(database: Database, query: Select[Any]) -> list[WorkItem]:
     return database.read(lambda connection: [_item(row) for row in connection.execute(query)])
 
 
 def _item(row: Sequence[Any]) -> WorkItem:
     # By place: `count` is a method of every row.
-    return WorkItem(key=row[0], flow=row[1], stage=row[2], version_id=row[3], first=row[4], count=row[5])
+    return WorkItem(key=row[0], flow=row[1], operation=row[2], version_id=row[3], first=row[4], count=row[5])

@@ -5,30 +5,31 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from polyreme_api.errors import NotFoundError
-from polyreme_datahub.lakehouse import Lakehouse
 from polyreme_datahub.operations.declare import find_operation
 from polyreme_datahub.operations.values import Blob, Value
 from polyreme_datahub.recipes.recipe import Step, build_recipe
 from polyreme_datahub.registry import datasets, flows
-from polyreme_datahub.registry.engine import Database
 from polyreme_datahub.registry.work_items import WorkItem
+from polyreme_datahub.runner.context import RunContext
 from polyreme_datahub.runner.flow import Flow
 from polyreme_datahub.runner.pool import Handler
-from polyreme_datahub.runner.stored import Stored
+from polyreme_datahub.runner.stored import digests_of
 
 FLOWS_MAX = 4
 """Flows whose handlers, and their child processes, one thread keeps."""
 
 
-def describe(flow: Flow, shared: Mapping[str, Value]) -> dict[str, Any]:
+def describe(flow: Flow) -> dict[str, Any]:
     """Describe a flow so that another process can run it; blobs of shared values lie in the lakehouse."""
     return {
         "versions": sorted(flow.versions),
-        "shared": {name: {"data": dict(value.data), "blobs": sorted(value.blobs)} for name, value in shared.items()},
+        "shared": {
+            name: {"data": dict(value.data), "blobs": sorted(value.blobs)} for name, value in flow.shared.items()
+        },
         "steps": [
             {
                 "step": step.name,
@@ -42,18 +43,20 @@ def describe(flow: Flow, shared: Mapping[str, Value]) -> dict[str, Any]:
     }
 
 
-def load_flow(database: Database, lakehouse: Lakehouse, flow: str) -> tuple[Flow, dict[str, Value]]:
-    """Return a flow and its shared values.
+def load_flow(context: RunContext, flow: str) -> Flow:
+    """Return a flow with its shared values.
 
     Raises:
         NotFoundError: If the registry has no such flow.
         InvalidConfigError: If one of its operations can't be imported here.
     """
-    body = flows.find_flow(database, flow)
+    body = flows.find_flow(context.database, flow)
     if body is None:
         raise NotFoundError(f"no flow {flow} in the registry: its work items can't be done")
     shared = {
-        name: Value(data=value["data"], blobs={digest: Blob(lakehouse.get_blob(digest)) for digest in value["blobs"]})
+        name: Value(
+            data=value["data"], blobs={digest: Blob(context.lakehouse.get_blob(digest)) for digest in value["blobs"]}
+        )
         for name, value in body["shared"].items()
     }
     steps: list[Step] = []
@@ -63,24 +66,20 @@ def load_flow(database: Database, lakehouse: Lakehouse, flow: str) -> tuple[Flow
         steps.append(
             Step(name=entry["step"], operation=operation, parameters=parameters, inputs=tuple(entry["inputs"]))
         )
-    constants = {name: Stored.of(value.data, value.blobs).digest for name, value in shared.items()}
-    versions = {number: datasets.version_of(database, number) for number in body["versions"]}
-    return Flow(recipe=build_recipe(steps, constants=constants), versions=versions), shared
+    versions = {number: datasets.version_of(context.database, number) for number in body["versions"]}
+    return Flow(recipe=build_recipe(steps, constants=digests_of(shared)), versions=versions, shared=shared)
 
 
 class CatalogHandler:
     """Does items of any flow; one object for each thread.
 
     Args:
-        database: Registry.
-        lakehouse: Where bytes lie.
+        context: What work needs of its process.
         handler: Makes the handler of one flow.
     """
 
-    def __init__(
-        self, database: Database, lakehouse: Lakehouse, handler: Callable[[Flow, Mapping[str, Value]], Handler]
-    ) -> None:
-        self._database, self._lakehouse, self._handler = database, lakehouse, handler
+    def __init__(self, context: RunContext, handler: Callable[[Flow], Handler]) -> None:
+        self._context, self._handler = context, handler
         self._handlers: OrderedDict[str, Handler] = OrderedDict()
 
     def do(self, item: WorkItem) -> None:
@@ -88,7 +87,7 @@ class CatalogHandler:
         if item.flow not in self._handlers:
             while len(self._handlers) >= FLOWS_MAX:
                 self._handlers.popitem(last=False)[1].close()
-            self._handlers[item.flow] = self._handler(*load_flow(self._database, self._lakehouse, item.flow))
+            self._handlers[item.flow] = self._handler(load_flow(self._context, item.flow))
         self._handlers.move_to_end(item.flow)
         self._handlers[item.flow].do(item)
 

@@ -9,29 +9,28 @@ from __future__ import annotations
 
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from polyreme_api.errors import EnvironmentFailedError
 from polyreme_datahub.digests import action_key, canonical_json, digest_bytes, digest_value
 from polyreme_datahub.errors import BadRecordError, IndexDamagedError
-from polyreme_datahub.lakehouse import Lakehouse
 from polyreme_datahub.operations.declare import RECORD, Device
 from polyreme_datahub.operations.values import Blob, Value
-from polyreme_datahub.recipes.recipe import Step
+from polyreme_datahub.recipes.recipe import INGEST, Chain, Recipe, Step
 from polyreme_datahub.registry import results
 from polyreme_datahub.registry.datasets import DatasetVersion
-from polyreme_datahub.registry.engine import Database
 from polyreme_datahub.registry.result_lists import store_list
-from polyreme_datahub.registry.rows import VALUE_BYTES_MAX, Action, Drop, Letter, Results, SampleRow, StageCount
+from polyreme_datahub.registry.rows import VALUE_BYTES_MAX, Action, Drop, Letter, OperationCount, Results, SampleRow
 from polyreme_datahub.registry.work_items import WorkItem
-from polyreme_datahub.runner.flow import INGEST, Flow, Stage
+from polyreme_datahub.runner.context import OnCounts, RunContext
+from polyreme_datahub.runner.flow import Flow
 from polyreme_datahub.runner.inputs import Inputs
 from polyreme_datahub.runner.pace import CommitPace
 from polyreme_datahub.runner.resolution import Keys, Output, Sample, letter_key, next_wave, resolve
 from polyreme_datahub.runner.stored import Stored
-from polyreme_datahub.runner.walk import known_outputs
-from polyreme_datahub.sandbox.tasks import SampleOutcome, SampleTask, StepMade, StepVerdict
+from polyreme_datahub.runner.walk import known_outputs, read_samples
+from polyreme_datahub.sandbox.sandbox import Sandbox
+from polyreme_datahub.sandbox.tasks import SampleOutcome, SampleTask, SandboxStep, StepMade, StepVerdict
 from polyreme_datahub.sources.types import Source
 
 WINDOW_BYTES_MAX = 32 * 2**20
@@ -40,22 +39,12 @@ REMEMBERED_BYTES_MIN, REMEMBERED_MAX = 64 * 2**10, 1024
 """Stored bytes that a worker remembers, so that a document is stored once and not with each of its pages."""
 
 
-class Sandbox(Protocol):
-    """Runs steps on samples in a child process."""
-
-    def run(self, tasks: Iterable[SampleTask]) -> Iterator[SampleOutcome]:
-        """Yield one outcome a task, mostly in order."""
-        ...
-
-    def close(self) -> None:
-        """End the child processes."""
-        ...
-
-
 @dataclasses.dataclass(slots=True)
 class _Pending:
-    """What was made and not committed."""
+    """The work on some ordinals: what was made of them and not committed."""
 
+    chain: Chain
+    version: DatasetVersion
     keys: Keys
     ends: Collection[str] = ()
     """Keys of the letters and drops that there were before."""
@@ -64,7 +53,7 @@ class _Pending:
     letters: list[Letter] = dataclasses.field(default_factory=list)
     drops: list[Drop] = dataclasses.field(default_factory=list)
     parts: dict[str, bytes] = dataclasses.field(default_factory=dict)
-    counts: dict[str, StageCount] = dataclasses.field(default_factory=dict)
+    counts: dict[str, OperationCount] = dataclasses.field(default_factory=dict)
     reused: set[str] = dataclasses.field(default_factory=set)
     """Digests of stored bytes that were found and not made."""
     stored: Collection[str] = ()
@@ -77,7 +66,7 @@ class _Pending:
         return sum(map(len, self.parts.values()))
 
     def count(self, name: str, *, hits: int = 0, misses: int = 0, dead: int = 0, dropped: int = 0) -> None:
-        more = StageCount(stage=name, hits=hits, misses=misses, dead=dead, dropped=dropped)
+        more = OperationCount(operation=name, hits=hits, misses=misses, dead=dead, dropped=dropped)
         self.counts[name] = self.counts[name] + more if name in self.counts else more
 
 
@@ -85,36 +74,18 @@ class ChainWork:
     """Does items of the chains of one flow; one object for each worker thread.
 
     Args:
-        database: Registry.
-        lakehouse: Where bytes lie.
+        context: What work needs of its process.
         flow: The flow.
-        sandboxes: Makes the sandbox of one device, for the flow's steps.
-        sources: Opens the source of a version.
-        owner: Holder of the leases.
-        now_s: Wall clock [s].
-        pace: When to commit a part.
         on_counts: Called after each commit with what it added.
     """
 
-    def __init__(
-        self,
-        database: Database,
-        lakehouse: Lakehouse,
-        flow: Flow,
-        *,
-        sandboxes: Callable[[Device], Sandbox],
-        sources: Callable[[DatasetVersion], Source],
-        owner: str,
-        now_s: Callable[[], float],
-        pace: CommitPace,
-        on_counts: Callable[[WorkItem, Sequence[StageCount]], None],
-    ) -> None:
-        self._database, self._lakehouse, self._flow = database, lakehouse, flow
-        self._sandboxes, self._sources = sandboxes, sources
-        self._opened: dict[Device, Sandbox] = {}
+    def __init__(self, context: RunContext, flow: Flow, on_counts: OnCounts) -> None:
+        self._context, self._flow, self._on_counts = context, flow, on_counts
+        self._database, self._lakehouse = context.database, context.lakehouse
+        self._pace = CommitPace(context.steady_s)
+        self._sandboxes: dict[Device, Sandbox] = {}
         self._stored: OrderedDict[str, None] = OrderedDict()
-        self._owner, self._now_s, self._pace, self._on_counts = owner, now_s, pace, on_counts
-        self._inputs = Inputs(database, lakehouse, constants=flow.recipe.constants)
+        self._inputs = Inputs(context.database, context.lakehouse, constants=flow.recipe.constants)
         self._keys = {version.id: Keys(version.digest, flow.recipe.constants) for version in flow.versions.values()}
 
     def do(self, item: WorkItem) -> None:
@@ -124,44 +95,35 @@ class ChainWork:
             EnvironmentFailedError: If store, registry or source stay away; what is committed stays.
             LeaseLostError: If another worker took the item over.
         """
-        stage = self._flow.stage(item.stage)
-        version, keys = self._flow.versions[item.version_id], self._keys[item.version_id]
+        chain, version = self._flow.chain(item.operation), self._flow.versions[item.version_id]
         letters = results.letters_between(self._database, version.id, first=item.first, count=item.count)
         drops = results.drops_between(self._database, version.id, first=item.first, count=item.count)
         ends = {letter.key for letter in letters} | {drop.key for drop in drops}
-        pending = _Pending(keys, ends, stored=self._stored.keys())
-        samples = self._samples(item, stage, version, letters)
-        hits = resolve(samples, stage.steps, keys, outputs_of=self._outputs_of, ends=pending.ends)
+        pending = _Pending(chain, version, self._keys[version.id], ends, stored=self._stored.keys())
+        samples = self._samples(item, pending, letters)
+        hits = resolve(samples, chain.upto, pending.keys, outputs_of=self._outputs_of, ends=pending.ends)
         pending.reused = {digest for sample in samples for digest in _stored(sample)}
-        mine = {step.name for step in stage.chain.steps} if stage.chain is not None else set()
-        for name in mine:
-            pending.count(name, hits=hits[name])
-        if stage.reads_source:
+        for step in chain.steps:
+            pending.count(step.name, hits=hits[step.name])
+        if chain.reads_source:
             pending.count(INGEST, hits=sum(1 for sample in samples if sample.record))
         self._pace.begin()
         unread = [sample for sample in samples if not sample.record]
         known = [sample for sample in samples if sample.record and sample.missing]
         if unread:
-            self._run(item, stage, version, unread, pending)
-        self._run_known(item, stage, version, known, pending)
+            self._run(item, unread, pending)
+        self._run_known(item, known, pending)
         self._commit(item, pending, finished=True)
 
-    def _run_known(
-        self,
-        item: WorkItem,
-        stage: Stage,
-        version: DatasetVersion,
-        todo: Sequence[Sample],
-        pending: _Pending,
-    ) -> None:
+    def _run_known(self, item: WorkItem, todo: Sequence[Sample], pending: _Pending) -> None:
         """Run the missing steps of samples that were read before."""
         probed, hits = False, 0
         while todo:
             wave = next_wave(todo, probed=probed, hits=hits)
-            self._run(item, stage, version, wave, pending)
+            self._run(item, wave, pending)
             todo = [sample for sample in todo if not sample.ended]
             before = sum(len(sample.outputs) for sample in todo)
-            resolve(todo, stage.steps, pending.keys, outputs_of=self._outputs_of, ends=pending.ends)
+            resolve(todo, pending.chain.upto, pending.keys, outputs_of=self._outputs_of, ends=pending.ends)
             probed, hits = True, sum(len(sample.outputs) for sample in todo) - before
             todo = [sample for sample in todo if sample.missing]
             if todo and pending.parts:
@@ -176,13 +138,13 @@ class ChainWork:
             EnvironmentFailedError: If store, registry or source stay away.
             IndexDamagedError: If the source no longer gives the records that it gave.
         """
-        stage = self._flow.stages[-1]
-        steps = [step for step in stage.steps if not step.operation.barrier]
+        chain = self._flow.chains[-1]
+        steps = [step for step in chain.upto if not step.operation.barrier]
         rows = results.samples_between(self._database, version.id, first=first, count=count)
-        pending = _Pending(self._keys[version.id], remakes=True)
+        pending = _Pending(chain, version, self._keys[version.id], remakes=True)
         samples = {str(row.ordinal): Sample(ordinal=row.ordinal, missing=list(steps)) for row in rows}
-        for outcome in self._sandbox(stage).run(self._tasks(version, list(samples.values()), pending)):
-            self._take(samples[outcome.key], stage, outcome, pending)
+        for _ in self._outcomes(list(samples.values()), pending):
+            pass
         for row in rows:
             if samples[str(row.ordinal)].record != row.record:
                 raise IndexDamagedError(
@@ -190,61 +152,68 @@ class ChainWork:
                     "no longer gives the same record"
                 )
         artifacts = self._lakehouse.put_digested(pending.parts)
-        results.replace_artifacts(self._database, artifacts, actions=pending.actions, now_s=self._now_s())
+        results.replace_artifacts(self._database, artifacts, actions=pending.actions, now_s=self._context.now_s())
 
     def close(self) -> None:
         """End the sandboxes' children."""
-        for sandbox in self._opened.values():
+        for sandbox in self._sandboxes.values():
             sandbox.close()
 
-    def _sandbox(self, stage: Stage) -> Sandbox:
-        if stage.device not in self._opened:
-            self._opened[stage.device] = self._sandboxes(stage.device)
-        return self._opened[stage.device]
+    def _sandbox(self, chain: Chain) -> Sandbox:
+        device, limits = chain.device, self._context.limits
+        if device not in self._sandboxes:
+            if device != "cpu":
+                # A GPU's driver maps far more memory than it uses, and opens devices.
+                limits = dataclasses.replace(limits, memory_bytes=None, confine=False)
+            steps = sandbox_steps(self._flow.recipe, device)
+            self._sandboxes[device] = Sandbox(steps, limits, shared=self._flow.shared)
+        return self._sandboxes[device]
 
-    def _samples(
-        self, item: WorkItem, stage: Stage, version: DatasetVersion, letters: Sequence[Letter]
-    ) -> list[Sample]:
-        rows = results.samples_between(self._database, version.id, first=item.first, count=item.count)
-        samples = [Sample(ordinal=row.ordinal, sample_id=row.sample_id, record=row.record) for row in rows]
-        if not stage.reads_source:
+    def _samples(self, item: WorkItem, pending: _Pending, letters: Sequence[Letter]) -> list[Sample]:
+        chain = pending.chain
+        samples = read_samples(self._database, item.version_id, first=item.first, count=item.count)
+        if not chain.reads_source:
             return samples
         ended = {letter.ordinal for letter in letters if letter.operation == INGEST}
         ended |= {sample.ordinal for sample in samples}
         unread = [
-            Sample(ordinal=at, missing=list(stage.steps))
+            Sample(ordinal=at, missing=list(chain.upto))
             for at in range(item.first, item.first + item.count)
             if at not in ended
         ]
         return sorted([*samples, *unread], key=lambda one: one.ordinal)
 
-    def _run(
-        self, item: WorkItem, stage: Stage, version: DatasetVersion, wave: Sequence[Sample], pending: _Pending
-    ) -> None:
-        """Run a wave of samples through the sandbox, committing parts."""
-        by_key = {str(sample.ordinal): sample for sample in wave}
-        tasks = self._tasks(version, wave, pending)
-        if stage.chain is None:
-            for _ in tasks:
-                self._pace_commit(item, pending)
-            return
-        for outcome in self._sandbox(stage).run(tasks):
-            self._take(by_key[outcome.key], stage, outcome, pending)
-            self._pace_commit(item, pending)
+    def _run(self, item: WorkItem, wave: Sequence[Sample], pending: _Pending) -> None:
+        """Run a wave of samples, committing parts."""
+        for _ in self._outcomes(wave, pending):
+            if self._pace.due(pending.size_bytes):
+                self._commit(item, pending, finished=False)
+                self._pace.begin()
 
-    def _tasks(self, version: DatasetVersion, wave: Sequence[Sample], pending: _Pending) -> Iterator[SampleTask]:
+    def _outcomes(self, wave: Sequence[Sample], pending: _Pending) -> Iterator[None]:
+        """Read samples and run their steps in the sandbox; yield after each."""
+        by_key = {str(sample.ordinal): sample for sample in wave}
+        tasks = self._tasks(wave, pending)
+        if not pending.chain.steps:
+            yield from (None for _ in tasks)
+            return
+        for outcome in self._sandbox(pending.chain).run(tasks):
+            self._take(by_key[outcome.key], outcome, pending)
+            yield
+
+    def _tasks(self, wave: Sequence[Sample], pending: _Pending) -> Iterator[SampleTask]:
         """Yield a task for each sample that has a step to run; a record that breaks its source's rules has none."""
         unread = [sample for sample in wave if not sample.record]
-        source = self._sources(version) if unread else None
+        source = self._context.sources.open(pending.version, self._lakehouse) if unread else None
         for sample in unread:
             assert source is not None
-            task = self._read(source, version, sample, pending)
+            task = self._read(source, sample, pending)
             if task is not None:
                 yield task
         known = [sample for sample in wave if sample.record and sample not in unread]
         yield from self._inputs.tasks(known, window_bytes_max=WINDOW_BYTES_MAX)
 
-    def _read(self, source: Source, version: DatasetVersion, sample: Sample, pending: _Pending) -> SampleTask | None:
+    def _read(self, source: Source, sample: Sample, pending: _Pending) -> SampleTask | None:
         """Read a record from its source."""
         try:
             raw = source.read(sample.ordinal)
@@ -253,7 +222,7 @@ class ChainWork:
             sample.ended = INGEST
             pending.letters.append(
                 Letter(
-                    key=digest_value([INGEST, version.digest, sample.ordinal]),
+                    key=digest_value([INGEST, pending.version.digest, sample.ordinal]),
                     operation=INGEST,
                     ordinal=sample.ordinal,
                     sample_id=error.sample_id or source.record_id(sample.ordinal),
@@ -273,7 +242,7 @@ class ChainWork:
         pending.reused |= blobs.keys() & pending.stored
         pending.count(INGEST, misses=1)
         # Most records of a later version are those of an earlier one.
-        if not sample.missing or (version.number > 1 and not pending.remakes and self._known(sample, pending)):
+        if not sample.missing or (pending.version.number > 1 and not pending.remakes and self._known(sample, pending)):
             return None
         value = Value(data=raw.content, blobs=blobs)
         steps = tuple(step.name for step in sample.missing)
@@ -291,9 +260,9 @@ class ChainWork:
         pending.reused |= set(_stored(sample))
         return True
 
-    def _take(self, sample: Sample, stage: Stage, outcome: SampleOutcome, pending: _Pending) -> None:
+    def _take(self, sample: Sample, outcome: SampleOutcome, pending: _Pending) -> None:
         """Note what the sandbox made of a sample."""
-        steps = {step.name: step for step in stage.steps}
+        steps = {step.name: step for step in pending.chain.upto}
         for end in outcome.steps:
             if isinstance(end, StepMade):
                 self._made(sample, steps[end.step], end.value, pending)
@@ -339,11 +308,6 @@ class ChainWork:
         sample.outputs[step.name] = Output(digest, value=stored if small else None)
         pending.count(step.name, misses=1)
 
-    def _pace_commit(self, item: WorkItem, pending: _Pending) -> None:
-        if self._pace.due(pending.size_bytes):
-            self._commit(item, pending, finished=False)
-            self._pace.begin()
-
     def _commit(self, item: WorkItem, pending: _Pending, *, finished: bool) -> None:
         """Store the bytes, then commit the rows that name them."""
         artifacts = self._lakehouse.put_digested(pending.parts) if pending.parts else []
@@ -358,15 +322,15 @@ class ChainWork:
             counts=counts,
             reused=sorted(pending.reused) if finished else (),
         )
-        store_list(self._lakehouse.store, self._flow.versions[item.version_id], outcome)
+        store_list(self._lakehouse.store, pending.version, outcome)
         written = results.commit(
             self._database,
             outcome,
             finished=item if finished else None,
             within=None if finished else item,
-            owner=self._owner,
+            owner=self._context.owner,
             children=self._flow.following(item) if finished else (),
-            now_s=self._now_s(),
+            now_s=self._context.now_s(),
         )
         if not written and not finished:
             raise LeaseLostError(f"work item {item.key} was taken over by another worker")
@@ -386,6 +350,20 @@ class ChainWork:
 
     def _outputs_of(self, keys: Collection[str]) -> Mapping[str, Output]:
         return known_outputs(self._database, keys)
+
+
+def sandbox_steps(recipe: Recipe, device: Device) -> list[SandboxStep]:
+    """Return the steps that run in a child of one device: all of its kind, for lost outputs of earlier chains, too."""
+    return [
+        SandboxStep(
+            name=step.name,
+            operation=step.operation.path,
+            inputs=step.inputs,
+            parameters=dataclasses.asdict(step.parameters),
+        )
+        for step in recipe.steps
+        if not step.operation.barrier and step.operation.device == device
+    ]
 
 
 def _stored(sample: Sample) -> Iterator[str]:

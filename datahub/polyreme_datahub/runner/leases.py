@@ -43,10 +43,10 @@ class Leases:
                 self._held.add(key)
         return claimed
 
-    def claim_any(self, flow: str | None, stages: Sequence[str]) -> Claimed | None:
+    def claim_any(self, flow: str | None, operations: Sequence[str]) -> Claimed | None:
         """Lease any item that is due: for a worker to whom the topics bring nothing."""
         found = work_items.claim(
-            self._database, flow, stages, self._owner, now_s=self._now_s(), ttl_s=self._ttl_s, count_max=1
+            self._database, flow, operations, self._owner, now_s=self._now_s(), ttl_s=self._ttl_s, count_max=1
         )
         with self._lock:
             self._held |= {claimed.item.key for claimed in found}

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 
-from polyreme_datahub.recipes.recipe import Recipe
+from polyreme_datahub.recipes.recipe import INGEST, Recipe
 from polyreme_datahub.registry import results
 from polyreme_datahub.registry.datasets import DatasetVersion
 from polyreme_datahub.registry.engine import Database
-from polyreme_datahub.registry.rows import Drop, Letter
-from polyreme_datahub.runner.flow import INGEST
+from polyreme_datahub.registry.rows import Drop, Letter, OperationCount
 from polyreme_datahub.runner.resolution import Keys, Sample, letter_key, resolve
-from polyreme_datahub.runner.walk import PAGE, known_outputs
+from polyreme_datahub.runner.walk import PAGE, known_outputs, read_samples
 
 SHOWN_MAX = 1000
 """Dead letters, and dropped samples, of one report."""
@@ -31,10 +30,11 @@ class StepOutcome:
     waiting: int = 0
     """Records that the operation has not seen yet."""
 
-    @property
-    def records(self) -> int:
-        """Records that reach the operation."""
-        return self.through + self.dead + self.dropped + self.waiting
+    def count(self, made: int = 0) -> OperationCount:
+        """Return the counts of a run that made so many of the outputs, and reused the others."""
+        made = min(made, self.through)
+        hits = self.through - made
+        return OperationCount(operation=self.name, hits=hits, misses=made, dead=self.dead, dropped=self.dropped)
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -84,8 +84,7 @@ class _Look:
         letters = results.letters_between(database, number, first=first, count=count)
         self._letters = {one.key: one for one in letters}
         self._drops = {one.key: one for one in results.drops_between(database, number, first=first, count=count)}
-        rows = results.samples_between(database, number, first=first, count=count)
-        samples = [Sample(ordinal=row.ordinal, sample_id=row.sample_id, record=row.record) for row in rows]
+        samples = read_samples(database, number, first=first, count=count)
         resolve(
             samples,
             self._recipe.steps,

@@ -9,23 +9,22 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from polyreme_api.errors import EnvironmentFailedError, PolyremeError, RetryableError
 from polyreme_datahub.errors import IndexDamagedError
-from polyreme_datahub.registry.engine import Database
 from polyreme_datahub.registry.work_items import Claimed, WorkItem
+from polyreme_datahub.runner.context import RunContext
 from polyreme_datahub.runner.leases import Leases
 from polyreme_datahub.runner.publisher import Publisher
-from polyreme_datahub.topics.types import Delivery, Subscription, Topics
+from polyreme_datahub.topics.memory import InProcessTopics
+from polyreme_datahub.topics.types import Delivery, Subscription
 
 POLL_S = 0.2
 LOOKS_MAX = 25
 """Default of ``looks_max``: a count over a large flow takes time."""
 GROUP = "workers"
-BACKOFF_S = 0.1
 BACKOFF_MAX_S = 5.0
 AWAY_WORK_RATIO = 3
 """Least time of work between two tries to subscribe to a bus that is away, over the time of a try, which may block."""
@@ -35,11 +34,6 @@ OUTAGE_BACKOFFS = 600
 """Least time from the first of them until it does, in first waits: 60 s. Many workers fail at once."""
 TRIES_MAX = 6
 """Tries of one item that our own code failed."""
-
-
-OnItem = Callable[[WorkItem, float, bool], None]
-"""Takes an item, the time that a try of it took [s], and whether it is done."""
-
 
 _log = logging.getLogger(__name__)
 
@@ -96,50 +90,33 @@ class Pool:
     """Workers of one process.
 
     Args:
-        database: Registry.
-        topics: The bus.
-        stages: Names of the stages whose items are done here, in their order.
+        context: What work needs of this process; without a bus, topics are in its memory.
         handler: Makes the handler of one thread.
+        operations: Names of the chains whose items are done here, in their order.
         flow: The flow whose items are published here; None: every flow.
-        workers: Threads.
-        owner: Name of this process.
-        now_s: Wall clock [s].
-        backoff_s: Wait after the first failure [s].
-        steady_s: A clock that never jumps [s].
-        on_item: Called after each try of an item, from worker threads.
         looks_max: Waits of ``POLL_S`` or less while workers are busy, before ``done`` is asked all the same.
     """
 
     def __init__(
         self,
-        database: Database,
-        topics: Topics,
-        *,
-        stages: Sequence[str],
+        context: RunContext,
         handler: Callable[[], Handler],
+        *,
+        operations: Sequence[str],
         flow: str | None,
-        workers: int,
-        owner: str,
-        now_s: Callable[[], float],
-        backoff_s: float = BACKOFF_S,
-        steady_s: Callable[[], float] = time.monotonic,  # noqa: TID251 - the shell's default
-        on_item: OnItem | None = None,
         looks_max: int = LOOKS_MAX,
     ) -> None:
-        self._looks_max = looks_max
-        self._handler = handler
-        self._flow, self._stages = flow, tuple(reversed(stages))
-        self._now_s, self._backoff_s = now_s, backoff_s
-        self._steady_s, self._on_item = steady_s, on_item
-        self._leases = Leases(database, owner, now_s=now_s)
-        self.publisher = Publisher(database, topics, stages, now_s=now_s, flow=flow)
+        self._context, self._handler, self._looks_max = context, handler, looks_max
+        self._flow, self._operations = flow, tuple(reversed(operations))
+        self._topics = context.topics or InProcessTopics()
+        self._leases = Leases(context.database, context.owner, now_s=context.now_s)
+        self._publisher = Publisher(context, self._topics, operations, flow=flow)
         self._stopped = threading.Event()
         self._changed = threading.Condition()
         self._failure: BaseException | None = None
-        self._registry, self._looks, self._items = (Outage(backoff_s, steady_s) for _ in range(3))
-        self._topics = topics
+        self._registry, self._looks, self._items = (Outage(context.backoff_s, context.steady_s) for _ in range(3))
         self._busy = 0
-        bodies = [self._publish, *[self._work] * workers]
+        bodies = [self._publish, *[self._work] * context.workers]
         self._threads = [threading.Thread(target=self._guarded, args=(body,), daemon=True) for body in bodies]
 
     def run_until(self, done: Callable[[], bool]) -> None:
@@ -156,7 +133,7 @@ class Pool:
                 self._wait()
         finally:
             self._stopped.set()
-            self.publisher.wake()
+            self._publisher.wake()
             for thread in self._threads:
                 thread.join()
             with contextlib.suppress(EnvironmentFailedError):
@@ -197,7 +174,7 @@ class Pool:
     def _publish(self) -> None:
         while not self._stopped.is_set():
             try:
-                self.publisher.run(self._stopped)
+                self._publisher.run(self._stopped)
             except EnvironmentFailedError as error:
                 self._stopped.wait(self._registry.failed(error))
 
@@ -208,21 +185,23 @@ class Pool:
         try:
             while not self._stopped.is_set():
                 deliveries: Sequence[Delivery] = ()
-                begun_s = self._steady_s()
+                begun_s = self._context.steady_s()
                 if failures and begun_s < retry_s:
                     if not self._take_any(handler):
                         self._stopped.wait(min(POLL_S, retry_s - begun_s))
                     continue
                 try:
-                    subscription = subscription or self._topics.subscribe(self._stages[::-1], group=GROUP)
+                    subscription = subscription or self._topics.subscribe(self._operations[::-1], group=GROUP)
                     deliveries = subscription.receive(count_max=1, timeout_s=POLL_S)
                     failures = 0
                 except EnvironmentFailedError as error:
                     _log.warning("the bus is away, items are taken from the registry: %s", error)
                     if subscription is not None:
                         subscription.close()
-                    subscription, failures, now_s = None, failures + 1, self._steady_s()
-                    retry_s = now_s + max(delay_s(failures, self._backoff_s), AWAY_WORK_RATIO * (now_s - begun_s))
+                    subscription, failures, now_s = None, failures + 1, self._context.steady_s()
+                    retry_s = now_s + max(
+                        delay_s(failures, self._context.backoff_s), AWAY_WORK_RATIO * (now_s - begun_s)
+                    )
                 for delivery in deliveries:
                     assert subscription is not None
                     self._take(handler, subscription, delivery)
@@ -243,7 +222,7 @@ class Pool:
 
     def _take_any(self, handler: Handler) -> bool:
         """Do an item that no topic brought: its message was lost, the bus is away, or another worker has too many."""
-        return bool(self._do(handler, lambda: self._leases.claim_any(self._flow, self._stages)))
+        return bool(self._do(handler, lambda: self._leases.claim_any(self._flow, self._operations)))
 
     def _do(self, handler: Handler, claim: Callable[[], Claimed | None]) -> bool | None:
         """Claim an item and do it; return whether there was one, or None if the registry was away: nothing is noted."""
@@ -262,17 +241,17 @@ class Pool:
                 if claimed is None:
                     self._stopped.wait(wait_s)
                     return None
-        self.publisher.wake()
+        self._publisher.wake()
         return True
 
     def _handle(self, handler: Handler, item: WorkItem) -> None:
-        begun_s, done = self._steady_s(), False
+        begun_s, done = self._context.steady_s(), False
         try:
             handler.do(item)
             done = True
         finally:
-            if self._on_item is not None:
-                self._on_item(item, self._steady_s() - begun_s, done)
+            if self._context.on_item is not None:
+                self._context.on_item(item, self._context.steady_s() - begun_s, done)
 
     @contextlib.contextmanager
     def _working(self) -> Iterator[None]:
@@ -296,11 +275,11 @@ class Pool:
         elif ours:
             tries = claimed.tries if claimed is not None else TRIES_MAX
             last = tries >= TRIES_MAX
-            wait_s = delay_s(tries, self._backoff_s)
+            wait_s = delay_s(tries, self._context.backoff_s)
         if claimed is not None:
             text = f"{type(error).__name__}: {error}" if ours else str(error)
             with contextlib.suppress(EnvironmentFailedError):
-                due_s = self._now_s() + wait_s
+                due_s = self._context.now_s() + wait_s
                 self._leases.release(claimed.item.key, due_s=due_s, error=text, counts_try=ours)
         if last:
             raise error

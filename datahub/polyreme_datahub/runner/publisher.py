@@ -1,4 +1,4 @@
-"""Sends the keys of open items to the topics of their stages, until every one is done.
+"""Sends the keys of open items to the topics of their chains, until every one is done.
 
 A topic is a hint: a key may be lost or come twice. What no worker claimed within ``LOST_AFTER_S`` is sent again. While
 the bus is away nothing is sent; workers then find items in the registry.
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from polyreme_api.errors import EnvironmentFailedError
 from polyreme_datahub.registry import work_items
-from polyreme_datahub.registry.engine import Database
+from polyreme_datahub.runner.context import RunContext
 from polyreme_datahub.topics.types import Message, Topics
 
 BATCH_MAX = 64
@@ -28,24 +28,15 @@ class Publisher:
     """Publishes from rows.
 
     Args:
-        database: Registry.
+        context: What work needs of its process.
         topics: The bus.
-        stages: Stages whose items are sent.
-        now_s: Wall clock [s].
+        operations: Chains whose items are sent.
         flow: The flow whose items are sent; None: every flow.
     """
 
-    def __init__(
-        self,
-        database: Database,
-        topics: Topics,
-        stages: Sequence[str],
-        *,
-        now_s: Callable[[], float],
-        flow: str | None = None,
-    ) -> None:
-        self._database, self._topics, self._stages = database, topics, tuple(stages)
-        self._now_s, self._flow = now_s, flow
+    def __init__(self, context: RunContext, topics: Topics, operations: Sequence[str], *, flow: str | None) -> None:
+        self._database, self._now_s = context.database, context.now_s
+        self._topics, self._operations, self._flow = topics, tuple(operations), flow
         self._woken = threading.Event()
 
     def wake(self) -> None:
@@ -64,13 +55,13 @@ class Publisher:
         now_s = self._now_s()
         work_items.unpublish_expired(self._database, flow=self._flow, now_s=now_s, lost_after_s=LOST_AFTER_S)
         items = work_items.take_unpublished(
-            self._database, flow=self._flow, stages=self._stages, now_s=now_s, count_max=BATCH_MAX
+            self._database, flow=self._flow, operations=self._operations, now_s=now_s, count_max=BATCH_MAX
         )
         if not items:
             return 0
         # Marked before they are sent: a worker may fail an item, and release it, before its message is acknowledged.
         work_items.mark_published(self._database, [item.key for item in items], now_s=now_s)
-        messages = [Message(key=item.key, pipeline=item.flow, topic=item.stage, body="{}") for item in items]
+        messages = [Message(key=item.key, pipeline=item.flow, topic=item.operation, body="{}") for item in items]
         try:
             taken = {message.key for message in self._topics.publish_all(messages, timeout_s=PUBLISH_WAIT_S)}
         except EnvironmentFailedError as error:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from polyreme_datahub.digests import canonical_json, digest_bytes
+from polyreme_datahub.operations.values import Value
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,3 +43,8 @@ class Stored:
     def digest(self) -> str:
         """Digest of the stored form."""
         return digest_bytes(self.to_bytes())
+
+
+def digests_of(shared: Mapping[str, Value]) -> dict[str, str]:
+    """Return the digests by which the keys of actions name values that are the same for every sample."""
+    return {name: Stored.of(value.data, value.blobs).digest for name, value in shared.items()}

@@ -69,8 +69,7 @@ class Walk:
     def _page(
         self, version: DatasetVersion, steps: Sequence[Step], values_of: Sequence[str], first: int, count: int
     ) -> Iterator[Walked]:
-        rows = results.samples_between(self._database, version.id, first=first, count=count)
-        samples = [Sample(ordinal=row.ordinal, sample_id=row.sample_id, record=row.record) for row in rows]
+        samples = read_samples(self._database, version.id, first=first, count=count)
         resolve(
             samples,
             steps,
@@ -95,6 +94,12 @@ class Walk:
                 outputs=sample.outputs,
                 values=values,
             )
+
+
+def read_samples(database: Database, version_id: int, *, first: int, count: int) -> list[Sample]:
+    """Return the samples of some ordinals that are read, in order."""
+    rows = results.samples_between(database, version_id, first=first, count=count)
+    return [Sample(ordinal=row.ordinal, sample_id=row.sample_id, record=row.record) for row in rows]
 
 
 def known_outputs(database: Database, keys: Collection[str]) -> dict[str, Output]:

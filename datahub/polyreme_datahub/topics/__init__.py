@@ -1,1 +1,1 @@
-"""Topics: where messages between stages travel. Messages are ids only; what they mean is in the registry."""
+"""Topics: where messages between operations travel. Messages are ids only; what they mean is in the registry."""

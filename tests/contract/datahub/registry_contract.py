@@ -28,7 +28,7 @@ from polyreme_datahub.errors import RegistryFailedError
 from polyreme_datahub.registry import datasets, lineage, progress, results, schema, work_items
 from polyreme_datahub.registry.engine import open_database
 from polyreme_datahub.registry.migrate import RegistryNewerError, alembic_config
-from polyreme_datahub.registry.rows import Action, Output, Results, SampleRow, StageCount
+from polyreme_datahub.registry.rows import Action, OperationCount, Output, Results, SampleRow
 from polyreme_datahub.registry.work_items import WorkItem
 from tests.unit.datahub.jobs import Home, digits, make_spec, picture, record, write_jsonl
 
@@ -126,7 +126,9 @@ class RegistryContract:
         assert results.outputs_of(database, ["k"]) == {"k": Output("out", None)}
         assert lineage.lineage_of(database, "out", count_max=9).raw == ["in"]
         assert results.letters_between(database, 1, first=0, count=9)[0].operation == "decode"
-        assert progress.statistics_of(database, 1)["decode"] == StageCount(stage="decode", hits=1, misses=2, dead=3)
+        assert progress.statistics_of(database, 1)["decode"] == OperationCount(
+            operation="decode", hits=1, misses=2, dead=3
+        )
         results.put_action(database, Action(key="new", operation="o", inputs=("in",), output="x", value="1"), now_s=1.0)
         database.write(lambda connection: command.downgrade(alembic_config(connection), "0001"))
         assert database.read(rows) == {table: [row] for table, row in FIRST_ROWS.items()}
@@ -220,7 +222,7 @@ class RegistryContract:
     def test_the_late_twin_of_an_ingest_brings_no_doubled_id_back(self, url: str) -> None:
         database = open_database(url)
         version = datasets.add_version(database, name="a", source={}, digest="x", records=2, now_s=1.0)
-        item = WorkItem(key="f/compose/1/0", flow="f", stage="compose", version_id=version.id, first=0, count=2)
+        item = WorkItem(key="f/compose/1/0", flow="f", operation="compose", version_id=version.id, first=0, count=2)
         work_items.add(database, [item])
         rows = [SampleRow(ordinal=at, sample_id="same", record="r") for at in range(2)]
         made = Results(version_id=version.id, samples=rows)
@@ -274,7 +276,7 @@ class RegistryContract:
         assert failures == []
         assert len(set(manifests)) == 1
         again = hub.process(spec, registry_url=url, objects_url=objects)
-        assert {count.misses for count in again.stages} == {0}
+        assert {count.misses for count in again.operations} == {0}
         assert again.datasets[0].samples == 600
 
 

@@ -20,7 +20,7 @@ from polyreme_datahub.lakehouse import Artifact
 from polyreme_datahub.registry import backlog, bulk, datasets, flows, lineage, results, schema, work_items
 from polyreme_datahub.registry.engine import Database, open_database
 from polyreme_datahub.registry.lineage import StepKeys
-from polyreme_datahub.registry.rows import Action, Drop, Letter, Output, Results, SampleRow, StageCount
+from polyreme_datahub.registry.rows import Action, Drop, Letter, OperationCount, Output, Results, SampleRow
 from polyreme_datahub.registry.work_items import Claimed, WorkItem
 
 ROOT = Path(__file__).parents[3]
@@ -29,7 +29,7 @@ KILLED_WITHIN = """
 import os, signal, sys
 from polyreme_datahub.registry import results, schema
 from polyreme_datahub.registry.engine import open_database
-from polyreme_datahub.registry.rows import Results, StageCount
+from polyreme_datahub.registry.rows import Results, OperationCount
 from tests.contract.datahub.work_contract import item, outcome
 database = open_database(sys.argv[1])
 results._add_counts = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
@@ -38,9 +38,14 @@ results.commit(database, made, finished=item(0), owner="killed", now_s=1.0, chil
 """
 
 
-def item(at: int, *, flow: str = "f", stage: str = "decode", version_id: int = 1, count: int = 10) -> WorkItem:
+def item(at: int, *, flow: str = "f", operation: str = "decode", version_id: int = 1, count: int = 10) -> WorkItem:
     return WorkItem(
-        key=f"{flow}/{stage}/{at}", flow=flow, stage=stage, version_id=version_id, first=at * count, count=count
+        key=f"{flow}/{operation}/{at}",
+        flow=flow,
+        operation=operation,
+        version_id=version_id,
+        first=at * count,
+        count=count,
     )
 
 
@@ -52,7 +57,7 @@ def outcome(version_id: int, output: str) -> Results:
         actions=[Action(key="k", operation="decode", inputs=("i", "j"), output=output, value='{"a":1}')],
         letters=[Letter(key="d", operation="decode", ordinal=1, sample_id="t\0", rule="r", error=output)],
         drops=[Drop(key="e", operation="size", ordinal=2, sample_id="u", reason=output)],
-        counts=[StageCount(stage="decode", hits=1, misses=2, dead=1, dropped=1)],
+        counts=[OperationCount(operation="decode", hits=1, misses=2, dead=1, dropped=1)],
     )
 
 
@@ -70,11 +75,13 @@ class WorkContract:
         steps = [{"step": "decode", "device": "cpu"}, {"step": "embed", "device": "gpu"}, {"step": "old"}]
         for flow in ("f", "g"):
             flows.add_flow(opened, flow, {"steps": steps}, now_s=1.0)
-        mine = [item(at, flow=flow, stage="decode") for flow in ("f", "g") for at in range(3)]
-        work_items.add(opened, [*mine, item(0, stage="embed"), item(0, stage="old"), item(0, flow="h", stage="lost")])
+        mine = [item(at, flow=flow, operation="decode") for flow in ("f", "g") for at in range(3)]
+        work_items.add(
+            opened, [*mine, item(0, operation="embed"), item(0, operation="old"), item(0, flow="h", operation="lost")]
+        )
         work_items.claim_one(opened, mine[0].key, "o", now_s=10.0, ttl_s=30.0)
         work_items.claim_one(opened, mine[1].key, "o", now_s=10.0, ttl_s=30.0)
-        made = Results(version_id=1, counts=[StageCount(stage="decode", misses=1)])
+        made = Results(version_id=1, counts=[OperationCount(operation="decode", misses=1)])
         results.commit(opened, made, finished=mine[1], owner="o", now_s=20.0)
         reader = backlog.BacklogReader(opened)
         seen = [(one.operation, one.device, one.items, one.records, one.leased) for one in reader.read(now_s=25.0)]
@@ -102,11 +109,13 @@ class WorkContract:
         assert len(claimed) == ITEMS
         assert set(claimed.values()) == {1}
 
-    def test_items_come_by_stage_in_the_order_asked_then_by_ordinal(self, opened: Database) -> None:
-        work_items.add(opened, [item(2), item(0), item(1, stage="embed"), item(0, stage="other"), item(0, flow="g")])
-        stages = ["embed", "decode"]
-        found = work_items.claim(opened, "f", stages, "w", now_s=1.0, ttl_s=9.0, count_max=9)
-        assert [one.item for one in found] == [item(1, stage="embed"), item(0), item(2)]
+    def test_items_come_by_operation_in_the_order_asked_then_by_ordinal(self, opened: Database) -> None:
+        work_items.add(
+            opened, [item(2), item(0), item(1, operation="embed"), item(0, operation="other"), item(0, flow="g")]
+        )
+        operations = ["embed", "decode"]
+        found = work_items.claim(opened, "f", operations, "w", now_s=1.0, ttl_s=9.0, count_max=9)
+        assert [one.item for one in found] == [item(1, operation="embed"), item(0), item(2)]
         assert [one.item.flow for one in take(opened, "w", flow=None)] == ["g"]
 
     def test_a_lease_runs_out_and_its_try_counts(self, opened: Database) -> None:
@@ -146,7 +155,7 @@ class WorkContract:
 
         def commit(owner: str) -> None:
             first = results.commit(
-                opened, outcome(1, owner), finished=item(0), owner=owner, now_s=1.0, children=[item(0, stage=owner)]
+                opened, outcome(1, owner), finished=item(0), owner=owner, now_s=1.0, children=[item(0, operation=owner)]
             )
             wins.extend([owner] * first)
 
@@ -158,7 +167,7 @@ class WorkContract:
         assert (letter.operation, letter.sample_id, letter.error) == ("decode", "t\\x00", winner)
         assert [drop.reason for drop in results.drops_between(opened, 1, first=0, count=9)] == [winner]
         assert set(results.places_of(opened, [f"w{number}" for number in range(THREADS)])) == {winner}
-        assert work_items.counts_by_stage(opened, "f") == {"decode": (0, 1), winner: (1, 0)}
+        assert work_items.counts_by_operation(opened, "f") == {"decode": (0, 1), winner: (1, 0)}
         assert results.ended_counts(opened, 1) == {"decode": (1, 0), "size": (0, 1)}
 
     def test_a_part_is_written_only_while_its_item_is_open_and_held(self, opened: Database) -> None:
@@ -187,7 +196,7 @@ class WorkContract:
         assert ended.returncode == -signal.SIGKILL, ended.stderr
         assert results.samples_between(opened, 1, first=0, count=9) == []
         assert results.outputs_of(opened, ["k"]) == {}
-        assert work_items.counts_by_stage(opened, "f") == {"decode": (1, 0)}
+        assert work_items.counts_by_operation(opened, "f") == {"decode": (1, 0)}
         assert results.commit(opened, outcome(1, "y"), finished=item(0), owner="w", now_s=2.0)
 
     def test_the_outbox_gives_each_key_until_it_is_sent_and_again_when_it_was_lost(self, opened: Database) -> None:
@@ -218,7 +227,7 @@ class WorkContract:
         assert work_items.purge(opened, older_than_s=10.0, count_max=1) == 1
         assert work_items.purge(opened, older_than_s=10.0, count_max=9) == 1
         assert work_items.purge(opened, older_than_s=10.0, count_max=9) == 0
-        counted = {flow: work_items.counts_by_stage(opened, flow) for flow in "fgh"}
+        counted = {flow: work_items.counts_by_operation(opened, flow) for flow in "fgh"}
         assert counted == {"f": {"decode": (1, 1)}, "g": {}, "h": {"decode": (0, 1)}}
         work_items.reopen(opened, [item(0, flow="h").key])
         assert work_items.open_count(opened, "h", "decode") == 1
@@ -238,9 +247,9 @@ class WorkContract:
         assert results.replay(opened, 1, "decode", [15, 25]) == [item(1)]
         left = results.letters_between(opened, 1, first=0, count=100)
         assert [letter.ordinal for letter in left] == [3, 16, 25]
-        assert results.replay(opened, 1, stages=["none"]) == []
+        assert results.replay(opened, 1, operations=["none"]) == []
         assert results.letters_between(opened, 1, first=0, count=100) == []
-        assert work_items.counts_by_stage(opened, "f") == {"decode": (1, 2)}
+        assert work_items.counts_by_operation(opened, "f") == {"decode": (1, 2)}
 
     def test_outputs_of_a_step_are_read_by_ordinal_in_pages(self, opened: Database) -> None:
         work_items.add(opened, [item(0)])

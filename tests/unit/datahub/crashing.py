@@ -20,7 +20,7 @@ from polyreme_datahub.lakehouse import Lakehouse
 from polyreme_datahub.objects import open_store
 from polyreme_datahub.processing import Processing
 from polyreme_datahub.registry.engine import Database, open_database
-from polyreme_datahub.runner.flow_run import Surroundings
+from polyreme_datahub.runner.context import RunContext
 from tests.unit.datahub.jobs import Home, make_spec
 
 Result = TypeVar("Result")
@@ -103,8 +103,8 @@ def main(folder: Path, effect: int, url: str, *, lost: bool = False) -> None:
     assert isinstance(database, DoomedDatabase)
     database.doom = doom
     store: Any = DoomedStore(open_store(home.objects), doom)
-    around = Surroundings(database=database, lakehouse=Lakehouse(store))
-    report = Processing(around).process(make_spec(DATASETS), job="")
+    context = RunContext(database=database, lakehouse=Lakehouse(store))
+    report = Processing(context).process(make_spec(DATASETS), job="")
     print(*(f"{part.samples}:{part.tokens}:{len(part.dead_letters)}:{part.manifest}" for part in report.datasets))
     if effect and not doom.reached:
         sys.exit(NO_SUCH_EFFECT)

@@ -73,5 +73,5 @@ def test_a_second_run_reuses_verdicts_as_it_reuses_results(tmp_path: Path) -> No
     home, first = process_lines(tmp_path)
     second = home.process(make_spec(["mine"]))
     assert second.datasets[0].dead_letters == first.datasets[0].dead_letters
-    assert all(count.misses == 0 for count in second.stages)
+    assert all(count.misses == 0 for count in second.operations)
     assert second.datasets[0].manifest == first.datasets[0].manifest

@@ -16,15 +16,15 @@ from polyreme_api.errors import InvalidConfigError
 from polyreme_datahub import hub
 from polyreme_datahub.digests import blob_key, digest_bytes
 from polyreme_datahub.index.sample_shards import SampleShards
-from polyreme_datahub.ingestion import Ingestion, IngestReport
 from polyreme_datahub.lakehouse import Lakehouse
 from polyreme_datahub.objects import open_store
 from polyreme_datahub.recipes.files import read_shipped, shipped_recipes
 from polyreme_datahub.registry.engine import open_database
 from polyreme_datahub.registry.rebuild import rebuild_registry
 from polyreme_datahub.runner import flow
+from polyreme_datahub.runner.context import RunContext
 from polyreme_datahub.runner.flow_meter import OperationProgress
-from polyreme_datahub.runner.flow_run import Surroundings
+from polyreme_datahub.source_ingestion import IngestReport, ingest_source
 from polyreme_datahub.sources.samples import SamplesSource
 from tests.unit.datahub.jobs import Home, make_spec, picture, record, write_jsonl
 
@@ -165,7 +165,7 @@ def test_a_job_trains_on_a_sealed_version_and_copies_no_image(tmp_path: Path) ->
     ingest(home, write_source(tmp_path / "source"), recipe())
     report = home.process(make_spec(["pages"], sequence_tokens=128))
     assert (report.datasets[0].samples, report.datasets[0].dead_letters) == (11, ())
-    assert {stage.stage: stage.hits for stage in report.stages}["ingest"] == 11
+    assert {count.operation: count.hits for count in report.operations}["ingest"] == 11
 
 
 def test_a_sealed_version_is_read_again_after_the_registry_is_lost(tmp_path: Path) -> None:
@@ -278,8 +278,8 @@ def test_progress_says_what_waits(tmp_path: Path) -> None:
     database = open_database(f"sqlite:///{tmp_path}/registry.sqlite")
     now = iter(range(10_000))
     store = open_store(f"file://{tmp_path}/objects")
-    around = Surroundings(database=database, lakehouse=Lakehouse(store), steady_s=lambda: float(next(now)), workers=1)
-    Ingestion(around, progress=seen.append).ingest(str(write_source(tmp_path / "source")), "pages", recipe())
+    context = RunContext(database=database, lakehouse=Lakehouse(store), steady_s=lambda: float(next(now)), workers=1)
+    ingest_source(context, str(write_source(tmp_path / "source")), "pages", recipe(), seen.append)
     decode = [one for one in seen if one.operation == "decode"]
     assert decode[0].rate_per_s is not None
     assert decode[0].left_s is not None

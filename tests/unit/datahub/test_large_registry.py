@@ -11,11 +11,12 @@ from sqlalchemy import Connection, event, insert
 
 from polyreme_api.errors import NotFoundError
 from polyreme_datahub import dataset_views, hub
+from polyreme_datahub.named_versions import check_spec
 from polyreme_datahub.objects import open_store
-from polyreme_datahub.processing import LETTERS_MAX, check_spec
 from polyreme_datahub.registry import schema
 from polyreme_datahub.registry.engine import Database, open_database
 from polyreme_datahub.registry.progress import INDEXES_MAX
+from polyreme_datahub.runner.outcomes import SHOWN_MAX
 from tests.unit.datahub.jobs import Home, make_spec
 
 VERSIONS, LETTERS, INDEXES = 1500, 3000, 150
@@ -66,8 +67,8 @@ def test_one_version_is_shown_by_few_queries_in_bounded_pages(database: Database
         details = dataset_views.details(database, open_store(tmp_path.as_uri()), "one", now_s=1.0)
     assert len(seen) <= 10
     assert details.version.number == VERSIONS
-    assert (details.dead, len(details.dead_letters)) == (LETTERS, LETTERS_MAX)
-    assert [letter.ordinal for letter in details.dead_letters] == list(range(LETTERS_MAX))
+    assert (details.dead, len(details.dead_letters)) == (LETTERS, SHOWN_MAX)
+    assert [letter.ordinal for letter in details.dead_letters] == list(range(SHOWN_MAX))
     assert len(details.indexes) == INDEXES_MAX
     assert details.indexes[-1].manifest == f"m{INDEXES - 1}"
     assert len(details.tombstones) == dataset_views.TOMBSTONES_MAX

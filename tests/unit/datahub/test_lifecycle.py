@@ -23,7 +23,7 @@ def test_a_processed_dataset_is_tagged_split_collected_and_trained_on_by_its_tag
     lifecycle.tag(home.registry, "two@1", "good")
     assert lifecycle.list_tags(home.registry, "two") == {"good": 1}
     report = hub.process(make_spec(["two@good"]), registry_url=home.registry, objects_url=home.objects)
-    assert {count.misses for count in report.stages} == {0}
+    assert {count.misses for count in report.operations} == {0}
     made = lifecycle.subset(*urls, "two@good", "two/first", "ordinal < 20")
     assert made.records == 20
     with pytest.raises(PredicateInvalidError, match="price"):
@@ -38,7 +38,7 @@ def test_a_processed_dataset_is_tagged_split_collected_and_trained_on_by_its_tag
     assert before.condemned == before.deleted == (0, 0)
     lifecycle.collect_garbage(*urls, grace_s=0.0)
     again = hub.process(make_spec(["two@good"]), registry_url=home.registry, objects_url=home.objects)
-    assert {count.misses for count in again.stages} == {0}
+    assert {count.misses for count in again.operations} == {0}
     assert lifecycle.untag(home.registry, "two", "good")
     kept = lifecycle.subset(*urls, "two", "two/last", "ordinal >= 20")
     hub.remove_dataset(*urls, "two/first")
@@ -82,7 +82,7 @@ def test_a_rebuilt_registry_knows_what_operations_made(tmp_path: Path) -> None:
     second = other.process(make_spec(["mine"]))
     assert second.datasets[0].manifest == first.datasets[0].manifest
     assert second.datasets[0].dead_letters == first.datasets[0].dead_letters
-    made = {stage.stage: stage.misses for stage in second.stages if stage.misses}
+    made = {count.operation: count.misses for count in second.operations if count.misses}
     assert made == {"index": 30}, "the index alone is made again"
 
 

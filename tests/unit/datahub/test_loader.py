@@ -205,7 +205,7 @@ def test_a_stage_of_longer_packs_goes_on_where_the_one_before_ended(home: Home) 
 def test_samples_that_only_a_later_stage_can_hold_wait_for_it(home: Home) -> None:
     short = make_spec(["three"], sequence_tokens=16)
     long = in_stages(short, {"name": "short", "steps": 4}, {"name": "long", "steps": 96, "sequenceTokens": 64})
-    dead = [sum(count.dead for count in home.process(given).stages) for given in (long, short)]
+    dead = [sum(count.dead for count in home.process(given).operations) for given in (long, short)]
     assert dead[0] == 0 < dead[1], "too long for a job of short packs alone, not for the longest packs of stages"
     source = hub.open_source(home.objects, long)
     lengths = {index.sample_id(at): int(n) for index in source._indexes for at, n in enumerate(index.lengths)}

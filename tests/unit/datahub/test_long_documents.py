@@ -15,8 +15,9 @@ from polyreme_datahub.recipes.recipe import parse_recipe
 from polyreme_datahub.registry import results
 from polyreme_datahub.registry.datasets import find_version
 from polyreme_datahub.registry.engine import open_database
+from polyreme_datahub.runner.context import RunContext
 from polyreme_datahub.runner.flow import Flow
-from polyreme_datahub.runner.flow_run import Sources, Surroundings, run_flow
+from polyreme_datahub.runner.flow_run import run_flow
 from polyreme_datahub.sandbox.process import ChildProcess
 from polyreme_datahub.sources.listing import Entry
 from polyreme_datahub.sources.trees import LocalTree
@@ -66,12 +67,12 @@ def test_a_document_is_moved_a_few_times_however_many_pages_it_has(
     try:
         version = find_version(database, "pages")
         assert version.records == PAGES
-        around = Surroundings(database=database, lakehouse=Lakehouse(store), workers=WORKERS)
+        context = RunContext(database=database, lakehouse=Lakehouse(store), workers=WORKERS)
         flow = Flow(
             recipe=parse_recipe({"version": 1, "operations": [{"operation": "pdf-pages", "parameters": {"dpi": 36}}]}),
             versions={version.id: version},
         )
-        run_flow(around, flow, shared={}, sources=Sources(), on_counts=lambda _item, _counts: None)
+        run_flow(context, flow)
         assert len(results.samples_between(database, version.id, first=0, count=PAGES)) == PAGES
         assert not results.letters_between(database, version.id, first=0, count=PAGES)
         moved["stored"] = sum(info.size_bytes for info in store.list("blobs/"))

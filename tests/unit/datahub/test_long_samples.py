@@ -97,7 +97,7 @@ def test_a_report_has_the_letters_of_its_own_job_and_no_others(home: Home, monke
     ]
     assert [len(report.dead_letters) for report in reports] == [2, 0, 0, 2]
     assert [report.samples for report in reports[:2]] == [12, 14]
-    assert [(stage.hits + stage.misses, stage.dead) for report in reports for stage in report.stages[-1:]] == [
+    assert [(stage.hits + stage.misses, stage.dead) for report in reports for stage in report.operations[-1:]] == [
         (12, 2),
         (14, 0),
         (14, 0),

@@ -15,7 +15,7 @@ from polyreme_datahub.objects import open_store
 from polyreme_datahub.processing import Processing
 from polyreme_datahub.registry import schema
 from polyreme_datahub.registry.engine import open_database
-from polyreme_datahub.runner.flow_run import Surroundings
+from polyreme_datahub.runner.context import RunContext
 from tests.unit.datahub.jobs import Home, digits, make_spec
 from tests.unit.datahub.stores import PassingStore
 
@@ -51,11 +51,11 @@ def test_a_full_disk_ends_the_run_and_the_next_run_goes_on(tmp_path: Path, write
     database = open_database(home.registry)
     lakehouse = Lakehouse(FullStore(open_store(home.objects), writes=writes))
     with pytest.raises(EnvironmentFailedError) as failed:
-        Processing(Surroundings(database=database, lakehouse=lakehouse, backoff_s=0.001)).process(spec, job="")
+        Processing(RunContext(database=database, lakehouse=lakehouse, backoff_s=0.001)).process(spec, job="")
     assert failed.value.exit_code is ExitCode.ENVIRONMENT
     kept = database.read(lambda connection: connection.scalar(select(func.count()).select_from(schema.samples))) or 0
     database.close()
     report = home.process(spec)
     assert (report.datasets[0].samples, report.datasets[0].dead_letters) == (600, ())
-    assert report.stages[0].misses == 600 - kept
+    assert report.operations[0].misses == 600 - kept
     assert kept or writes < 8, "eight writes hold the results of some records, and none of them is made again"

@@ -14,8 +14,9 @@ from polyreme_datahub.recipes.recipe import parse_recipe
 from polyreme_datahub.registry import results
 from polyreme_datahub.registry.datasets import find_version
 from polyreme_datahub.registry.engine import open_database
+from polyreme_datahub.runner.context import RunContext
 from polyreme_datahub.runner.flow import Flow
-from polyreme_datahub.runner.flow_run import Sources, Surroundings, run_flow
+from polyreme_datahub.runner.flow_run import run_flow
 from polyreme_datahub.runner.walk import Walk
 from polyreme_datahub.sources.found import sentence
 from polyreme_datahub.sources.open import open_source
@@ -51,7 +52,7 @@ def test_pages_are_records_and_a_locked_document_is_one_dead_letter(tmp_path: Pa
         assert names == ["B.PDF", "a.pdf#page=1", "a.pdf#page=2", "c.pdf", "d.pdf", "e.png"]
         read = source.read(2)
         assert (read.content["page"], [len(blob) for blob in read.blobs]) == (1, [len(document())])
-        around = Surroundings(
+        context = RunContext(
             database=database,
             lakehouse=lakehouse,
             owner="pages",
@@ -61,7 +62,7 @@ def test_pages_are_records_and_a_locked_document_is_one_dead_letter(tmp_path: Pa
         )
         recipe = parse_recipe({"version": 1, "operations": ["pdf-pages", "decode"]})
         flow = Flow(recipe=recipe, versions={version.id: version})
-        run_flow(around, flow, shared={}, sources=Sources(), on_counts=lambda _item, _counts: None)
+        run_flow(context, flow)
         walk = Walk(database, lakehouse, constants={})
         through = [one.sample_id for one in walk.samples(version, recipe.steps, values_of=())]
         assert through == ["a.pdf#page=1", "a.pdf#page=2", "e.png"]

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError
-from polyreme_api.store import StoreFailedError
+from polyreme_api.store import ObjectStore, StoreFailedError
 from polyreme_datahub.errors import RegistryFailedError
+from polyreme_datahub.lakehouse import Lakehouse
 from polyreme_datahub.registry import results, work_items
 from polyreme_datahub.registry.engine import Database, open_database
 from polyreme_datahub.registry.rows import Results
 from polyreme_datahub.registry.work_items import WorkItem
 from polyreme_datahub.runner import pool
+from polyreme_datahub.runner.context import RunContext
 from polyreme_datahub.runner.pool import Pool
 from polyreme_datahub.topics.memory import InProcessSubscription, InProcessTopics
 from polyreme_datahub.topics.types import Delivery
 from tests.unit.datahub.jobs import Home
+
+NO_STORE = cast("ObjectStore", None)
 
 
 class Script:
@@ -46,7 +51,14 @@ def database(tmp_path: Path) -> Database:
 
 
 def item(number: int) -> WorkItem:
-    return WorkItem(key=f"f/decode/1/{number}", flow="f", stage="decode", version_id=1, first=number, count=1)
+    return WorkItem(key=f"f/decode/1/{number}", flow="f", operation="decode", version_id=1, first=number, count=1)
+
+
+def pool_of(database: Database, script: Script, **settings: Any) -> Pool:
+    """A pool of this process; its items store nothing."""
+    settings = {"owner": "me", "backoff_s": 0.001, "workers": 1, **settings}
+    context = RunContext(database=database, lakehouse=Lakehouse(NO_STORE), **settings)
+    return Pool(context, lambda: script, operations=["decode"], flow="f")
 
 
 def run(
@@ -60,19 +72,13 @@ def run(
 ) -> None:
     work_items.add(database, items)
     moments = iter(range(10**6))
-    Pool(
-        database,
-        topics or InProcessTopics(),
-        stages=["decode"],
-        handler=lambda: script,
-        flow="f",
-        workers=workers,
-        owner="me",
-        # Each look at the clock is a second later, so no test waits for a due time.
-        now_s=lambda: float(next(moments)),
-        backoff_s=0.001,
-        steady_s=lambda: float(next(moments)),
-    ).run_until(done or (lambda: not work_items.open_count(database, "f", "decode")))
+
+    def tick_s() -> float:
+        """Each look at the clock is a second later, so no test waits for a due time."""
+        return float(next(moments))
+
+    made = pool_of(database, script, topics=topics, workers=workers, now_s=tick_s, steady_s=tick_s)
+    made.run_until(done or (lambda: not work_items.open_count(database, "f", "decode")))
 
 
 def tries_of(database: Database, key: str) -> int:
@@ -113,18 +119,8 @@ def test_many_workers_that_fail_at_once_end_no_run(database: Database, workers: 
     script = Script(database, [StoreFailedError("away")] * (4 * workers))
     work_items.add(database, items := [item(number) for number in range(workers)])
     moments = iter(range(10**6))
-    Pool(
-        database,
-        InProcessTopics(),
-        stages=["decode"],
-        handler=lambda: script,
-        flow="f",
-        workers=workers,
-        owner="me",
-        now_s=lambda: float(next(moments)),
-        backoff_s=0.001,
-        steady_s=lambda: 0.0,
-    ).run_until(lambda: not work_items.open_count(database, "f", "decode"))
+    made = pool_of(database, script, workers=workers, now_s=lambda: float(next(moments)), steady_s=lambda: 0.0)
+    made.run_until(lambda: not work_items.open_count(database, "f", "decode"))
     assert len(script.order) == 4 * workers + len(items)
 
 
@@ -187,18 +183,8 @@ def test_workers_work_most_of_the_time_while_each_try_to_subscribe_blocks(databa
 
     work_items.add(database, items := [item(number) for number in range(60)])
     script = Slow(database, [])
-    Pool(
-        database,
-        BlockingTopics(),
-        stages=["decode"],
-        handler=lambda: script,
-        flow="f",
-        workers=1,
-        owner="me",
-        now_s=lambda: moment_s,
-        backoff_s=0.001,
-        steady_s=lambda: moment_s,
-    ).run_until(lambda: not work_items.open_count(database, "f", "decode"))
+    made = pool_of(database, script, topics=BlockingTopics(), now_s=lambda: moment_s, steady_s=lambda: moment_s)
+    made.run_until(lambda: not work_items.open_count(database, "f", "decode"))
     assert len(script.order) == len(items)
     assert tries <= 3
 

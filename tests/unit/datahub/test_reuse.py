@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 
 def misses(report: ProcessReport) -> dict[str, int]:
-    return {count.stage: count.misses for count in report.stages}
+    return {count.operation: count.misses for count in report.operations}
 
 
 def home_with_digits(tmp_path: Path) -> Home:
@@ -32,7 +32,7 @@ def test_a_second_run_computes_nothing(tmp_path: Path) -> None:
     first, second = home.process(spec), home.process(spec)
     assert misses(first) == {"ingest": 340, "decode": 340, "compose": 340, "tokenize": 340, "index": 340}
     assert set(misses(second).values()) == {0}
-    assert [count.hits for count in second.stages] == [340] * 5
+    assert [count.hits for count in second.operations] == [340] * 5
     assert [part.manifest for part in first.datasets] == [part.manifest for part in second.datasets]
 
 
@@ -96,5 +96,5 @@ def test_a_later_version_computes_new_records_alone(tmp_path: Path) -> None:
     home.register("mine", write_jsonl(tmp_path, rows[:6]))
     home.process(make_spec(["mine"]))
     home.register("mine", write_jsonl(tmp_path, rows))
-    counts = {stage.stage: (stage.hits, stage.misses) for stage in home.process(make_spec(["mine@2"])).stages}
+    counts = {count.operation: (count.hits, count.misses) for count in home.process(make_spec(["mine@2"])).operations}
     assert counts["decode"] == counts["compose"] == (6, 2)

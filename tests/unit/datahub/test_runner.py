@@ -13,15 +13,16 @@ import pytest
 from sqlalchemy import delete
 
 from polyreme_datahub.lakehouse import Lakehouse
+from polyreme_datahub.named_versions import resolve
 from polyreme_datahub.objects import open_store
-from polyreme_datahub.processing import resolve
 from polyreme_datahub.recipes.recipe import Recipe, parse_recipe
 from polyreme_datahub.registry import results, schema
 from polyreme_datahub.registry.engine import open_database
-from polyreme_datahub.registry.rows import StageCount
+from polyreme_datahub.registry.rows import OperationCount
 from polyreme_datahub.registry.work_items import WorkItem
+from polyreme_datahub.runner.context import RunContext
 from polyreme_datahub.runner.flow import Flow
-from polyreme_datahub.runner.flow_run import Sources, Surroundings, run_flow
+from polyreme_datahub.runner.flow_run import run_flow
 from polyreme_datahub.runner.walk import Walk
 from tests.unit.datahub.jobs import Home, digits, make_spec
 
@@ -50,13 +51,13 @@ class Bench:
         counts: dict[str, Counter[str]] = {}
         lock = threading.Lock()
 
-        def counted(_: WorkItem, new: Sequence[StageCount]) -> None:
+        def counted(_: WorkItem, new: Sequence[OperationCount]) -> None:
             with lock:
                 for count in new:
-                    here = counts.setdefault(count.stage, Counter())
+                    here = counts.setdefault(count.operation, Counter())
                     here.update(misses=count.misses, dead=count.dead, dropped=count.dropped)
 
-        around = Surroundings(
+        context = RunContext(
             database=self.database,
             lakehouse=Lakehouse(self.store),
             owner=f"bench-{time.monotonic_ns()}",
@@ -65,7 +66,7 @@ class Bench:
             workers=workers,
         )
         flow = Flow(recipe=recipe, versions={self.version.id: self.version})
-        run_flow(around, flow, shared={}, sources=Sources(), on_counts=counted)
+        run_flow(context, flow, on_counts=counted)
         return counts
 
     def through(self, recipe: Recipe) -> list[int]:

@@ -457,7 +457,7 @@ def test_a_job_trains_on_every_form_and_a_second_run_computes_nothing(
     library.add(FORMS[form](tmp_path / "set"))
     first, second = (library.process(make_spec(["mine"])).datasets[0] for _ in range(2))
     assert (first.samples, first.dead_letters) == (6, ())
-    assert [count.hits for count in second.stages] == [6] * 5
+    assert [count.hits for count in second.operations] == [6] * 5
     assert second.manifest == first.manifest
 
 

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from polyreme_datahub.runner import flow_run, owners
-from polyreme_datahub.runner.flow_run import SOURCES_MAX, Sources
+from polyreme_datahub.runner import context, owners
+from polyreme_datahub.runner.context import SOURCES_MAX, Sources
 
 
 def version(number: int) -> Any:
@@ -28,7 +28,7 @@ def test_opening_one_source_delays_no_other_and_each_is_opened_once(monkeypatch:
             assert go_on.wait(60)
         return object()
 
-    monkeypatch.setattr(flow_run, "open_source", open_source)
+    monkeypatch.setattr(context, "open_source", open_source)
     sources, found = Sources(), list[object]()
     threads = [
         threading.Thread(target=lambda: found.append(sources.open(version(1), cast(Any, None)))) for _ in range(3)
@@ -56,7 +56,7 @@ def test_a_source_that_could_not_be_opened_is_opened_again(monkeypatch: pytest.M
             raise answer
         return answer
 
-    monkeypatch.setattr(flow_run, "open_source", open_source)
+    monkeypatch.setattr(context, "open_source", open_source)
     sources = Sources()
     with pytest.raises(OSError, match="away"):
         sources.open(version(1), cast(Any, None))

@@ -15,7 +15,7 @@ from polyreme_api.batch import PackedBatch
 from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError, NotSealedError, RefusedError
 from polyreme_api.job import parse_job
 from polyreme_api.job.spec import TrainingJobSpec
-from polyreme_datahub import block_processing, hub
+from polyreme_datahub import block_sealing, hub
 from polyreme_datahub.digests import blob_key
 from polyreme_datahub.index.blocks import Journal
 from polyreme_datahub.index.format import plan_key
@@ -38,7 +38,7 @@ STEPS = 16
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks, items and windows are small, and nothing is waited for between two looks."""
-    for module in (flow, block_processing):
+    for module in (flow, block_sealing):
         monkeypatch.setattr(module, "GROUP", BLOCK)
     monkeypatch.setattr(flow, "ITEM_RECORDS_MIN", 32)
     monkeypatch.setattr(order.Order.__init__, "__kwdefaults__", {"window_packs": 8})

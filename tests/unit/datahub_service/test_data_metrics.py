@@ -1,7 +1,7 @@
 """Metrics of the datahub: what a worker did, what is due, bounded in their series."""
 
 from polyreme_datahub.registry.backlog import Backlog
-from polyreme_datahub.registry.rows import StageCount
+from polyreme_datahub.registry.rows import OperationCount
 from polyreme_datahub.registry.work_items import WorkItem
 from polyreme_datahub_service.metrics import OPERATIONS_MAX, OTHER, DataMetrics
 
@@ -11,14 +11,16 @@ def value(metrics: DataMetrics, name: str, **labels: str) -> float | None:
 
 
 def item(stage: str) -> WorkItem:
-    return WorkItem(key=stage, flow="f", stage=stage, version_id=1, first=0, count=1)
+    return WorkItem(key=stage, flow="f", operation=stage, version_id=1, first=0, count=1)
 
 
 def test_a_worker_counts_its_items_and_records() -> None:
     metrics = DataMetrics()
     metrics.on_item(item("compose"), 0.3, True)
     metrics.on_item(item("compose"), 0.2, False)
-    metrics.on_counts([StageCount(stage="compose", misses=5, hits=1, dead=2), StageCount(stage="ingest", dropped=3)])
+    metrics.on_counts(
+        [OperationCount(operation="compose", misses=5, hits=1, dead=2), OperationCount(operation="ingest", dropped=3)]
+    )
     assert value(metrics, "items_total", operation="compose", outcome="done") == 1
     assert value(metrics, "items_total", operation="compose", outcome="failed") == 1
     assert value(metrics, "item_duration_seconds_count", operation="compose") == 2

@@ -8,7 +8,7 @@ from polyreme_api.errors import InvalidConfigError
 from polyreme_api.job import parse_job
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_datahub.processing import DatasetReport
-from polyreme_datahub.registry.rows import Letter, StageCount
+from polyreme_datahub.registry.rows import Letter, OperationCount
 from polyreme_datahub_service.usable import check_usable
 from tests.unit.operator.operator_scenes import job_manifest
 
@@ -26,7 +26,7 @@ def report(name: str, samples: int, dead: int = 0) -> DatasetReport:
         samples=samples,
         tokens=samples,
         manifest="m",
-        stages=(StageCount(stage="ingest"), StageCount(stage="decode", dead=dead)),
+        operations=(OperationCount(operation="ingest"), OperationCount(operation="decode", dead=dead)),
         dead_letters=(letter,) if dead else (),
     )
 

@@ -128,7 +128,7 @@ def test_records_of_then_are_not_read_again_and_newer_operations_run_once(home: 
 
     def process() -> dict[str, tuple[bool, bool]]:
         report = hub.process(job.spec, registry_url=place.registry_url, objects_url=place.objects_url, job="again")
-        return {count.stage: (count.misses > 0, count.hits > 0) for count in report.stages}
+        return {count.operation: (count.misses > 0, count.hits > 0) for count in report.operations}
 
     made, reused = (True, False), (False, True)
     assert process() == dict.fromkeys(["decode", "compose", "tokenize", "index"], made) | {"ingest": reused}

@@ -8,7 +8,7 @@ from tests.cluster.stage import Stage, condition_of, play
 AT_ONCE = {"cooldownSeconds": 0}
 
 
-def test_a_victim_checkpoints_makes_way_keeps_its_place_and_goes_on_where_it_was(operated: str) -> None:
+def test_a_victim_checkpoints_keeps_its_place_and_continues_from_that_step(operated: str) -> None:
     async def story(stage: Stage) -> None:
         await stage.node("n", devices=2)
         await stage.queue(preemption=AT_ONCE)
@@ -104,7 +104,7 @@ def test_preemption_spares_equal_priority_and_the_least_runtime(operated: str) -
     play(operated, story)
 
 
-def test_a_job_makes_way_no_more_often_than_its_queue_allows(operated: str) -> None:
+def test_a_job_is_preempted_no_more_often_than_its_queue_allows(operated: str) -> None:
     async def story(stage: Stage) -> None:
         await stage.node("n", devices=1)
         await stage.queue(preemption={"cooldownSeconds": 0, "maxPerJob": 1})

@@ -136,8 +136,8 @@ class Data(Part):
     the packs count."""
     temperature: Temperature | None = None
     """Each weight is multiplied by the size of its source (samples or tokens, see ``weightsBy``) to the power of
-    1 / temperature: with ``"1"`` and equal weights every sample is trained on as often, a higher temperature favors
-    small sources; none: the weights alone."""
+    1 / temperature: with ``"1"`` and equal weights every sample is trained on equally often, a higher temperature
+    favors small sources; none: the weights alone."""
     schedule: Annotated[list[MixtureChange], Field(max_length=SCHEDULE_MAX)] = Field(default=[])
     """Changes of the weights during the run, in the order of their steps. While the job exists, changes may be
     appended, and none may be changed or removed. New weights of a change that is appended after the first attempt

@@ -22,7 +22,7 @@ def actions(incident: Manifest) -> list[str]:
     return [step["action"] for step in incident["status"]["steps"]]
 
 
-def test_an_incident_tells_cause_steps_and_what_each_job_lost() -> None:
+def test_an_incident_shows_cause_steps_and_what_each_job_lost() -> None:
     stage = HealthStage(8)
     stage.add_policy(examineSeconds=20, probationSeconds=30)
     parallel = {"mode": "Explicit", "dp": 6}

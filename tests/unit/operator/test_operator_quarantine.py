@@ -45,7 +45,7 @@ class Cursed:
         return gangs.gang_of(job, workers, **options)
 
 
-def test_a_job_on_which_the_scheduler_stumbles_is_left_alone_and_the_others_are_admitted(
+def test_a_job_on_which_the_scheduler_fails_is_quarantined_and_the_others_are_admitted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stage, bug = Stage(), Cursed(monkeypatch)

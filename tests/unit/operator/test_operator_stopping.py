@@ -222,7 +222,7 @@ def test_a_drained_job_stops_as_a_preempted_one_without_charge() -> None:
     assert not status.is_true("Admitted")
 
 
-def test_a_job_that_is_suspended_while_it_makes_way_waits_in_no_queue() -> None:
+def test_a_job_that_is_suspended_while_it_is_preempted_waits_in_no_queue() -> None:
     owner = displaced()
     spec = owner.spec
     assert spec is not None

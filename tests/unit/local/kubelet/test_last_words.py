@@ -92,7 +92,7 @@ def test_a_sentence_is_one_line_of_bounded_length_without_credentials() -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_tells_the_words_of_its_last_logged_error() -> None:
+def test_a_rank_reports_the_words_of_its_last_logged_error() -> None:
     from polyreme_launcher.rank import LastError
 
     told, tells = os.pipe()

@@ -46,7 +46,7 @@ def test_a_command_that_can_not_run_fails_its_pod_and_says_why(tmp_path: Path, c
     asyncio.run(story())
 
 
-def test_a_failed_pod_tells_the_last_line_of_its_log(tmp_path: Path) -> None:
+def test_a_failed_pod_reports_the_last_line_of_its_log(tmp_path: Path) -> None:
     async def story() -> None:
         async with Stack(tmp_path).running() as stack:
             command = ["sh", "-c", "echo first; echo 'disk is full' >&2; echo; exit 7"]

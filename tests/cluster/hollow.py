@@ -1,4 +1,4 @@
-"""Launchers without ranks: KWOK's pods run nothing, so somebody says on the jobs' Leases what launchers would say."""
+"""Launchers without ranks: KWOK's pods run nothing, so this writes on the jobs' Leases what launchers would write."""
 
 import asyncio
 import dataclasses

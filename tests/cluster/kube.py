@@ -110,7 +110,7 @@ def until(holds: Callable[[], bool], what: str, *, timeout_s: float = READY_S) -
 
 @contextlib.contextmanager
 def new_namespace(api: Any) -> Iterator[str]:
-    """Make a namespace with all that controllers put into it, and let it be deleted behind the test."""
+    """Make a namespace with all that controllers put into it, and let it be deleted after the test."""
     core: Any = client.CoreV1Api(api)
     name = f"polyreme-test-{secrets.token_hex(4)}"
     core.create_namespace({"metadata": {"name": name}})
@@ -132,7 +132,7 @@ async def open_kubernetes(folder: Path) -> AsyncIterator[Harness]:
 
 
 class InNamespace(ForwardingPort):
-    """A cluster of which only one namespace is listed and watched: the others are none of a test's business."""
+    """A cluster that lists and watches one namespace only: the others are none of a test's business."""
 
     def __init__(self, cluster: ClusterPort, namespace: str) -> None:
         super().__init__(cluster)
@@ -151,7 +151,7 @@ class InNamespace(ForwardingPort):
 
 
 class KubernetesHarness:
-    """A real API server can't be told to forget: it is asked for what it has forgotten."""
+    """A real API server can't be made to forget: it is asked for what it has forgotten."""
 
     def __init__(self, cluster: "OneNamespace") -> None:
         self._scoped = cluster

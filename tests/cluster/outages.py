@@ -105,7 +105,7 @@ class Line:
 
 @contextlib.contextmanager
 def line_to(kubeconfig: Path) -> Iterator[Line]:
-    """Have whoever uses this kubeconfig call through a line that can be cut."""
+    """Have every user of this kubeconfig call through a line that can be cut."""
     content: dict[str, Any] = yaml.safe_load(kubeconfig.read_text())
     line = Line(content["clusters"][0]["cluster"]["server"])
     content["clusters"][0]["cluster"]["server"] = line.url
@@ -124,7 +124,7 @@ class OwnCluster:
         self._folder = folder
 
     def forget_history(self) -> None:
-        """Have etcd compact: no watch goes on from a version before now."""
+        """Have etcd compact: no watch resumes from a version before now."""
         address = next(part for part in _command(self._api_server()) if part.startswith("--etcd-servers="))
         url = address.partition("=")[2]
         key = base64.b64encode(b"any").decode()

@@ -1,4 +1,4 @@
-"""How-to pages that are run: their ``bash`` blocks in order, each compared with the ``text`` block behind it."""
+"""How-to pages that are run: their ``bash`` blocks in order, each compared with the ``text`` block after it."""
 
 import dataclasses
 import re
@@ -18,7 +18,7 @@ class Block:
 
 
 def blocks(page: Path) -> list[Block]:
-    """Read a page's blocks; a ``bash`` block has at most one ``text`` block behind it."""
+    """Read a page's blocks; a ``bash`` block has at most one ``text`` block after it."""
     found: list[Block] = []
     for language, content in FENCE.findall(page.read_text()):
         if language == "bash":

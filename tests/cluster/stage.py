@@ -1,4 +1,4 @@
-"""A namespace with nodes, queues and jobs of its own, for one story that is told to the operator that runs."""
+"""A namespace with nodes, queues and jobs of its own, for one scenario of the running operator."""
 
 import asyncio
 import contextlib
@@ -139,7 +139,7 @@ class Stage:
         namespace: str = "",
         **spec: Any,
     ) -> Manifest:
-        """Return a job that nobody has created."""
+        """Return a job that is not created yet."""
         template = {"spec": {"containers": [{"name": "main", "image": "none.example/none:1"}], **(body or {})}}
         return {
             "apiVersion": labels.API_VERSION,
@@ -168,7 +168,7 @@ class Stage:
         return made
 
     async def pod(self, name: str, node: str, requests: Mapping[str, str], **metadata: Any) -> Manifest:
-        """Put somebody else's pod on a node."""
+        """Put a foreign pod on a node."""
         resources = {"requests": dict(requests), "limits": dict(requests)}
         container = {"name": "main", "image": "none.example/none:1", "resources": resources}
         manifest = {

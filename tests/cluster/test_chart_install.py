@@ -120,7 +120,7 @@ def cluster(namespaced: str) -> Installation:
 
 @contextmanager
 def storage(cluster: Installation, *, default: bool = True) -> Iterator[None]:
-    """A StorageClass, whose volumes nobody makes."""
+    """A StorageClass without a provisioner."""
     note = {"storageclass.kubernetes.io/is-default-class": str(default).lower()}
     metadata = {"name": CLASS, "annotations": note}
     kind = {"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "provisioner": "none.example/none"}

@@ -82,7 +82,7 @@ def test_what_lies_idle_in_the_cohort_is_borrowed_up_to_the_limit_and_taken_back
             assert f"preempted by {stage.namespace}/b0" in message
             assert (await stage.status(name))["lastCheckpoint"]["step"] == stage.hollow.stopped_at_step[name]
         await stage.until_waits(first, "ExceedsQuota")
-        # Nobody's quota may be broken for a third time: what b took back, a can't take.
+        # No quota may be broken for a third time: what b took back, a can't take.
         await stage.stays(_running_are(stage, running), "who runs")
 
     play(operated, story)
@@ -174,7 +174,7 @@ def test_a_missing_priority_class_is_said_and_heals_when_it_is_made(operated: st
         status = await stage.until_trains("named")
         assert (status["priority"], condition_of(status, "PriorityClassMissing")[0]) == (1000, "")
         assert (await stage.condition("number", "Preempted"))[0] == "True"
-        # The class goes, and is said to be missing of a job that runs, too; a job without one is told nothing.
+        # The class goes, and is reported as missing on a running job, too; a job without one gets no report.
         await stage.delete(ObjectRef(kind="PriorityClass", name=name))
         status = await stage.until_job("named", missing, "says that its class is missing")
         assert condition_of(status, "PriorityClassMissing")[2] == words
@@ -230,7 +230,7 @@ def test_backfill_admits_jobs_that_end_before_the_head_could_start(operated: str
         await stage.end("runs")
         await stage.until_trains("head")
         assert await stage.running() == {"head"}
-        # Nobody had to make way: who filled the room was gone.
+        # No job was preempted: the one that filled the room was gone.
         assert "preemption" not in await stage.status("brief")
         await stage.until_waits("endless", "WaitingForCapacity")
 

@@ -1,4 +1,4 @@
-"""The how-to page is run as it stands: a real API server, real ranks, kubectl, and nothing else."""
+"""The how-to page is run as written: a real API server, real ranks, kubectl, and nothing else."""
 
 import os
 import shlex

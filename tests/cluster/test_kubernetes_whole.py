@@ -82,7 +82,7 @@ def test_watches_that_are_given_up_leave_no_socket_behind(
             watches = [asyncio.ensure_future(follow(cluster, version)) for _ in range(WATCHES)]
             # Long enough for each to be answered: it is an open stream that is given up.
             await asyncio.sleep(0.5)
-            # TLS says good-bye and waits to be answered, here in vain.
+            # TLS says good-bye and waits for an answer, which never comes here.
             line.hold()
             for watch in watches:
                 watch.cancel()

@@ -96,7 +96,7 @@ def test_killing_the_leader_again_and_again_during_a_launch_doubles_and_loses_no
                 for number in range(KILLS):
                     wanted = rng.randrange(LAUNCH_PODS * number // KILLS, LAUNCH_PODS * (number + 1) // KILLS)
                     await _until_pods(cluster, namespace, wanted)
-                    # Whoever leads dies in the middle of its writes; another takes its place as the standby.
+                    # The leader dies in the middle of its writes; another replica takes its place as the standby.
                     replicas.append(Replica(account, tmp_path / f"replica-{len(replicas)}.log", *options))
                     (await _leader(cluster, replicas)).kill()
                 pods = await until_bound(cluster, namespace, LAUNCH_PODS, patience_s=LAUNCH_S)

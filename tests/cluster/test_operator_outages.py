@@ -157,7 +157,7 @@ def test_a_leader_that_is_asked_to_end_gives_the_lease_back_and_the_other_replic
                 watching = asyncio.ensure_future(_until_taken(cluster, before, since=listed.resource_version))
                 assert await asyncio.to_thread(leader.stop) == 0, leader.said()
                 released, taken = await asyncio.wait_for(watching, PATIENCE_S)
-                # The Lease was seen to be nobody's: it did not run out.
+                # The Lease was seen to be released: it did not run out.
                 assert released["leaseTransitions"] == before["leaseTransitions"]
                 assert taken["leaseTransitions"] == before["leaseTransitions"] + 1
                 words = f"leading as {taken['holderIdentity']}"
@@ -185,7 +185,7 @@ async def _leader(cluster: KubernetesCluster, replicas: list[Replica]) -> tuple[
 
 
 async def _until_taken(cluster: KubernetesCluster, before: Manifest, *, since: str) -> tuple[Manifest, Manifest]:
-    """Follow the Lease until another has it; return what it said when it was nobody's, and when it was taken."""
+    """Follow the Lease until another has it; return its content when it was released, and when it was taken."""
     released: list[Manifest] = []
     async for event in cluster.watch("Lease", resource_version=since, namespace=NAMESPACE):
         spec: Manifest = event.object.get("spec") or {}

@@ -1,4 +1,4 @@
-"""What a real API server refuses, and what people delete by hand: one job is told, everyone else continues."""
+"""What a real API server refuses, and what people delete by hand: one job gets the reason, everyone else continues."""
 
 import json
 from collections.abc import Callable, Iterator

@@ -32,7 +32,7 @@ LOG = "2026-11-26T10:00:00.5+02:00 worker joins\n2026-11-26T10:00:01.25+02:00 [r
 
 
 class Stage:
-    """One namespace with jobs whose status stands as an operator would have left it."""
+    """One namespace with jobs whose status is as an operator would have left it."""
 
     def __init__(self, kubeconfig: str, namespace: str) -> None:
         self.kubeconfig, self.namespace = kubeconfig, namespace

@@ -1,4 +1,4 @@
-"""What a definition with relaxed validation lets through, on a real API server: it stops nobody but its own job."""
+"""What a definition with relaxed validation lets through, on a real API server: it stops only its own job."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ CRD = f"{labels.PLURAL_JOB}.{labels.GROUP}"
 
 @contextlib.contextmanager
 def relaxed(kubeconfig: str) -> Iterator[None]:
-    """Have a definition of TrainingJobs that checks nothing, and the right one again behind it."""
+    """Have a definition of TrainingJobs that checks nothing, and the right one again after it."""
     with api_client(kubeconfig) as api:
         extensions: Any = client.ApiextensionsV1Api(api)
 

@@ -33,7 +33,7 @@ Opener = Callable[[Path], AbstractAsyncContextManager[Harness]]
 
 
 class ManualClock:
-    """A clock that stands."""
+    """A clock that does not move."""
 
     def now_s(self) -> float:
         return 1_000_000.0
@@ -64,7 +64,7 @@ async def open_in_memory(folder: Path) -> AsyncIterator[Harness]:
 
 @contextlib.asynccontextmanager
 async def open_forwarded(folder: Path) -> AsyncIterator[Harness]:
-    """What every port that stands before another one is made of."""
+    """The base of every port that wraps another one."""
     store = Store(new_uid=uids(), now_s=lambda: 1_000_000.0)
     yield EmbeddedHarness(store, ForwardingPort(EmbeddedCluster(store)))
 

@@ -40,7 +40,7 @@ HALF_LOSS_BOUND, HALF_NORM_BOUND = 1e-2, 5e-2
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """What some steps told."""
+    """Reports of some steps."""
 
     losses: list[float]
     norms: list[float]

@@ -2,8 +2,8 @@
 anything.
 
 A fault strikes a ``Trial``: a run that has trained a random number of steps. Files are damaged by flipping bytes in
-place, as a disk does, or deleted; then a rank is killed, so that whoever reads the file at a start reads it. Files that
-only the command reads are struck while it is dead."""
+place, as a disk does, or deleted; then a rank is killed, so that the processes that read the file at a start read it.
+Files that only the command reads are struck while it is dead."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _signals() -> Iterator[Fault]:
         number = signal.Signals[name]
         for who in ("leading launcher", "other launcher", "fork server", "rank"):
             yield Fault(name=f"{name} {who}", strike=_to(who, number), gang=True)
-        # Nobody else continues a command that was stopped: a person does.
+        # Only a person continues a command that was stopped.
         yield Fault(name=f"{name} polyreme run", strike=_pause_run if name == "SIGSTOP" else _to_run(number))
         yield Fault(name=f"{name} data worker", strike=_to_data_worker(number), early=True)
     yield Fault(name="SIGTERM polyreme run, twice", strike=_twice)
@@ -228,7 +228,7 @@ def _damage_all_indexes(trial: Trial) -> None:
 
 def _checkpoint_files(trial: Trial) -> dict[str, list[Path]]:
     root = trial.serving.run.checkpoints
-    # Where none before it is whole, to begin anew is a person's decision.
+    # Where none before it is whole, starting over is a person's decision.
     trial.serving.until(lambda: len(trial.serving.committed(1)) > 1, "two checkpoints are committed")
     newest = max(root.glob("a*-s*/COMMIT.json")).parent
     return {
@@ -260,7 +260,7 @@ def _run_files(trial: Trial) -> dict[str, list[Path]]:
 
 
 def _flip(path: Path, rng: random.Random) -> None:
-    """Flip some bytes of a file in place; of SQLite's the header too, or it might lie in a page that nobody reads."""
+    """Flip some bytes of a file in place; of SQLite's the header too, or it might lie in a page that is never read."""
     with path.open("r+b") as file:
         size = path.stat().st_size
         places = [rng.randrange(size) for _ in range(FLIPPED_BYTES)] if size else []

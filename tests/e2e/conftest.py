@@ -24,7 +24,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PolyremeHome]:
 
 @pytest.fixture(scope="session")
 def truth(home: PolyremeHome) -> dict[int, str]:
-    """Losses of a run that nobody disturbed."""
+    """Losses of an undisturbed run."""
     serving = home.start(home.write_job("undisturbed"))
     ended = serving.end()
     assert ended.code == 0, ended.said

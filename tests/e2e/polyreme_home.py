@@ -27,7 +27,7 @@ RANKS = range(4)
 WAIT_S_MAX = 280.0
 POLL_S = 0.002
 SIGNAL_LIMIT_S = 10.0
-"""Longest that anything may live on behind a killed ``polyreme run``."""
+"""Longest that anything may live on after a killed ``polyreme run``."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class Ended:
 
 
 class PolyremeHome:
-    """A home, and the commands called on it; what they say lies in the home, unless told otherwise."""
+    """A home, and the commands called on it; what they say lies in the home by default."""
 
     def __init__(self, path: Path, *, outputs: Path | None = None, variables: Mapping[str, str] | None = None) -> None:
         self.path = path
@@ -156,7 +156,7 @@ class Serving:
 
     @property
     def said(self) -> str:
-        """What it told the person so far."""
+        """Its output for the person so far."""
         return self._output.with_suffix(".err").read_text()
 
     def until(self, holds: Callable[[], Any], what: str) -> Any:

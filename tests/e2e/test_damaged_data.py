@@ -1,4 +1,4 @@
-"""Stored data that changes or goes while a run trains: nothing is trained on it, all are told, the run continues."""
+"""Stored data that changes or goes while a run trains: nothing is trained on it, it is reported, the run continues."""
 
 from __future__ import annotations
 

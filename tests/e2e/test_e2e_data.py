@@ -88,7 +88,7 @@ def tokenizer(home: PolyremeHome, name: str) -> str:
 
 
 def made(home: PolyremeHome, name: str) -> dict[str, int]:
-    """Records that each stage processed anew for a run."""
+    """Records that each stage processed for a run."""
     return {row["stage"]: row["processed"] for row in data_report(home, name)["stages"]}
 
 

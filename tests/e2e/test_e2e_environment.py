@@ -1,4 +1,4 @@
-"""The machine fails a run: a disk fills up, a store goes away. Code 7, what to mend, nothing left, and on it goes."""
+"""The machine fails a run: a disk fills up, a store goes away. Code 7, what to fix, nothing left, and it continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The job of the page about stages of training, as it stands there, run on one processor."""
+"""The job of the page about stages of training, as written there, run on one processor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""``polyreme run`` is stopped or killed: nothing stays behind, and the next call ends with the losses of a calm run."""
+"""``polyreme run`` is stopped or killed: nothing is left running, and the next call ends with the losses of a calm
+run."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def test_a_killed_run_takes_everything_with_it_and_the_next_call_goes_on(
     assert only_run(home, "host-killed")["state"] == "Stopped"
 
     with stranger() as other:
-        # As if the system had given the numbers of the dead to somebody else.
+        # As if the system had given the pids of the dead to other processes.
         blame(killed, other)
         ended = home.start(job).end()
         assert ended.code == 0, ended.said

@@ -1,4 +1,4 @@
-"""The same file goes on, an edited one is told what changed, and nobody serves a run that is being served."""
+"""The same file continues the run, an edited one is refused with what changed, and a run is served only once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The versions of which files are kept, and copies of them that a test may change."""
+"""The versions with kept files, and copies of them that a test may change."""
 
 from __future__ import annotations
 

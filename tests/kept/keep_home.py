@@ -109,7 +109,7 @@ def _make(home: PolyremeHome, outside: Path) -> None:
 
 
 def _register(home: PolyremeHome, outside: Path) -> None:
-    """Register generated pages, and a dataset of files of which one record is damaged."""
+    """Register generated pages, and a dataset of files with one damaged record."""
     registry, objects = f"sqlite:///{home.path}/data/registry.sqlite", f"file://{home.path}/data/objects"
     (home.path / "data/objects").mkdir(parents=True)
     hub.register(registry, objects, "kept/pages", describe(digits=1, pages=24, seed=5, heldout=False))

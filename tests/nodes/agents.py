@@ -1,4 +1,4 @@
-"""Node agents of the release, each of which reads a host tree of this machine, and faults that a test writes into one.
+"""Node agents of the release, which each read a host tree of this machine, and faults that a test writes into one.
 
 No program can write into the kernel log in the kernel's name.
 """

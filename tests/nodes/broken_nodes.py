@@ -19,7 +19,7 @@ LEFT_M = REQUEST_M // 2
 
 @contextlib.contextmanager
 def rejecting(cluster: Cluster, node: str, job: str) -> Iterator[None]:
-    """Have a kubelet reject pods of a job with ``OutOfcpu``: it runs a pod of which the API server knows nothing.
+    """Have a kubelet reject pods of a job with ``OutOfcpu``: it runs a pod that the API server does not know.
 
     That pod is static, in a namespace that does not exist. A static pod is critical, so the kubelet makes room for it.
 
@@ -41,7 +41,7 @@ def rejecting(cluster: Cluster, node: str, job: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def starting_nothing(cluster: Cluster, node: str) -> Iterator[None]:
-    """Stop a node's container runtime where it is: its kubelet goes on, and new pods stay pending."""
+    """Stop a node's container runtime where it is: its kubelet continues, and new pods stay pending."""
     assert cluster.folder is not None, "needs the processes of a node"
     runtime = Servers(cluster.folder).named(f"{node}-containerd")
     assert runtime is not None

@@ -113,7 +113,7 @@ class Cluster:
             log.write(f"{began} {time.strftime(TIME_FORMAT, time.gmtime())}\n")
 
     def freeze(self, node: str, frozen: bool) -> None:
-        """Stop every container of a node where it is, as when a machine hangs, or let them go on."""
+        """Stop every container of a node where it is, as when a machine hangs, or let them continue."""
         Sandbox(self._own()).cgroup.child(node).freeze(frozen)
 
     def offer(self, node: str, devices: int | None) -> None:

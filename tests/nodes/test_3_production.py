@@ -128,7 +128,7 @@ def test_a_lost_node_is_replaced_and_what_its_ranks_commit_late_is_no_history(cl
         alive = [pod for pod in trained.pods if "deletionTimestamp" not in pod["metadata"]]
         assert {pod["spec"]["nodeName"] for pod in alive} == {kept}
     finally:
-        # The old ranks go on where they were, perhaps within a commit.
+        # The old ranks continue where they were, perhaps within a commit.
         cluster.freeze(lost, False)
         cluster.start_kubelet(lost)
         cluster.offer(lost, DEVICES)

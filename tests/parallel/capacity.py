@@ -20,7 +20,7 @@ from polyreme_trainer.parallel.context import StreamCut
 from polyreme_trainer.train.state import TrainState
 
 Senders = list[list[int]]
-"""Tokens of a step's packs, one pack behind the other, that each sender routes, in its order."""
+"""Tokens of a step's packs, one pack after the other, that each sender routes, in its order."""
 
 
 def senders(layout: Layout, *, packs: int, pack_tokens: int, microbatches: int) -> Senders:

@@ -201,7 +201,7 @@ class Questions:
         return [number % 2 for number in range(self._count)]
 
     def pack(self, number: int) -> PackedBatch:
-        """A pack of the step that is trained as ``HELD_OUT_STEP``; behind the last pack nothing."""
+        """A pack of the step that is trained as ``HELD_OUT_STEP``; after the last pack nothing."""
         empty = number >= self._count
         pages = Pages(packs=max(1, self._count), text=empty, empty=empty)
         return pages.packs(HELD_OUT_STEP, first=0 if empty else number, count=1)

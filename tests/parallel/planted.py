@@ -85,7 +85,7 @@ def _plant_in_rows(bug: str | None, world: Any) -> None:
 def _plant_in_dispatch(bug: str | None) -> None:
     """The same, in where rows go."""
     if bug == "a dropped row still has a gradient":
-        # It takes that of the last place, where the zero behind all places should be taken.
+        # It takes that of the last place, where the zero after all places should be taken.
         vars(moe)["_pick"] = lambda rows_XD, index, *, padded: rows_XD.index_select(
             0, index.clamp(max=rows_XD.shape[0] - 1)
         )

@@ -278,7 +278,7 @@ def gradient(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> 
         state = open_state(settings, world.meshes, media_token=source.token_ids.media)
         if pages.long:
             for bias_E in state.router_biases.values():
-                bias_E[3] = -10.0  # nobody asks this expert
+                bias_E[3] = -10.0  # no token asks this expert
         emulated = _emulated(request, state, pages)
         gathered, moved = _watch(state), _watch_deals()
         losses, first = [], {}

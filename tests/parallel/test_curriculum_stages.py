@@ -43,7 +43,7 @@ def trained(root: Path, attempt: int) -> list[tuple[float, ...]]:
 
 
 def states(start: Any, root: Path, *steps: int) -> list[dict[str, str]]:
-    """Digests of all weights, moments and biases behind some steps, by name."""
+    """Digests of all weights, moments and biases after some steps, by name."""
     output, names = root / "digests.json", [f"a000001-s{step:08d}" for step in steps]
     held = {"optimizer": {**MUON, "zero1": False}, "precision": "bfloat16"}
     gang = start("digests", layout={"dp": 1}, root=root, names=names, resume_from=names[0], output=str(output), **held)
@@ -98,9 +98,9 @@ def test_what_a_stage_does_not_train_stays_and_a_resume_in_any_stage_changes_not
 
 
 def test_pipelines_and_rows_of_parameters_train_the_stages_of_one_process(start: Any, tmp_path: Path) -> None:
-    """Also where all layers of a rank stand still, and its orders make gradients of weights apart.
+    """Also where all layers of a rank are frozen, and its orders make gradients of weights apart.
 
-    Every token goes to every expert: a choice between two that score alike hangs on a last bit.
+    Every token goes to every expert: a choice between two that score alike depends on a last bit.
     """
     held_out = {"questions": RUN["packs"], "evaluated_every": 4}
     decoder = {"layers": LAYERS, "experts_per_token": KIMI_VL_NANO.decoder.experts}

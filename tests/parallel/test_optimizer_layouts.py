@@ -29,7 +29,7 @@ def furthest(seen: Any, expected: Any) -> tuple[float, float]:
     """Largest difference of weights and of moments after three steps, relative to the largest of a tensor.
 
     Of what AdamW updates the moments alone: it steps by its rate however small a gradient is, also where that is
-    rounding and nothing else. That its shares make the bits of the whole is said by a test of the update itself.
+    rounding and nothing else. A test of the update itself shows that its shares make the bits of the whole.
     """
     assert seen["values"].keys() == expected["values"].keys()
     by_muon = {name.removeprefix("momentum.") for name in expected["values"] if name.startswith("momentum.")}

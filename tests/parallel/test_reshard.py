@@ -51,7 +51,7 @@ def test_a_checkpoint_of_shared_layers_and_cut_streams_loads_bit_for_bit_into_an
     for layout in layouts:
         assert digests(start, tmp_path, layout) == same, layout
     rows: list[Degrees] = [shared, {"dp": 3}]
-    for layout in rows:  # of slices, and such of which some ranks have fewer
+    for layout in rows:  # of slices, and such that some ranks have fewer of
         assert digests(start, tmp_path, layout, parameter_sharding="FSDP2") == same, layout
 
 

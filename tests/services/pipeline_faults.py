@@ -273,7 +273,7 @@ class Faults:
         for left in reversed(range(STARTS_MAX)):
             server.start()
             if kind == "pulsar":
-                return  # half a minute on a busy machine: work goes on without it
+                return  # half a minute on a busy machine: work continues without it
             try:
                 server.wait()
             except ServerError:

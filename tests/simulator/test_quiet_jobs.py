@@ -1,4 +1,4 @@
-"""What a running job costs the API server: nothing that nobody asked for."""
+"""What a running job costs the API server: no calls beyond what was asked for."""
 
 from __future__ import annotations
 

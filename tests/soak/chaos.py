@@ -2,9 +2,9 @@
 
 ``SEED=`` repeats the instants, ``FAULTS=`` runs only those whose name it matches, ``LIMIT_S=`` bounds the whole.
 Each fault strikes a run of its own. It has healed when the command ends well, by itself, by the same command again, or
-after what the command told the person to do; when every step's loss is then bit for bit that of a run that nobody
-disturbed; and when no process and no memory is left. Clocks: the time of day of all processes is read through a file
-(by ``sitecustomize``), since to set a machine's clock takes its root; clocks that are never set are not touched."""
+after what the command asked the person to do; when every step's loss is then bit for bit that of an undisturbed run;
+and when no process and no memory is left. Clocks: the time of day of all processes is read through a file (by
+``sitecustomize``), since to set a machine's clock takes its root; clocks that are never set are not touched."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def main() -> int:
 
 
 def _truth(prepared: PolyremeHome) -> dict[int, str]:
-    """Losses of a run that nobody disturbs; its data serves the others."""
+    """Losses of an undisturbed run; its data serves the others."""
     ended = prepared.start(prepared.write_job("undisturbed", **JOB, workers=WORKERS)).end()
     if ended.code != ExitCode.OK:
         raise SystemExit(f"the undisturbed run ended with {ended.code}:\n{ended.said}")

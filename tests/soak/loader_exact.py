@@ -1,8 +1,8 @@
 """``make soak-loader-exact``: every global batch against a naive walker, with readers of other ranks killed at random.
 
-``STEPS=`` steps, 600 unless told, of eight sources whose weights change twice, the second time by an entry that is
+``STEPS=`` steps, 600 by default, of eight sources whose weights change twice, the second time by an entry that is
 appended after the first kill of each pass, packed, one of them augmented, with bad
-records and a damaged sample; ``KILLS=`` kills, 40 unless told; ``SEED=`` draws data, ranks, threads and moments.
+records and a damaged sample; ``KILLS=`` kills, 40 by default; ``SEED=`` draws data, ranks, threads and moments.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """``make soak-nodes``: jobs on real nodes in the production profile, with everything killed at random, again and again.
 
-``ROUNDS=`` jobs, 10 unless told, each with every kind of disturbance in an order that ``SEED=`` draws; as root, on
+``ROUNDS=`` jobs, 10 by default, each with every kind of disturbance in an order that ``SEED=`` draws; as root, on
 nodes of its own. The losses of each job must be those of an undisturbed one, bit for bit. Workers run the trainer's
 whole image, which takes ten minutes to build the first time.
 """

@@ -1,6 +1,6 @@
 """``make soak-objects``: malformed objects of every watched kind, stored, beside jobs that must be admitted and healed.
 
-``EACH=`` objects of each kind, 10,000 unless told, that hypothesis generates from ``SEED=``. They are stored in batches
+``EACH=`` objects of each kind, 10,000 by default, that hypothesis generates from ``SEED=``. They are stored in batches
 without any check, as by a CRD with relaxed validation; beside each batch a healthy job must be admitted, be healed
 after a rank is killed, and end well. Then the batch is deleted.
 """

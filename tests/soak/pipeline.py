@@ -1,10 +1,10 @@
 """``make soak-pipeline``: the data pipeline on real servers, all of whose processes are killed again and again.
 
-``SAMPLES=`` samples, 45,000 unless told (20,000 take six minutes, and memory is compared at minute ten), one in a
-hundred of them bad; ``KILLS=`` kills, 40 unless told, as many of workers, the publisher, the broker, the S3 server and
+``SAMPLES=`` samples, 45,000 by default (20,000 take six minutes, and memory is compared at minute ten), one in a
+hundred of them bad; ``KILLS=`` kills, 40 by default, as many of workers, the publisher, the broker, the S3 server and
 PostgreSQL. Connections are cut and requests refused with 503. Then each server is away for 20 s, ``MOMENTS=`` times (2
-unless told) in a run of 2 and in one of 12 workers, none of which may end; ``KILLS=0`` does only that.
-What comes of it must be, bit for bit, what one undisturbed process makes.
+by default) in a run of 2 and in one of 12 workers, and none of these may end; ``KILLS=0`` does only that. What comes of
+it must be, bit for bit, what one undisturbed process makes.
 """
 
 from __future__ import annotations

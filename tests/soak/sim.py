@@ -1,6 +1,6 @@
 """``make soak-sim``: many seeds of the simulation (``SEEDS=``, ``FIRST=``), and every planted bug.
 
-Seeds go from ``FIRST`` on, by default behind those that the tests run. Nothing is resumed.
+Seeds go from ``FIRST`` on, by default after those that the tests run. Nothing is resumed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """``make soak-upgrade``: helm upgrade and rollback in mid-job, from the images of an earlier commit.
 
-``PREVIOUS=`` a commit of the history, that of the kept chart unless told; as root, on nodes of its own. In
+``PREVIOUS=`` a commit of the history, that of the kept chart by default; as root, on nodes of its own. In
 ``make test-nodes`` the images of this checkout pose as the earlier ones.
 """
 

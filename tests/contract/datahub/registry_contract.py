@@ -192,7 +192,7 @@ class RegistryContract:
         def open_it() -> None:
             try:
                 open_database(url).close()
-            except Exception as error:  # noqa: BLE001 - told by the test's own thread
+            except Exception as error:  # noqa: BLE001 - raised by the test's own thread
                 failures.append(error)
 
         threads = [threading.Thread(target=open_it) for _ in range(4)]
@@ -265,7 +265,7 @@ class RegistryContract:
             try:
                 report = hub.process(spec, registry_url=url, objects_url=objects)
                 manifests.append(report.datasets[0].manifest)
-            except Exception as error:  # noqa: BLE001 - told by the test's own thread
+            except Exception as error:  # noqa: BLE001 - raised by the test's own thread
                 failures.append(error)
 
         threads = [threading.Thread(target=run) for _ in range(2)]

@@ -139,7 +139,7 @@ def test_a_late_commit_of_an_older_attempt_is_never_chosen(plan: list[Life]) -> 
 
 @given(lives)
 def test_a_late_resume_point_of_an_older_attempt_changes_nothing(plan: list[Life]) -> None:
-    """Attempt 2 fixes its point after attempt 3 did: 3 is newer, and 2 is on nobody's path."""
+    """Attempt 2 fixes its point after attempt 3 did: 3 is newer, and 2 is on no path."""
     world = World()
     for attempt, life in enumerate(plan, start=1):
         world.begin(attempt * 2)

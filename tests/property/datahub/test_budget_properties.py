@@ -44,7 +44,7 @@ steps = st.lists(
 def test_shares_in_use_never_exceed_the_budget(
     steps: list[tuple[int, str, float]], skew_s: list[float], expected: int
 ) -> None:
-    """Whoever joins, dies, is slow, finds an old table, or has a wrong clock."""
+    """Processes that join, die, are slow, find an old table, or have a wrong clock."""
     stored, held, true_s = Table(), dict.fromkeys(range(HOLDERS), Table()), 1000.0
     read = dict(held)
     for number, act, passed_s in steps:

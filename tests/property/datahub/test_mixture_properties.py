@@ -293,7 +293,8 @@ def test_an_appended_change_that_weighs_a_source_without_a_sample_is_left_out() 
 
 
 def test_an_appended_change_that_would_use_up_the_data_is_left_out_and_stays_so() -> None:
-    """The steps behind it were trained without it: a later change, with which they would last, brings it not back."""
+    """The steps after it were trained without it: a later change, with which they would last, does not bring it
+    back."""
     specs = []
     for entries in ([], [(5, [0, 1, 0])], [(5, [0, 1, 0]), (13, [1, 0, 0])]):
         given = spec_of(entries, staged=False).model_dump(mode="json", by_alias=True, exclude_none=True)

@@ -218,7 +218,7 @@ def key(slot: Slot) -> tuple[int, int, int]:
 
 @st.composite
 def block_sizes(draw: st.DrawFn, plan: OrderPlan) -> list[list[int]]:
-    """Cut each source of a plan into blocks, of which some may be empty."""
+    """Cut each source of a plan into blocks; some may be empty."""
     found = []
     for lengths in plan.lengths:
         cuts = sorted(draw(st.lists(st.integers(0, lengths.size), max_size=5)))

@@ -198,7 +198,7 @@ class Gang:
         self.begin_leader(old.state.replacement + 1)
 
     def replace_frozen_leader(self) -> None:
-        """Its node seems lost, with its own ranks; the followers hang on to it until they miss it."""
+        """Its node seems lost, with its own ranks; the followers stay connected to it until they miss it."""
         if len(self.ghosts) < 2:
             self.head.frozen = True
             self.ghosts.append(self.head)
@@ -210,7 +210,7 @@ class Gang:
         self.new_attempt()
 
     def begin_leader_anew(self) -> None:
-        """Its pod and the Lease are deleted at once, and the pod is created anew before anybody knew that it was there.
+        """Its pod and the Lease are deleted at once, and the pod is recreated before anyone knew that it was there.
 
         Nothing that the job or the Lease says tells the second leader of the first.
         """
@@ -325,7 +325,8 @@ class Gang:
         assert self.lease is not None
         assert self.lease.released, "released, and the Lease does not say so"
         if head is not self.head:
-            # It may still release its own attempt, to those who hang on to it: nobody else has their ranks.
+            # It may still release its own attempt, to the followers that are connected: no other leader has their
+            # ranks.
             assert order(self.lease) == (release.attempt, head.state.replacement)
             self.released.append(release.attempt)
             return

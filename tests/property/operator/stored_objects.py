@@ -290,7 +290,7 @@ class Flood:
         self._put_intents(json.dumps(intents.get("rows")))
 
     def _put(self, kind: str, name: str, given: Manifest, *, metadata: Manifest | None = None) -> str:
-        """Store an object, and its status behind it; return its UID."""
+        """Store an object, and its status after it; return its UID."""
         made = _object(kind, name, given)
         made["metadata"] |= metadata or {}
         try:

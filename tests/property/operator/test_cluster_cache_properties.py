@@ -184,7 +184,7 @@ def check(model: ClusterCache, there: dict[ObjectRef, Manifest]) -> None:
 @given(steps=histories(), order=st.randoms(use_true_random=False), looks=st.integers(0, 3))
 @settings(max_examples=100)
 def test_what_is_counted_along_equals_a_recount(steps: Any, order: Any, looks: int) -> None:
-    """Events of one object may come late, twice, or never, once a list has told how it ended."""
+    """Events of one object may come late, twice, or never, once a list has shown how it ended."""
     model = ClusterCache()
     told = [step for step in steps if order.random() < 0.8]
     told += [step for step in steps if order.random() < 0.3]

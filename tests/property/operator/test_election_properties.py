@@ -9,7 +9,7 @@ from polyreme_cluster.election import DEADLINE_RATIO, LEASE_S, RENEW_S
 from tests.unit.cluster.election_scenes import Contest, Weather, in_virtual_time
 
 RATE_MIN, RATE_MAX = 0.82, 1.22
-"""Clocks of which one runs at most 1.49 times as fast as another: the deadline allows for 1.5."""
+"""Clocks; one runs at most 1.49 times as fast as another: the deadline allows for 1.5."""
 STORM_S = 400.0
 
 

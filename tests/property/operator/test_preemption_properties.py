@@ -42,7 +42,7 @@ class Case:
 
 @st.composite
 def cases(draw: Any, *, packed: bool) -> Case:
-    """Two to four racks, three queues of one cohort, up to seven jobs, some of which may stop already.
+    """Two to four racks, three queues of one cohort, up to seven jobs; some may stop already.
 
     When packed, jobs fill whatever they can, nearly all of them borrow, and ``a`` owns what it asks for: then it is
     about who exactly may be asked, and who is the cheapest.
@@ -168,7 +168,7 @@ def test_the_choice_is_as_good_as_any(case: Case) -> None:
 
 @st.composite
 def crowds(draw: Any) -> Case:
-    """One or two racks and up to 14 jobs of one queue, mostly few of which share nodes."""
+    """One or two racks and up to 14 jobs of one queue; mostly few of them share nodes."""
     racks = draw(st.sampled_from(([8, 8], [9, 6], [15])))
     devices, together = draw(st.sampled_from((1, 2, 3))), draw(st.sampled_from((True, True, True, False)))
     free = [devices] * sum(racks)

@@ -99,7 +99,7 @@ def jobs_of(drawn: list[tuple[int, int, int, int]], queues: int) -> list[Waiting
 
 
 def next_by_definition(left: list[Waiting], tree: QueueTree, shares: Shares, now_s: float) -> Waiting:
-    """Sort everything anew for each job."""
+    """Sort everything again for each job."""
 
     def points(job: Waiting) -> int:
         aging_s = tree.view(job.queue).aging_s

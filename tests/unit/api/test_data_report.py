@@ -1,4 +1,4 @@
-"""A report on a job's data is bounded, names its data, and is never mistaken for one on another spec."""
+"""A report on a job's data is bounded, names its data, and is never read as one on another spec."""
 
 from typing import Any
 

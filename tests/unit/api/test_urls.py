@@ -1,4 +1,4 @@
-"""A password inside a URL is found wherever drivers would read it, and nothing else is taken for one."""
+"""A password inside a URL is found wherever drivers would read it, and nothing else counts as one."""
 
 import pytest
 

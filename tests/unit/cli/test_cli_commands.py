@@ -1,4 +1,4 @@
-"""Commands on a machine with data and no run: tables and JSON, names that nobody knows, help with examples."""
+"""Commands on a machine with data and no run: tables and JSON, unknown names, help with examples."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ COMMANDS = [
 
 @pytest.fixture
 def call(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Call:
-    """Call a command on a home of the test's own; returns exit code, data, and what was said."""
+    """Call a command on a home of the test's own; returns exit code, data, and messages."""
 
     def on_home(*arguments: str) -> tuple[int, str, str]:
         capsys.readouterr()

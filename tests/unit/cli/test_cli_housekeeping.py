@@ -44,7 +44,7 @@ def home(tmp_path: Path) -> Home:
 
 @pytest.fixture
 def call(home: Home, capsys: pytest.CaptureFixture[str]) -> Call:
-    """Call a command on the test's home; returns exit code, data, and what was said."""
+    """Call a command on the test's home; returns exit code, data, and messages."""
 
     def on_home(*arguments: str) -> tuple[int, str, str]:
         capsys.readouterr()

@@ -1,4 +1,4 @@
-"""The identity of a run: what may change under it, what is told of the rest."""
+"""The identity of a run: what may change under it, and how other changes are refused."""
 
 from __future__ import annotations
 

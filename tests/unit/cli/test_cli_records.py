@@ -36,7 +36,7 @@ def marker(*, step: int, size_bytes: int) -> CommitMarker:
 
 
 def write_root(root: Path) -> None:
-    """Attempt 1 trained 5 steps and saved after 3; attempt 2 went on from there."""
+    """Attempt 1 trained 5 steps and saved after 3; attempt 2 continued from there."""
     points = [ResumePoint(attempt=1), ResumePoint(attempt=2, resume_from="a000001-s00000003")]
     for point in points:
         path = root / attempt_key(point.attempt)

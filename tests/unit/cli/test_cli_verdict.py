@@ -1,4 +1,4 @@
-"""How a job stands, in words for a person."""
+"""The state of a job, in words for a person."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ Call = Callable[..., tuple[int, Any, str]]
 
 @pytest.fixture
 def call(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Call:
-    """Call a command on a home of the test's own; returns exit code, JSON or text, and what was said."""
+    """Call a command on a home of the test's own; returns exit code, JSON or text, and messages."""
 
     def on_home(*arguments: str) -> tuple[int, Any, str]:
         capsys.readouterr()

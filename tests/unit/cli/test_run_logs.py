@@ -47,7 +47,7 @@ def write(run: RunDirectory, rank: int, attempt: int, data: bytes) -> None:
 
 
 def followed(run: RunDirectory, *changes: Callable[[], object], **asked: int | None) -> list[str]:
-    """What is printed while things change between two looks; behind the last of them the run ends."""
+    """What is printed while things change between two looks; after the last of them the run ends."""
     taken: list[str] = []
     left = iter((*changes, lambda: serve(run, served=False)))
 
@@ -67,7 +67,7 @@ def test_all_ranks_are_followed_over_attempts_each_line_once_until_the_run_ends(
         run,
         lambda: write(run, 3, 1, b"ended\nand "),
         lambda: write(run, 0, 1, b"new\n"),
-        # The next attempt, of which everything is shown.
+        # The next attempt, which is shown whole.
         lambda: write(run, 0, 2, b"".join(b"again %d\n" % number for number in range(5))),
         lambda: write(run, 3, 1, b"no end"),
     )

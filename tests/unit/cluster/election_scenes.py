@@ -46,7 +46,7 @@ class Weather:
 
 
 class WeatherPort(ForwardingPort):
-    """The store, behind a network: calls travel on their own, so what a caller gave up may still land."""
+    """The store, reached by a network: calls travel on their own, so what a caller gave up may still land."""
 
     def __init__(self, store: Store, weather: Weather, rng: random.Random) -> None:
         super().__init__(EmbeddedCluster(store))
@@ -77,7 +77,7 @@ class WeatherPort(ForwardingPort):
 
 
 def _heard(task: asyncio.Task[Any]) -> None:
-    """Let nobody complain of an error whose caller has gone on."""
+    """Ignore an error whose caller has moved on."""
     if not task.cancelled():
         task.exception()
 

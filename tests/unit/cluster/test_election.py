@@ -114,7 +114,7 @@ def test_a_leader_that_vanishes_is_followed_when_its_lease_is_over() -> None:
 
 @pytest.mark.parametrize("at_s", [-3600.0, 3600.0])
 def test_the_times_in_the_lease_are_nobodys_business(at_s: float) -> None:
-    """A clock that is an hour wrong neither loses its holder the Lease nor keeps it for ever."""
+    """A clock that is an hour wrong neither loses its holder the Lease nor keeps it forever."""
 
     async def story(contest: Contest) -> None:
         for beat in range(10):

@@ -14,7 +14,7 @@ from polyreme_cluster.logging_setup import LogFormat, set_up
 
 @pytest.fixture
 def stream() -> Iterator[io.StringIO]:
-    """A stream that takes the whole log, and the root logger as it was before behind the test."""
+    """A stream that takes the whole log, and the root logger restored after the test."""
     root = logging.getLogger()
     before, level = list(root.handlers), root.level
     yield io.StringIO()

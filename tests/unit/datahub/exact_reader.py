@@ -2,7 +2,7 @@
 
     python -m tests.unit.datahub.exact_reader OBJECTS_URL JOB_FILE MIXTURE_FILE RANKS STEPS OUTPUT STATE
 
-Goes on from the state, if there is one, and writes it every few steps, as checkpoints do.
+Continues from the state, if there is one, and writes it every few steps, as checkpoints do.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class Walk:
         return most
 
     def _filled(self, phase: Phase, stand: Stand, packs_max: int) -> list[list[Visit]]:
-        """Return the packs of a window, and go on behind its samples."""
+        """Return the packs of a window, and move past its samples."""
         visits = self._window(phase, Stand(list(stand.turns), list(stand.taken), stand.slot), packs_max)
         packs = _packed([self._tokens(visit) for visit in visits], self.pack_tokens, packs_max)
         for source, _, _ in visits[: sum(map(len, packs))]:

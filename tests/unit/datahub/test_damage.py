@@ -1,4 +1,4 @@
-"""Bytes that change on disk are found where they are read, stop the rank, and are made again by the next processing."""
+"""Bytes that change on disk are found where they are read, stop the rank, and are restored by the next processing."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def same(some: list[PackedBatch], others: list[PackedBatch]) -> bool:
 
 
 def flip(path: Path, at: int) -> None:
-    """Flip the bits of a byte, in the file as it lies: whoever has mapped it sees it."""
+    """Flip the bits of a byte, in the file as it lies: processes that have mapped it see it."""
     with path.open("r+b") as file:
         file.seek(at)
         (byte,) = file.read(1)

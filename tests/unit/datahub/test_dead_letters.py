@@ -1,4 +1,4 @@
-"""Bad records become dead letters with their rule; processing goes on."""
+"""Bad records become dead letters with their rule; processing continues."""
 
 from __future__ import annotations
 

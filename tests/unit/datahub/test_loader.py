@@ -313,7 +313,8 @@ def test_a_source_without_pixels_makes_no_patches_and_finds_the_same_damage(
 
 
 def test_images_of_any_pack_are_looked_up_and_read_one_by_one(tmp_path: Path) -> None:
-    """By numbers that count what a damaged sample had: grids are the same for all ranks, whoever has read its bytes."""
+    """By numbers that count what a damaged sample had: grids are the same for all ranks, also where its bytes were
+    read."""
     home = Home(tmp_path)
     home.register("one", digits(1, pages=40))
     job = make_spec(["one"], on_damage="Placeholder")

@@ -1,4 +1,4 @@
-"""A store that fails ends the run with an environment error; the next run goes on from there."""
+"""A store that fails ends the run with an environment error; the next run continues from there."""
 
 from __future__ import annotations
 

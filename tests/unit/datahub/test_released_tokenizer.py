@@ -73,7 +73,7 @@ TURNS = [
 
 @pytest.fixture(scope="module")
 def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as weights come in: up to three digits are cut together, special tokens are behind the others."""
+    """A folder as weights come in: up to three digits are cut together, special tokens come after the others."""
     tokenizer = Tokenizer(BPE())
     cut = Split(Regex(WORDS), "isolated")
     tokenizer.pre_tokenizer = PreTokenizers([cut, ByteLevel(add_prefix_space=False, use_regex=False)])

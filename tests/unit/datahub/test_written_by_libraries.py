@@ -1,4 +1,4 @@
-"""Files that ``datasets``, pandas, polars, webdataset and Energon wrote are read, and what is left out is said."""
+"""Files that ``datasets``, pandas, polars, webdataset and Energon wrote are read, and what is left out is reported."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ SOON_S = 3.0
 
 
 class Pipeline:
-    """Stands for the pipeline: takes its time, and fails as it is told."""
+    """Stands for the pipeline: takes its time, and fails as the test sets."""
 
     def __init__(self, takes_s: float = TAKES_S) -> None:
         self.takes_s = takes_s

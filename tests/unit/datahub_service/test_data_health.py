@@ -26,7 +26,7 @@ PATIENCE_S = 60.0
 
 
 class Servers:
-    """Stands for the servers: they answer, or fail as they are told."""
+    """Stands for the servers: they answer, or fail as the test sets."""
 
     def __init__(self, error: PolyremeError | None = None) -> None:
         self.error = error

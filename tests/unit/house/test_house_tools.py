@@ -1,4 +1,4 @@
-"""The Makefile and the small programs behind it do what they say."""
+"""The Makefile and the small programs that it runs do what they say."""
 
 import json
 import os
@@ -90,7 +90,7 @@ def test_the_times_of_a_set_up_are_those_that_uv_says(line: str, seconds: float)
 
 
 def test_a_failed_set_up_leaves_no_stamp(tmp_path: Path) -> None:
-    """A lock with a wrong hash stops the set-up; the environment is not taken for a whole one."""
+    """A lock with a wrong hash stops the set-up; the environment does not count as whole."""
     lock, venv, stamp = tmp_path / "uv.lock.txt", tmp_path / "venv", tmp_path / "venv/.setup/dev-0"
     lock.write_text(f"uv==0.0.0 \\\n    --hash=sha256:{'0' * 64}\n")
     (venv / "bin").mkdir(parents=True)

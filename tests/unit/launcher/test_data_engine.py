@@ -185,7 +185,7 @@ def test_a_stuck_engine_is_replaced(pod: Pod, how: str) -> None:
                 NumberedPacks().packs(9, first=0, count=1),
             )
         else:
-            # Every engine hangs at this step: the rank gets a clear error, and never waits for ever.
+            # Every engine hangs at this step: the rank gets a clear error, and never waits forever.
             with pytest.raises(EnvironmentFailedError, match="died or was stuck too often in this attempt"):
                 pool.submit(source.packs, HANGING_STEP, first=0, count=1).result(timeout=60)
     assert pod.engine.pid != before

@@ -40,7 +40,7 @@ def main() -> int:
 
 
 def _all_ways() -> None:
-    """Python's two streams, C's, the descriptors themselves, a child; no line end behind the last line."""
+    """Python's two streams, C's, the descriptors themselves, a child; no line end after the last line."""
     print("by print")
     print("by standard error", file=sys.stderr)
     ctypes.CDLL(None).printf(b"by C's printf\n")

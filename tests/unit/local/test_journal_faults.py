@@ -97,7 +97,7 @@ def test_nothing_is_acknowledged_behind_a_failed_append(
                 patched.setattr(os, call, refuse)
                 with pytest.raises(ServerError):
                     await cluster.create(config("during"))
-            # The disk works again, but whether the last batch is on it, nobody knows.
+            # The disk works again, but whether the last batch is on it is unknown.
             with pytest.raises(ServerError):
                 await cluster.create(config("after"))
 

@@ -54,7 +54,7 @@ def divisions(inventory: Inventory, request: GangRequest) -> Iterator[tuple[int,
 
 
 def smallest_depth(inventory: Inventory, counts: tuple[int, ...]) -> int:
-    """Lowest level one domain of which holds them."""
+    """Lowest level with a domain that holds them."""
     used = [row for row, count in enumerate(counts) if count]
     for depth in range(len(inventory.levels) - 1, -1, -1):
         if len({domain(inventory, depth, row) for row in used}) == 1:

@@ -1,4 +1,4 @@
-"""Queues, waiting and running jobs for tests, by their telling fields."""
+"""Queues, waiting and running jobs for tests, by the fields that matter."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

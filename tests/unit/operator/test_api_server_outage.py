@@ -1,4 +1,4 @@
-"""An API server that is away stops nobody: what nobody could hear is no silence of a leader."""
+"""An API server that is away stops no job: what could not be heard is no silence of a leader."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable

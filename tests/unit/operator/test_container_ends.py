@@ -148,7 +148,7 @@ def test_a_rule_matches_the_exit_code_of_a_container_in_every_mode(
 
 @pytest.mark.parametrize("mode", ["Launcher", "Environment"])
 def test_no_rule_matches_the_code_by_which_a_restarted_host_marks_its_pods(mode: str) -> None:
-    """Nobody saw how they ended."""
+    """Their ends were not observed."""
     assert isinstance(verdict(ended(137, mode=mode, rules=rule(137), reason="HostRestarted")), Restart)
 
 

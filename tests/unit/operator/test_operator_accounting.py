@@ -1,4 +1,4 @@
-"""What of an attempt's time is effective when the attempt fails, and while it goes on."""
+"""What of an attempt's time is effective when the attempt fails, and while it continues."""
 
 import dataclasses
 from typing import Any

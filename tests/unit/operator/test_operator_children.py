@@ -1,4 +1,4 @@
-"""What a job owns and somebody deletes by hand comes back while the job is active."""
+"""What a job owns comes back when it is deleted by hand, while the job is active."""
 
 import asyncio
 

@@ -62,7 +62,7 @@ def manifest(name: str) -> Manifest:
 
 
 def told(step_s: float) -> list[dict[str, Any]]:
-    """Run some jobs, step the clock of every machine, go on; return the statuses of the jobs."""
+    """Run some jobs, step the clock of every machine, continue; return the statuses of the jobs."""
     loop = VirtualLoop()
     world = World(loop, random.Random(1), Facts())
     world.faulty = False
@@ -173,7 +173,7 @@ def test_a_finished_job_is_cleared_up_by_our_own_clock(skew_s: float, *, watched
         return {type(action) for action in decision.actions}
 
     if skew_s < 0 and not watched:
-        # Nobody can tell that the clock was slow: the record says that all is over.
+        # Nothing shows that the clock was slow: the record says that all is over.
         assert does(0) == {DeletePod, DeleteJob}
     else:
         assert does(STOP_GRACE_S - 1) == set()

@@ -1,4 +1,4 @@
-"""A rack of which many nodes fail together is taken out whole, or not at all, and comes back when it is well."""
+"""A rack whose nodes fail together is taken out whole, or not at all, and comes back when it is well."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RULE: dict[str, Any] = {"name": "rack-switch", "level": "rack", "faultClasses": 
 
 
 class RackStage(HealthStage):
-    """Two blocks of two racks of eight nodes; racks are numbered anew in each block."""
+    """Two blocks of two racks of eight nodes; racks are numbered separately in each block."""
 
     def __init__(self, *, percent: int = 50, **rule: Any) -> None:
         super().__init__(4 * SIZE)

@@ -1,4 +1,4 @@
-"""What is told of status writes: stable reasons, once for each change."""
+"""Events of status writes: stable reasons, once for each change."""
 
 import dataclasses
 from collections.abc import Callable

@@ -232,7 +232,7 @@ def test_worker_whose_pod_never_starts_moves_and_its_node_is_named() -> None:
 
 
 def test_node_that_cannot_start_a_container_is_left_and_costs_budget() -> None:
-    """The template may be at fault as well, so it may not be tried for ever."""
+    """The template may be at fault as well, so it may not be tried forever."""
 
     async def story(stage: Story, kubelets: Kubelets) -> None:
         nodes(stage, "n0", "n1")

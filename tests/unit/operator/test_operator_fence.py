@@ -17,7 +17,7 @@ PLACES = ("n0", "n1")
 
 
 def node_manifest(name: str, version: int, *, ready: bool = True, taints: tuple[str, ...] = ()) -> dict[str, Any]:
-    # As a machine says it whose clock is an hour behind ours.
+    # As reported by a machine whose clock is an hour slower than ours.
     condition = {"type": "Ready", "status": str(ready), "lastTransitionTime": "2023-11-14T21:13:20Z"}
     return {
         "kind": "Node",

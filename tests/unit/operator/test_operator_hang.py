@@ -1,4 +1,4 @@
-"""Hangs: when they are told, when they end an attempt, and when restarting for them stops."""
+"""Hangs: when they are reported, when they end an attempt, and when restarting for them stops."""
 
 import dataclasses
 from typing import Any

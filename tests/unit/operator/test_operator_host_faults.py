@@ -1,4 +1,4 @@
-"""What the machine did to a job costs it nothing once that is mended: a host that began anew, a store that was away."""
+"""What the machine did to a job costs it nothing once that is repaired: a restarted host, a store that was away."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The object of the intents may be deleted or defaced by hand: admission goes on, and nothing is given twice."""
+"""The object of the intents may be deleted or defaced by hand: admission continues, and nothing is given twice."""
 
 import asyncio
 import dataclasses

@@ -1,4 +1,4 @@
-"""A malformed pod template stops nobody but its own job, which is told why."""
+"""A malformed pod template stops only its own job, which gets the reason."""
 
 import asyncio
 from typing import Any

@@ -24,7 +24,7 @@ QUOTA = 'pods "x" is forbidden: exceeded quota: team, requested: pods=1, used: p
 
 
 def refuse(kind: str, sentence: str, *, after: int = 0) -> object:
-    """Refuse objects of a kind, behind the first few."""
+    """Refuse objects of a kind, after the first few."""
     seen: list[ObjectRef] = []
 
     def review(verb: str, ref: ObjectRef, body: Manifest) -> PortError | None:

@@ -1,4 +1,4 @@
-"""A worker count that is refused never ends a job: the one in force is admitted again, whoever looks at the status."""
+"""A worker count that is refused never ends a job: the one in force is admitted again, also by another replica."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

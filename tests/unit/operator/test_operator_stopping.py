@@ -1,4 +1,4 @@
-"""Attempts that make way: preemption, drained queues, suspend and resize share one way to stop."""
+"""Attempts that stop on request: preemption, drained queues, suspend and resize share one way to stop."""
 
 import dataclasses
 from typing import Any

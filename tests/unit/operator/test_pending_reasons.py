@@ -1,4 +1,4 @@
-"""What waiting jobs are told by rounds that meet a bound, and how many rounds follow."""
+"""Pending reasons by rounds that meet a bound, and how many rounds follow."""
 
 import asyncio
 import random
@@ -29,7 +29,7 @@ from tests.unit.operator.operator_scenes import DEVICE, NOW_S, job
 
 _Answer = TypeVar("_Answer")
 QUIET_S = 20.0
-"""Less than until victims are sought anew."""
+"""Less than until victims are sought again."""
 ROUNDS_MAX = 2
 ENDLESS = 1_000_000
 LISTS_S = 30.0
@@ -70,7 +70,7 @@ def submit(world: World, job: Manifest) -> None:
 
 
 def test_jobs_without_victims_each_get_a_search_and_then_cycles_stop() -> None:
-    """More queues than a round seeks victims for: rounds go on where the last one ended, and come to an end."""
+    """More queues than a round seeks victims for: rounds continue where the last one ended, and come to an end."""
     loop, rounds = VirtualLoop(), CountedRounds()
     world = World(loop, random.Random(1), Facts())
     world.faulty = False
@@ -104,7 +104,7 @@ def test_jobs_without_victims_each_get_a_search_and_then_cycles_stop() -> None:
 
 
 def test_a_pending_reason_is_updated_when_other_pods_take_the_room() -> None:
-    """Nothing came free, so nobody need be looked at for a place; but the word is no longer true."""
+    """Nothing came free, so no job needs a placement; but the reason is no longer true."""
     loop = VirtualLoop()
     world = World(loop, random.Random(1), Facts())
     world.faulty = False
@@ -146,7 +146,7 @@ class SlowToList(ForwardingPort):
 
 
 def test_the_operator_sleeps_while_it_lists_although_something_is_taken() -> None:
-    """The loop of virtual time ends a simulation in which somebody is busy without end."""
+    """The loop of virtual time ends a simulation in which an actor is busy without end."""
     loop = VirtualLoop()
     world = World(loop, random.Random(1), Facts())
     world.faulty = False
@@ -167,7 +167,7 @@ def test_the_operator_sleeps_while_it_lists_although_something_is_taken() -> Non
 
 
 class SlowStandings(ForwardingPort):
-    """Takes its time to say how a queue stands."""
+    """Takes its time to report the status of a queue."""
 
     def __init__(self, world: World) -> None:
         super().__init__(EmbeddedCluster(world.store))

@@ -1,4 +1,4 @@
-"""Required, preferred, slices, exclusive, best fit, and what is said when a gang does not fit."""
+"""Required, preferred, slices, exclusive, best fit, and what is reported when a gang does not fit."""
 
 import dataclasses
 from collections import Counter

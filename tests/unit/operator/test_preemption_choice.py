@@ -179,7 +179,7 @@ def test_reclaim_goes_by_the_cohorts_where_ways_part() -> None:
     found = choose([2, 1], jobs, queues=(*queues, queue("top")))
     assert found is not None
     assert found.reclaim == {"x"}
-    # On one side of the way nobody owns anything: what is shared is first come, first served.
+    # On one side of the way no queue owns anything: what is shared is first come, first served.
     siblings = (queue("a", parent="left"), queue("b", parent="left"), queue("left", 3))
     assert choose([2, 1], jobs, queues=siblings) is None
 

@@ -1,4 +1,4 @@
-"""Which queues are in order, and what is said of those that are not."""
+"""Which queues are in order, and what is reported about those that are not."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Where workers go that have lost their places: as near together as their gang requires, whoever of it is left."""
+"""Where workers go that have lost their places: as near together as their gang requires, whichever workers are left."""
 
 import dataclasses
 from typing import Any

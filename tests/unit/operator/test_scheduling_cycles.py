@@ -81,7 +81,7 @@ def asked_to_make_way(name: str, by: JobView, nodes: tuple[str, ...] = ("n0", "n
 
 
 def gone(victim: JobView) -> JobView:
-    """It has stopped: no admission any more, and what it was asked for stands until it is admitted anew."""
+    """It has stopped: no admission any more, and the request stays until it is admitted again."""
     conditions = [each for each in victim.status.conditions if each.type != "Admitted"]
     return dataclasses.replace(victim, status=victim.status.model_copy(update={"conditions": conditions}))
 
@@ -108,7 +108,7 @@ def test_a_preemptor_whose_room_was_lost_does_not_hold_what_is_left() -> None:
 
 
 def test_quota_that_is_held_for_a_lesser_preemptor_keeps_no_greater_one_waiting() -> None:
-    """Others made way for both; each needs all of the quota."""
+    """Others were preempted for both; each needs all of the quota."""
     lesser, greater = job("lesser", replicas=4, priority=3), job("greater", replicas=4, priority=5)
     left = gone(asked_to_make_way("first", lesser))
     right = gone(asked_to_make_way("second", greater, ("n1", "n1")))

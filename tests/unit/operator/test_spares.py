@@ -97,5 +97,5 @@ def test_new_gangs_leave_as_many_idle_nodes_as_are_asked_and_repairs_use_them(
     left = [out, *(nodes[name] for name in nodes if name != lost and name[0] == lost[0])]
     seen = cluster_of(jobs=(owner,), nodes=left, pods=(pod(owner, 0, where=lost),), levels=RACKS, spares=kept)
     moved = only(schedule(seen, NOW_S)).after
-    # Spares are idle nodes of the same rack, so whoever lost a node always finds room there.
+    # Spares are idle nodes of the same rack, so a gang that lost a node always finds room there.
     assert moved.attempt.placement.node_by_index()[0] in {node.name for node in left[1:]}

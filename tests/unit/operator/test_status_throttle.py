@@ -1,4 +1,4 @@
-"""Writes that only tell, and events: what waits, what is dropped, and that the newest is what is told."""
+"""Informational writes, and events: what waits, what is dropped, and that the newest one is written."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def event(uid: str = "u0", number: int = 0, *, warning: bool = False) -> EmitEve
 
 
 def turns(clock: SetClock, times: StatusThrottle) -> list[tuple[str, float]]:
-    """Give everybody who wants one a turn, each of which is used; return who had it, and when."""
+    """Give a turn to each job that wants one, and use it; return which job had it, and when."""
     began_s, had = clock.at_s, []
     while (wait_s := times.wait_s()) is not None:
         clock.at_s += wait_s
@@ -79,7 +79,7 @@ def test_each_job_has_one_turn_in_the_order_of_wishes_within_the_budget() -> Non
 
 
 def test_a_turn_that_is_gone_when_it_is_taken_is_nobodys() -> None:
-    """Others work between the question and the answer: what was to be told may have been written with more."""
+    """Others work between the question and the answer: the update may have been written with more."""
     clock = SetClock()
     tells = telling(clock)
     tells.wants("a", runs=False)

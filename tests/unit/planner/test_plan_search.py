@@ -91,7 +91,7 @@ def test_no_candidate_of_a_small_world_is_faster_than_the_choice() -> None:
             split = balanced_split(model, schedule=of.schedule, ranks=of.layout.pp)
             order = program(of.schedule, ranks=of.layout.pp, microbatches=of.microbatches)
             took_s = order.makespan_s(model.of_stages(split))
-        # Without what comes once a step, and without transfers: a bound from below would be unfair to nobody.
+        # Without what comes once a step, and without transfers: a bound from below would be fair to all.
         assert found.best.step_s <= took_s + found.best.shares_s["gradients"] + 0.02, str(of)
 
 

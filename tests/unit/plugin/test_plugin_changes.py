@@ -21,7 +21,7 @@ REF = ObjectRef(kind="TrainingJob", namespace="team", name="big")
 
 
 class Busy(EmbeddedCluster):
-    """A cluster in which somebody else changes the job right before each of the first patches."""
+    """A cluster in which another client changes the job right before each of the first patches."""
 
     def __init__(self, meddles: int) -> None:
         super().__init__(Store(new_uid=lambda: "u", now_s=lambda: NOW_S))

@@ -1,4 +1,4 @@
-"""The tool behind `make cluster-up`, as far as it goes without Go and without a cluster."""
+"""The tool that `make cluster-up` runs, as far as it works without Go and without a cluster."""
 
 import shutil
 import socket

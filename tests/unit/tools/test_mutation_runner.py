@@ -15,7 +15,7 @@ MUTANT = Mutant(file="planted.py", function="f", operator="Lt to LtE", expressio
 
 
 class Deprecated:
-    """As torch has some: whoever asks for the class is warned."""
+    """As torch has some: access to the class warns."""
 
     def __init__(self) -> None:
         self.itself = [self]

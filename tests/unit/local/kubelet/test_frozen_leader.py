@@ -94,7 +94,7 @@ def test_a_follower_leaves_a_leader_that_falls_silent(tmp_path: Path) -> None:
 
 
 def test_follower_finds_the_leader_beside_the_pod_of_an_earlier_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pod that its node does not end stays behind the leader's name; its process may be stopped for good."""
+    """The leader's name still resolves to a pod that its node does not end; its process may be stopped for good."""
 
     async def story() -> None:
         secret, told = secrets.token_bytes(32), []

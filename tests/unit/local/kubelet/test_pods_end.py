@@ -1,4 +1,4 @@
-"""Pods that can't start, that are deleted before they do, that leave something behind; launchers that restart often."""
+"""Pods that can't start, that are deleted before they do, that leave processes; launchers that restart often."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""A success that was decided is neither lost nor said too early, whoever dies before it is on the Lease."""
+"""A success that was decided is neither lost nor reported too early, whatever dies before it is on the Lease."""
 
 import asyncio
 import os

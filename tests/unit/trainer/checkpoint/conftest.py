@@ -41,7 +41,7 @@ def root(url: str) -> ObjectStore:
 
 
 def make_content(seed: int, *, rows: int = 6, columns: int = 50, place: int = 0, parts: int = 1) -> Content:
-    """Five tensors in each of two buffers, of which this rank holds a slice, and two small ones."""
+    """Five tensors in each of two buffers, sliced, and two small ones."""
     draw = torch.Generator().manual_seed(seed)
     own = rows // parts
     whole = torch.rand(2, 5, rows, columns, generator=draw)

@@ -175,7 +175,7 @@ def test_what_is_old_goes_though_it_is_among_those_kept_and_the_newest_never() -
 def test_what_the_newest_attempt_begins_at_stays_until_it_has_one_of_its_own() -> None:
     begin = at(1, 10)
     points = [ResumePoint(attempt=1), ResumePoint(attempt=2, resume_from=checkpoint_name(begin))]
-    # Its leader passed over 15, which ranks had found damaged, and which somebody has mended since.
+    # Its leader passed over 15, which ranks had found damaged, and which was repaired since.
     mended = at(1, 15)
     assert choose([at(1, 5), begin, mended], [], points, attempt=2) == [at(1, 5), mended]
     assert choose([at(1, 5), begin, mended], [], points, attempt=2, kept=9, age_s_max=1.0) == [at(1, 5), mended]

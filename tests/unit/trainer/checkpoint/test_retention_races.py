@@ -27,7 +27,7 @@ Pause = Callable[[], None]
 
 
 class Actors:
-    """Threads of which one runs at a time, from one effect to the next."""
+    """Threads that run one at a time, from one effect to the next."""
 
     def __init__(self, bodies: Sequence[Callable[[], None]]) -> None:
         self._go = [threading.Semaphore(0) for _ in bodies]
@@ -62,7 +62,7 @@ class Actors:
             body()
         except FencedError:
             pass
-        except Exception as error:  # noqa: BLE001 - told by the main thread, whatever it is
+        except Exception as error:  # noqa: BLE001 - reported by the main thread, whatever it is
             self.errors.append(error)
         self._ended[number] = True
         self._rest[number].release()

@@ -155,7 +155,7 @@ def _rows(whole: torch.Tensor, sharer: int, sharers: int) -> Rows:
 def test_of_the_files_no_more_is_in_memory_than_a_window_or_one_tensor(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The largest this process ever was, told by the kernel: a quarter of 96 MiB of experts, in 8 MiB."""
+    """The largest this process ever was, as the kernel reports: a quarter of 96 MiB of experts, in 8 MiB."""
     shape = model_shape(
         "kimi-vl-nano", {"decoder": {"width": 256, "experts": 32, "expert_ffn_width": 1024, "layers": 3}}
     )
@@ -478,7 +478,7 @@ def test_layers_that_predict_further_tokens_are_not_read(exported: pathlib.Path)
 
 
 def test_what_we_write_ourselves_is_no_other_model() -> None:
-    """Every field that the check compares stands in our own configurations."""
+    """Every field that the check compares is in our own configurations."""
     text = text_config(KIMI_VL_NANO.decoder)
     assert model_config(KIMI_VL_NANO, tokens=TOKENS)["text_config"] | text == text | {
         "eos_token_id": TOKENS.end,

@@ -99,7 +99,7 @@ def test_tensors_recomputed_from_recomputed_tensors_are_right_too() -> None:
 
 
 def test_a_recipe_that_makes_something_else_is_seen(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The comparison of bits would notice: keys that are made again without their rotation."""
+    """The comparison of bits would notice: keys that are recomputed without their rotation."""
     from polyreme_trainer.model import attention
 
     _, right, _ = step(ComputeOptions(), batch)

@@ -69,7 +69,7 @@ def test_causes_that_lead_back_to_the_first_end() -> None:
 
 @dataclasses.dataclass
 class Tokens:
-    """A microbatch of which only the length is read."""
+    """A microbatch; only its length is read."""
 
     tokens_T: torch.Tensor
 

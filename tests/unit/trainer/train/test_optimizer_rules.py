@@ -80,7 +80,7 @@ def test_a_buffer_beyond_what_a_kernel_takes_at_once_is_updated_in_parts(monkeyp
 
 
 def test_state_in_host_memory_visits_a_device_a_bucket_at_a_time_on_one_rank_too() -> None:
-    """A rank that shares a buffer with nobody has it as one piece: all of it at once would spare no memory."""
+    """A rank that shares a buffer with no other has it as one piece: all of it at once would spare no memory."""
     with FakeTensorMode(allow_non_fake_inputs=True):
         layer = nn.Linear(64, 48, bias=False, device="cuda:0")
         flat = flatten(dict(layer.named_parameters()), piggybacked=0)

@@ -57,7 +57,7 @@ ALL: Learned = (None, None, None)
 
 
 def stepped(flat: FlatModel, settings: OptimizerSettings, learned: Learned = ALL) -> Optimizer:
-    """Take three steps from summed gradients, as a reduction leaves them; what stands still has none."""
+    """Take three steps from summed gradients, as a reduction leaves them; frozen parameters have none."""
     optimizer = Optimizer(flat, settings)
     for step, parts in enumerate(learned, start=1):
         gradients = {
@@ -202,7 +202,7 @@ def test_frozen_parameters_keep_their_bits_and_trained_ones_count_their_own_step
         if learner_of(parameter) is decoder:
             assert torch.equal(seen[parameter], value), parameter
 
-    # Shares are cut anywhere, also through what stands still.
+    # Shares are cut anywhere, also through frozen parameters.
     update = Update(whole=whole, zero1=True, bucket_scalars=300)
     for parameter, value in together(update, settings, late).items():
         torch.testing.assert_close(seen[parameter], value, rtol=1e-5, atol=1e-6)

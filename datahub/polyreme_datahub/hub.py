@@ -154,7 +154,7 @@ def process(
     Raises:
         DatasetNotFoundError: Naming the nearest names there are.
         InvalidConfigError: If a source changed since it was registered, or the recipe breaks a rule.
-        EnvironmentFailedError: If store or registry stay away; the next call goes on from there.
+        EnvironmentFailedError: If store or registry stay away; the next call continues from there.
     """
     from polyreme_datahub.processing import Processing
 
@@ -190,7 +190,7 @@ def ingest(
     Raises:
         DatasetNotFoundError: If the source is neither a path nor a dataset.
         InvalidConfigError: If the recipe, the name or the source breaks a rule, or no sample comes through.
-        EnvironmentFailedError: If store or registry stay away; the next call goes on from there.
+        EnvironmentFailedError: If store or registry stay away; the next call continues from there.
     """
     from polyreme_datahub.source_ingestion import ingest_source
 

@@ -230,7 +230,7 @@ class Processing:
         return (is_whole if is_noted(store, manifest) else can_open)(store, manifest)
 
     def _check_noted(self, manifest: str) -> None:
-        """Drop the notes about an index that was made again.
+        """Drop the notes about an index that was rebuilt.
 
         Raises:
             IndexDamagedError: If it is not whole: its source, or an intermediate of it, is no longer what it was.

@@ -221,7 +221,7 @@ def _add_image(tokens: list[int], form: ChatFormat, cells: int) -> list[int]:
 
 
 def _learn(ranges: list[list[int]], start: int, stop: int) -> None:
-    """Add a range of learned tokens behind those that there are."""
+    """Append a range of learned tokens."""
     if start == stop:
         return
     if ranges and ranges[-1][1] == start:

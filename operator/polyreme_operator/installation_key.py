@@ -1,7 +1,7 @@
 """The key of an installation: one Secret in the operator's namespace, made once, which its replicas share.
 
 The first leader makes it by create-if-absent, so that no file of the installation holds random bytes. It is read when a
-replica begins to lead, and never changed. A leader creates it again from memory if somebody deletes it: with another
+replica begins to lead, and never changed. A leader creates it again from memory if it is deleted: with another
 key, the attempts that run then could not be verified, and every gang would have to start again.
 """
 
@@ -59,7 +59,7 @@ class InstallationKey:
                 await self._clock.sleep(self._settings.backoff_s(failures))
 
     async def keep(self) -> None:
-        """Create the Secret again whenever somebody has deleted it, until cancelled."""
+        """Create the Secret again whenever it was deleted, until cancelled."""
         while True:
             await self._clock.sleep(RESTORE_EVERY_S)
             try:

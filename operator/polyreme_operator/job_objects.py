@@ -98,7 +98,7 @@ class JobObjects:
         return job is not None and self._cache.leases.is_of(job, found["metadata"])
 
     async def _create_child(self, manifest: Manifest, key: str = "") -> None:
-        """Create an object of which a job has one, known by its kind or its key."""
+        """Create an object that exists once per job, known by its kind or its key."""
         uid, kind = _job_uid(manifest), manifest["kind"]
         try:
             await self._create(manifest)

@@ -33,7 +33,7 @@ from polyreme_cluster.port import (
 _log = logging.getLogger(__name__)
 
 EVENTS_MAX = 1_000
-"""Buffered events of a kind; a watch that falls behind must list again."""
+"""Buffered events of a kind; a watch that is further back must list again."""
 LIST_FIRST_S = 5.0
 """kopf's first list may be later than ours: what was deleted between them is in neither."""
 SERVED_S = 2.0
@@ -138,10 +138,10 @@ class KopfFeed(ForwardingPort):
     """Wraps a cluster so that kopf watches our own kinds.
 
     Args:
-        port: The cluster behind it.
+        port: The port that it wraps.
         kinds: Kinds of our group that are watched.
         clock: Time of the periodic lists.
-        only: By kind, the one namespace of which it is listed and watched.
+        only: By kind, the one namespace that is listed and watched.
     """
 
     def __init__(

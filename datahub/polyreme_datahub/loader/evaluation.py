@@ -95,7 +95,7 @@ class HeldOutSource:
         return [at for at, _ in self._packs]
 
     def pack(self, number: int) -> PackedBatch:
-        """Return a pack of whole samples of one set, as they are trained on; behind the last an empty one."""
+        """Return a pack of whole samples of one set, as they are trained on; past the last one, an empty pack."""
         at, samples = self._packs[number] if number < len(self._packs) else (0, [])
         index = self._indexes[at]
         manifest = index.manifest

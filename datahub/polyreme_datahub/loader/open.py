@@ -72,7 +72,7 @@ class _Data:
     plan: Mapping[str, Any]
 
     def tokenizer(self) -> Blob:
-        """Read the tokenizer; a damaged one is noted, so that the next processing makes it again."""
+        """Read the tokenizer; a damaged one is noted, so that the next processing rebuilds it."""
         digest = self.plan["tokenizer"]
         with self._noted(digest):
             return Blob(self.blobs.read(digest), digest=digest)

@@ -157,7 +157,7 @@ class Steps:
             return state
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Refuse to go on from a state that another dataset or order made; go on from a good one without a walk.
+        """Refuse to continue from a state that another dataset or order made; a good one needs no walk.
 
         Raises:
             NotSealedError: If blocks that the state has seen are not there (yet).

@@ -27,7 +27,7 @@ def in_eight_bits(image: Image.Image, rules: OpenRules) -> Image.Image:
     """Scale 16-bit gray to 8 bits: Pillow's own conversion clips it to white.
 
     The range is the full one, or what TIFF's MaxSampleValue says. Pixels that use 12 bits or fewer of 16 are refused:
-    they may be a dark image or a bright one in fewer bits. With ``scale_deep`` they are taken for the latter.
+    they may be a dark image or a bright one in fewer bits. With ``scale_deep`` they count as the latter.
 
     Raises:
         BadRecordError: If the range of the pixels is not known.
@@ -73,7 +73,7 @@ def _scale_table(white: int) -> npt.NDArray[np.uint8]:
 
 
 def to_srgb(image: Image.Image) -> Image.Image:
-    """Apply the image's ICC profile; without a valid one, CMYK is converted plainly and others are taken for sRGB."""
+    """Apply the image's ICC profile; without a valid one, CMYK is converted plainly and others count as sRGB."""
     profile = image.info.get("icc_profile")
     if image.mode in {"P", "PA"} and profile:
         transparent = image.mode == "PA" or "transparency" in image.info

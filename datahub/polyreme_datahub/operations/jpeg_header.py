@@ -1,6 +1,6 @@
 """A JPEG without what says nothing of its pixels: metadata segments, and bytes between the segments of its header.
 
-libjpeg reports its first warning and no other one. Where that is about a header, damage behind it would go unnoticed:
+libjpeg reports its first warning and no other one. Where that is about a header, damage after it would go unnoticed:
 such a file is decoded once more from these bytes. Form of segments: ITU-T T.81, annex B; what libjpeg reads of JFIF's
 and Adobe's segments, and how it looks for the next marker: its jdmarker.c.
 """

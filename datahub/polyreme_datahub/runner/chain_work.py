@@ -59,7 +59,7 @@ class _Pending:
     stored: Collection[str] = ()
     """Digests of raw bytes that this worker has stored before."""
     remakes: bool = False
-    """Whether everything is made again, known or not: stored bytes of it are lost."""
+    """Whether everything is recomputed, known or not: stored bytes of it are lost."""
 
     @property
     def size_bytes(self) -> int:

@@ -34,7 +34,7 @@ from polyreme_datahub.tokens import TextTokenizer, encode_conversation, token_ar
 INDEX = "index"
 VERSION = 4
 EARLIER_WAY = "raise data.sequenceTokens"
-"""End of the error in letters of earlier releases, whose keys do not say of which index they are."""
+"""End of the error in letters of earlier releases, whose keys do not name their index."""
 IMAGES_PAGE = 32
 """Samples whose encoded images are in memory at once."""
 

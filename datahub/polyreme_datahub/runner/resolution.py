@@ -43,7 +43,7 @@ class Sample:
     """Digest of the record; empty: not read from the source yet."""
     outputs: dict[str, Output] = dataclasses.field(default_factory=dict)
     ended: str = ""
-    """Name of the step that ended it, by a verdict or a filter; empty: it goes on."""
+    """Name of the step that ended it, by a verdict or a filter; empty: it continues."""
     missing: list[Step] = dataclasses.field(default_factory=list)
     """Steps left to run, in order."""
 
@@ -143,7 +143,7 @@ def next_wave(samples: Sequence[Sample], *, probed: bool, hits: int) -> list[Sam
     """Choose which samples run now, and shorten their ``missing`` to the steps that run.
 
     A changed step may give the output that it gave before, and then nothing after it has to run. So a few samples run
-    through their first missing step alone. Where a look then finds outputs of the steps after it, all samples go on
+    through their first missing step alone. Where a look then finds outputs of the steps after it, all samples continue
     step by step; where it finds none, they run through all of their steps in one go, and no image is decoded twice.
 
     Args:

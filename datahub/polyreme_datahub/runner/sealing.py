@@ -87,7 +87,7 @@ class Sealing:
 
         Args:
             version: The version.
-            items: Of which groups; None: all.
+            items: Groups to write; None: all.
             every_byte: Whether all bytes of known groups are read, since damage was found.
 
         Raises:

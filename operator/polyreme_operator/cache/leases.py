@@ -59,10 +59,10 @@ class LeaseIndex:
         self._own_keys: dict[str, tuple[bytes, ...]] = {}
         """Derived keys of jobs."""
         self._reported: set[tuple[str, RecordFault]] = set()
-        """Jobs and faults of which an event was emitted."""
+        """Jobs and faults that an event was emitted for."""
 
     def put(self, ref: ObjectRef, manifest: Manifest, *, seen_s: float) -> Changes | None:
-        """Add a Lease; None if it is nobody's."""
+        """Add a Lease; None if it belongs to no job."""
         job, owner = self._named(ref), owner_of_job_object(manifest["metadata"])
         if job is None or not self.is_of(job, manifest["metadata"]):
             changed = self.remove(ref)
@@ -74,15 +74,15 @@ class LeaseIndex:
         return self._take(ref, manifest, job, seen_s)
 
     def is_others(self, ref: ObjectRef, manifest: Manifest) -> bool:
-        """Tell whether an unknown Lease is nobody's."""
+        """Tell whether an unknown Lease belongs to no job."""
         job, metadata = self._named(ref), manifest["metadata"]
         return owner_of_job_object(metadata) is None and (job is None or not self.is_of(job, metadata))
 
     def is_of(self, job: JobView, metadata: Mapping[str, Any]) -> bool:
         """Tell whether a Lease of a job's name is its own.
 
-        One that it has had is known by its name: whoever may patch it may also remove its owner, and what it says is
-        verified anyway. A job that has had pods had its Lease before them.
+        One that it has had is known by its name: a client that may patch it may also remove its owner, and what it says
+        is verified anyway. A job that has had pods had its Lease before them.
         """
         owner, attempt = owner_of_job_object(metadata), job.attempt
         if owner is not None and owner.uid == job.uid:

@@ -126,7 +126,7 @@ def grant(
     Args:
         state: The state, settled.
         wanted: Nodes to take out, by name.
-        out: Selected nodes that are out already, whoever tainted them.
+        out: Selected nodes that are out already, whatever tainted them.
         limit: How many may be out.
         now_s: The time.
     """

@@ -1,6 +1,6 @@
 """The history of nodes that were out of service: pure functions from a node's record to its NodeIncidents.
 
-An incident is named by node and time of the taint, both of which the node's record holds, so that a crash or a second
+An incident is named by node and time of the taint, and the node's record holds both, so that a crash or a second
 replica never doubles one. The same sight of a record changes nothing again.
 """
 
@@ -249,8 +249,8 @@ def _begun(name: str, sight: Sight, record: Record) -> Incident:
     return with_step(incident, "Quarantined", record.since_s, said)
 
 
-def _why(told: Record | NodeIncidentSpec) -> str:
-    return f"by {told.owner or 'an unknown owner'}: {told.fault_class}, {told.evidence or told.reason}"
+def _why(fault: Record | NodeIncidentSpec) -> str:
+    return f"by {fault.owner or 'an unknown owner'}: {fault.fault_class}, {fault.evidence or fault.reason}"
 
 
 def _end_others(found: dict[str, Incident], name: str, at_s: float) -> None:

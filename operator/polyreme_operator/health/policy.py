@@ -155,5 +155,5 @@ def _matches(rule: Rule, sign: Sign) -> bool:
 def _reached(sign: Sign, count: int, window_s: float, now_s: float) -> bool:
     if sign.count < count:
         return False
-    # A sign that still stands counts; only a threshold of several needs to know when.
+    # A sign that still holds counts; only a threshold of several needs to know when.
     return count <= 1 or window_s <= 0.0 or not sign.last_s or now_s - sign.last_s <= window_s

@@ -1,7 +1,7 @@
 """The record of a node's health: one annotation, written in the same patch as the taint and the label.
 
-Whoever may patch nodes may write this annotation. So it is parsed strictly, and text that is foreign or broken is
-reported and never trusted: the operator then judges the node as one about which nothing is known.
+Every client that may patch nodes may write this annotation. So it is parsed strictly, and text that is foreign or
+broken is reported and never trusted: the operator then judges the node as one about which nothing is known.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class Record(_Part):
     version: Literal[1] = 1
     state: NodeState = NodeState.HEALTHY
     owner: _Name = ""
-    """Who set the taint: ``policy/NAME``, ``person/NAME`` or ``operator``; empty: nobody."""
+    """Who set the taint: ``policy/NAME``, ``person/NAME`` or ``operator``; empty: no taint is set."""
     fault_class: Annotated[str, Field(max_length=63)] = ""
     """Class of the gravest fault; the value of the taint."""
     reason: Annotated[str, Field(max_length=128)] = ""

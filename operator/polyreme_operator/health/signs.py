@@ -20,7 +20,7 @@ from polyreme_api.node_report import (
 )
 
 AGENT_SILENT_S = 180.0
-"""How long the agent's heartbeat may stand still before its conditions count as unknown."""
+"""How long the agent's heartbeat may be frozen before its conditions count as unknown."""
 SIGNS_MAX = 64
 """Signs of one node that are judged at a time; the remaining ones are left for the next examination."""
 DOMAIN_FAULT = "DomainFault"
@@ -183,7 +183,7 @@ def _sign(event: NodeEvent, condition: ConditionView, now_s: float) -> Sign:
         status=condition.status,
         device=event.device[:128],
         count=max(1, min(event.count, COUNT_MAX)),
-        # A clock in the future must not keep a window open for ever.
+        # A clock in the future must not keep a window open forever.
         last_s=max(0.0, min(event.last_s, now_s)),
         boot=event.boot[:64],
         message=condition.message.split("\n", 1)[0][:256],

@@ -56,9 +56,9 @@ class StatusFacts:
     limit: int
     """How many nodes may be out."""
     overlap: str = ""
-    """What is said of nodes that other policies select too."""
+    """Message about nodes that other policies select too."""
     idle_rules: str = ""
-    """What is said of rules that can do nothing."""
+    """Message about rules that can do nothing."""
     repairs: bool = True
     """Whether the operator runs its hooks."""
 

@@ -42,7 +42,7 @@ class NodeView:
     others: tuple[ObjectRef, ...]
     """Pods on it that are no workers, and that a repair would end."""
     refused: int
-    """Rounds of evictions in a row of which the last was refused."""
+    """Consecutive rounds of evictions that were refused."""
     evicted_s: float
     """When the last round was."""
     said: Said | None

@@ -175,7 +175,7 @@ def _gains(state: _State, mover_B: NDArray[np.intp], partner_BT: NDArray[np.intp
 
 
 def _apart(graph: Graph, pairs: NDArray[np.intp], workers: int) -> NDArray[np.bool_]:
-    """Keep pairs, best first, no worker of which a better pair moves, nor a neighbour of theirs."""
+    """Keep pairs, best first, whose workers and their neighbours no better pair moves."""
     number_Q = np.arange(len(pairs))
     best_W = np.full(workers, len(pairs))
     for side in (0, 1):

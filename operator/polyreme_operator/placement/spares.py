@@ -21,7 +21,7 @@ def spares_N(inventory: Inventory, spares: SparesView, *, reserved_N: BoolArray 
 
     Args:
         inventory: The nodes, and what is taken of them.
-        spares: How many each domain of which level keeps.
+        spares: The level, and how many nodes each of its domains keeps.
         reserved_N: Nodes that are reserved for a preemptor; they become spares only after all others.
     """
     found_N = np.zeros(len(inventory.names), dtype=np.bool_)

@@ -106,7 +106,7 @@ class PendingReasons:
         return without_details(entry.published, waiting.queue)
 
     def size_refused(self, job: JobView) -> str:
-        """Return why a running job keeps its size; empty if it does not, or if nobody has looked at this spec yet."""
+        """Return why a running job keeps its size; empty if it does not, or if this spec was not looked at yet."""
         refused = self._refused.get(job.uid)
         return refused.why if refused is not None and refused.generation == job.generation else ""
 

@@ -32,7 +32,7 @@ class NamedResources:
 def named_resources(view: QueueView, tree: QueueTree, offered: AbstractSet[str]) -> NamedResources:
     """Compare the quotas of a queue and its parents with what nodes offer.
 
-    Of cpu, memory and what else every node has nothing is said, since most queues limit devices alone.
+    Nothing is reported about cpu, memory and what else every node has, since most queues limit devices alone.
 
     Args:
         view: The queue.

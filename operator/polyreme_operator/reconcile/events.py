@@ -1,7 +1,7 @@
 """Events of a status write, with stable reasons, derived from the difference that it makes.
 
-Every write of the same difference yields the same events, whoever decided it. The status is the record: an event may be
-lost with the process that wrote the status.
+Every write of the same difference yields the same events, whatever decided it. The status is the record: an event may
+be lost with the process that wrote the status.
 """
 
 from __future__ import annotations

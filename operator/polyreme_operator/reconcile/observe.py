@@ -38,7 +38,7 @@ NO_LAUNCHER = (
 UNSCHEDULABLE_S = 10.0
 """How long a pod may stay unschedulable before it is placed on another node."""
 REFUSED_S = 3.0
-"""How long a pod may be refused before its gang gives up its nodes: quota usage lags behind deleted pods."""
+"""How long a pod may be refused before its gang gives up its nodes: quota usage lags deleted pods."""
 RUNNING_SILENCES = 10
 """Heartbeat timeouts that a leader may be silent whose process is seen to run: on a busy machine it has no turn."""
 SLOW_START_S = 60.0
@@ -284,7 +284,7 @@ def _blocked_place(snapshot: JobSnapshot, place: _Place, now_s: float) -> _Lost 
 def _ended_place(pod: PodView, *, evicted: bool, move: bool) -> _Lost:
     failed = pod.phase is PodPhase.FAILED
     if pod.reason == Cause.HOST_RESTARTED:
-        # Its exit code is the host's word for an end that nobody saw.
+        # Its exit code is the host's word for an end that was not observed.
         return _Lost(Cause.HOST_RESTARTED, how_it_ended(pod), move=move)
     if failed and pod.node and not pod.start.ran:
         said, why = f" ({pod.reason})" if pod.reason else "", f": {pod.message}" if pod.message else ""

@@ -116,7 +116,7 @@ def has_stopped(snapshot: JobSnapshot, now_s: float) -> bool:
     elif record is not None and record.outcome is not None:
         quiet = True
     else:
-        # A released attempt had all of its pods, but the watch of pods may lag behind the Lease.
+        # A released attempt had all of its pods, but the watch of pods may be later than the Lease's.
         all_seen = record is None or not record.released or job.attempt is None or len(pods) >= job.attempt.replicas
         quiet = all_seen and all(pod.ended or pod.deleting for pod in pods)
     return quiet or now_s >= stop_deadline_s(job, stop, now_s)

@@ -160,7 +160,7 @@ class SchedulingCycle:
     def admit(self, job: JobView, rows_W: RowArray, plan: Plan | None) -> None:
         """Admit a waiting job.
 
-        An attempt of which no outcome is known may have succeeded without us: then the cycle is decided again.
+        An attempt without a known outcome may have succeeded without us: then the cycle is decided again.
         """
         assert job.spec is not None, "only jobs that can be read are placed"
         if job.attempt is not None and self._outcome(job) is None:

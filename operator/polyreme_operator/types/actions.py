@@ -46,7 +46,7 @@ class Bind:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CreateChild:
-    """Create an object of which a job has one: Service, Lease, its launcher's Role and RoleBinding."""
+    """Create an object that exists once per job: Service, Lease, its launcher's Role and RoleBinding."""
 
     manifest: Manifest
     then: CreateChild | None = None
@@ -138,7 +138,7 @@ class WriteIntents:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ReadLease:
-    """Read the Lease now: the next decision hangs on whether it says more than its watch has."""
+    """Read the Lease now: the next decision depends on whether it says more than its watch has."""
 
     ref: ObjectRef
 

@@ -1,7 +1,7 @@
 """Which progress records count: a job's own leader signed it, and it is newer than all that counted before.
 
-What a Lease says is written by whoever may patch it. Where the pods of several jobs share a ServiceAccount, that is
-each of their leaders. A record that does not count changes nothing.
+Every client that may patch a Lease can write its content. Where the pods of several jobs share a ServiceAccount, that
+is each of their leaders. A record that does not count changes nothing.
 """
 
 from __future__ import annotations

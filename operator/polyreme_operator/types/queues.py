@@ -109,7 +109,7 @@ class Waiting:
     """Of each worker."""
     kind: int
     """Number of its equivalence class: jobs of one queue, one size, one template, one topology. When one of a class
-    does not fit, none behind it does."""
+    does not fit, none after it does."""
     arrival: int = 0
     """Order of arrival among jobs created in the same second."""
     may_preempt: bool = True

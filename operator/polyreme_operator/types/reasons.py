@@ -66,7 +66,7 @@ class Reason(StrEnum):
     PROCESSING_FAILED = "ProcessingFailed"
     """The environment failed while the data was processed; the datahub controller retries."""
     DATA_MISSING = "DataMissing"
-    """The data was processed and is gone; the datahub controller makes it again."""
+    """The data was processed and is gone; the datahub controller processes it again."""
     NOT_REPORTED = "NotReported"
     """No datahub controller has reported on the data of this spec."""
     REPORT_UNREADABLE = "ReportUnreadable"
@@ -159,7 +159,7 @@ class Cause(StrEnum):
     CREATE_REFUSED = "CreateRefused"
     """The API server refused a pod or the Lease (400, 403, 422): a quota, an admission plugin, an invalid template."""
     EVICTED = "Evicted"
-    """Somebody else took a pod away by the Eviction API, a taint or a preemption of kube-scheduler."""
+    """Another client took a pod away by the Eviction API, a taint or a preemption of kube-scheduler."""
     SUSPEND = "Suspend"
 
 

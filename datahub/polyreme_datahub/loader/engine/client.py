@@ -181,7 +181,7 @@ class EngineSource:
         return state
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Refuse to go on from a state that another dataset or order made.
+        """Refuse to continue from a state that another dataset or order made.
 
         Raises:
             RefusedError: If the data's identity differs.

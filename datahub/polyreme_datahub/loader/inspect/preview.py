@@ -46,7 +46,7 @@ ReadMasks: TypeAlias = Callable[[Collection[SampleName]], Mapping[SampleName, Se
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """Tokens in a row of which the model learns all or none."""
+    """Tokens in a row that the model learns all or none of."""
 
     text: str
     tokens: int

@@ -1,9 +1,9 @@
-"""The order of a run: which sample lies in which pack of which step, as a pure function of (plan, step).
+"""The order of a run: the samples in each pack of each step, as a pure function of (plan, step).
 
 Slots 0, 1, 2, ... of a segment (steps with the same weights and packs) name a source each; a source's samples come in
 epochs, each a keyed permutation. Samples that are longer than a segment's packs have no turn in it: an epoch is one of
 those that fit. Where other samples fit than in the segment before, a source begins its next epoch. A source with a
-limit of epochs has no turn after its last one: the slots behind it are numbered from 0 again, and go to the others by
+limit of epochs has no turn after its last one: the slots after it are numbered from 0 again, and go to the others by
 their weights.
 
 A window is a whole number of steps: as many slots as its packs hold are packed together, and the packs are shuffled. A
@@ -144,7 +144,7 @@ class Order:
         if segment >= len(self._plan.segments):
             return False
         passed, base = step - self._plan.segments[segment].first_step, tuple(whole[3:])
-        # Slots count from 0 in a segment's first window, and behind a source's last turn.
+        # Slots count from 0 in a segment's first window, and after a source's last turn.
         if passed < 0 or (passed == 0 and slot) or (passed and not slot and not self._plan.epochs_max):
             return False
         at_border = self._plan.version >= EVEN or passed % self._window_steps(segment) == 0
@@ -191,7 +191,7 @@ class Order:
         return segment < len(self._plan.segments) and self._plan.segments[segment].first_step == step
 
     def _passed_over(self, segment: int, step: int, slot: int, base: tuple[int, ...]) -> Place:
-        """Return the place behind the samples that a segment's end passes over: of the steps that would follow."""
+        """Return the place after the samples that a segment's end passes over: of the steps that would follow."""
         left = self._plan.segments[segment + 1].skip_steps
         while left:
             window = _Window(segment, step, min(left, self._window_steps(segment)), slot, base)

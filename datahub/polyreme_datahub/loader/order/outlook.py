@@ -156,7 +156,7 @@ def _segment(plan: OrderPlan, segment: Segment, run: _Run, last: int, passed: in
 
 
 def _carry(run: _Run, sizes: Sequence[int]) -> None:
-    """Begin the next epoch of a source of which other samples fit than before, as the order does."""
+    """Begin the next epoch of a source where other samples fit than before, as the order does."""
     for at, (before, size) in enumerate(zip(run.sizes, sizes, strict=True)):
         if before and size and before != size:
             run.turns[at] = math.ceil(run.turns[at] / before) * size

@@ -214,7 +214,7 @@ def blob_files(url: str, environment: Mapping[str, str] | None = None, *, gate: 
 
 
 def samples_store(url: str, gate: Gate | None) -> ObjectStore:
-    """Return the store at ``url`` for what a rank waits for, behind a gate or not."""
+    """Return the store at ``url`` for what a rank waits for, through a gate or not."""
     return open_store(url, patience=SAMPLES if gate is None else PACED, gate=gate)
 
 

@@ -2,10 +2,10 @@
 
 The budget is divided by a table of leases, which the processes replace one after another by create-if-absent (each
 generation is an object of its own). A process that renews its lease takes a fair share, as far as the others leave it:
-nobody's share is taken from him, he gives up what is more than fair when he renews it. So the shares of all leases that
-may be in use never exceed the budget, whatever joins, dies, or is slow. A process stops asking ``SKEW_S`` before its
-lease ends by its own clock, and others count it until ``SKEW_S`` after that by theirs: clocks may differ by as much as
-that to either side. Who takes the place of a dead process has its holder's name, and takes its lease at once. Pure:
+no process loses its share to another, it gives up what is more than fair when it renews. So the shares of all leases
+that may be in use never exceed the budget, whatever joins, dies, or is slow. A process stops asking ``SKEW_S`` before
+its lease ends by its own clock, and others count it until ``SKEW_S`` after that by theirs: clocks may differ by as much
+as that to either side. The successor of a dead process has its holder's name, and takes its lease at once. Pure:
 times are arguments.
 """
 
@@ -90,7 +90,7 @@ class Lease:
     """Share that it would have if all had what they want."""
     share: Rate
     until_s: float
-    """When it ends, by the clock of whoever wrote it."""
+    """When it ends, by the clock of its writer."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,7 @@ class Table:
     generation: int = 0
     leases: tuple[Lease, ...] = ()
     shrunk_s: float = 0.0
-    """When something was last given up or taken from a dead process, by the clock of whoever wrote it."""
+    """When something was last given up or taken from a dead process, by the clock of its writer."""
 
     @property
     def renewed_every_s(self) -> float:

@@ -2,9 +2,9 @@
 
 A copy is made under the name ``NAME.partial``, then renamed; one process makes it, under the lock ``NAME.lock``, while
 the others wait for it. One that holds the lock and makes no progress (it is stopped, or its disk hangs) is not waited
-for longer than ``STUCK_S``. Whoever uses a copy holds a shared lock on its file, which the kernel drops with the last
-descriptor or map; so the copies that no process uses can be removed, the least recently used first, once the folder
-reaches its limit. The length that a partial file has is what its copy will take.
+for longer than ``STUCK_S``. A process that uses a copy holds a shared lock on its file, which the kernel drops with the
+last descriptor or map; so the copies that no process uses can be removed, the least recently used first, once the
+folder reaches its limit. The length that a partial file has is what its copy will take.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ UNNAMED = "unnamed"
 """In place of the id of a job that has none."""
 FOLDER = "budgets"
 KEPT = 3
-"""Generations that are kept: somebody may just read the second newest."""
+"""Generations that are kept: another process may just be reading the second newest."""
 DIGITS = 12
 """Of a generation's number: keys have its order."""
 READ_TRIES_MAX = 8
@@ -150,7 +150,7 @@ class OriginBudget:
         table: The job's leases.
         budget: Of the job.
         wanted: What this process wants of it.
-        holder: Name of this process, which whoever takes its place has too; None: nobody does.
+        holder: Name of this process, which its successor has too; None: it has no successor.
         clocks: Of this machine.
     """
 
@@ -207,7 +207,7 @@ class OriginBudget:
             with self._lock:
                 self._share()
         except PolyremeError as error:
-            # The next request meets it too, and says so to whoever waits.
+            # The next request meets it too, and reports it to its caller.
             _log.warning("%s", error.message)
         finally:
             self._tending.release()
@@ -303,7 +303,7 @@ class Reader(enum.Enum):
     RANK_WITH_ENGINE = "rank with engine"
     """Reads held-out samples only."""
     RANK = "rank"
-    """Reads for itself; so does whoever looks at the data from outside of the job."""
+    """Reads for itself; so do readers outside of the job."""
 
 
 def origin_budget(
@@ -316,7 +316,7 @@ def origin_budget(
         spec: Of the job.
         job: The job's id.
         reader: What this process is.
-        holder: Name of this process, which whoever takes its place has too; None: nobody does.
+        holder: Name of this process, which its successor has too; None: it has no successor.
     """
     given = spec.data.origin_budget
     if given is None:

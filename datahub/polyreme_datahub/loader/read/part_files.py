@@ -1,9 +1,9 @@
 """Local copies of shards that are read by ranges: a file of a shard's full length, filled part by part.
 
-A part is fetched with one request when something in it is first read, by one process of the machine. Behind the shard's
+A part is fetched with one request when something in it is first read, by one process of the machine. After the shard's
 bytes the file has one byte for each part, which says whether the part is here; it is written after the part. Nothing is
-synced, and parts have no digests: each sample's own digest is checked by its reader, who drops parts that do not fit.
-A file takes its full length from the start, so no part can meet a full disk.
+synced, and parts have no digests: each sample's own digest is checked by its reader, who drops parts that do not fit. A
+file takes its full length from the start, so no part can meet a full disk.
 
 Samples are read in a random order. So where the folder is smaller than the data, files are made of as many shards as
 fit, always the same ones: of files that come and go, each would be filled for few samples. Other jobs' files may leave
@@ -149,7 +149,7 @@ class PartFiles:
             file: Of the shard.
             start: First byte.
             length: Count of bytes.
-            fetched: Is told the bytes of each part that is fetched.
+            fetched: Called with the number of bytes of each part that is fetched.
 
         Raises:
             IndexDamagedError: If the shard is missing.
@@ -259,7 +259,7 @@ class PartFetches:
         Args:
             part: The part.
             fetch: Fetches it.
-            now: Whether somebody waits for it; if not, None is returned where too many wait before it.
+            now: Whether a caller waits for it; if not, None is returned where too many wait before it.
         """
         with self._lock:
             found = self._fetching.get(part)

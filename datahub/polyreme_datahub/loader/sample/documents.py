@@ -2,7 +2,7 @@
 
 Threads read and decode the next samples of a request while its first ones are taken: decoders, resizing and digests
 release the interpreter's lock. Results are taken in the order of the request, each with the error that its own read
-raised; a read that is not taken leaves nothing behind. Everything is bounded: the threads, the reads ahead of the one
+raised; a read that is not taken leaves no trace. Everything is bounded: the threads, the reads ahead of the one
 that is taken, and the bytes of what is kept.
 
 A sample whose bytes no longer fit their digest stops the rank, or, with ``data.onDamage: Placeholder``, is replaced by
@@ -81,10 +81,10 @@ class Document:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LaidPacks:
-    """Packs whose patches still lie in their documents: whoever moves them to their place copies them once."""
+    """Packs whose patches still lie in their documents: moving them to their place copies them once."""
 
     batch: PackedBatch
-    """All but the patches, of which it has none."""
+    """All but the patches; it has none."""
     patches: Sequence[npt.NDArray[np.uint8]]
     """Of each document, in order; at least one array."""
 
@@ -119,7 +119,7 @@ def assemble(
     null: int = 0,
     marks_padding: bool = True,
 ) -> LaidPacks:
-    """Lay documents out as packs, one behind the other; what is left of a pack is a document of padding.
+    """Lay documents out as packs, one after the other; what is left of a pack is a document of padding.
 
     Args:
         packs: Documents of each pack, which fit it; a pack may have none.
@@ -253,7 +253,7 @@ class DecodePool:
                 self._threads[1].shutdown(wait=False, cancel_futures=True)
 
     def check_open(self) -> None:
-        """Refuse to go on once the threads are closed.
+        """Refuse further reads once the threads are closed.
 
         Raises:
             RefusedError: If they are.
@@ -287,7 +287,7 @@ class Reading:
 
 
 class DocumentCache:
-    """The documents of slots, of which the newest are kept; threads may share it.
+    """Cache of the newest documents of slots; threads may share it.
 
     Args:
         indexes: One per source.

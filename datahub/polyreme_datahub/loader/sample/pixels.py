@@ -40,7 +40,7 @@ SOURCE_RATIO_MIN = 2.0
 SUPPORT = 2.0
 """Pixels to each side that the filter reaches, at the scale of the coarser image."""
 WEIGHT_BITS, SHIFT_MAX = 15, 22
-"""A weight is a signed number of so many bits; most bits behind its point."""
+"""Bits of a weight, a signed number, and most bits after its binary point."""
 
 Pixels = npt.NDArray[np.uint8]
 Box = tuple[float, float, float, float]
@@ -314,7 +314,7 @@ def _catmull_rom(x: float) -> float:
 
 
 def _shift(largest: float) -> int:
-    """Return the bits behind the point, as many as let the largest weight fit."""
+    """Return the number of bits after the binary point, the most that let the largest weight fit."""
     fitting = (bits for bits in range(SHIFT_MAX - 1) if _rounded(largest * (1 << (bits + 1))) >= 1 << WEIGHT_BITS)
     return next(fitting, SHIFT_MAX - 1)
 

@@ -20,7 +20,7 @@ from polyreme_operator.scheduler.preemption.space import Region
 from polyreme_operator.types.inventory import BoolArray, IntArray
 
 SUBSETS_MAX = 6
-"""Jobs of a bundle of which all subsets are options: 64 of them."""
+"""Most jobs of a bundle for all its subsets to be options: 64 of them."""
 STEPS_MAX = 32
 """Sets of a larger bundle in one order."""
 SHARES = (0.5, 1.0)

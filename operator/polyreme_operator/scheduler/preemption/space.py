@@ -224,7 +224,7 @@ class Region:
         request, inventory = space.request, space.inventory
         columns = [inventory.resources.index(name) for name, amount in request.requests if amount > 0]
         amount_R = np.array([amount for _, amount in request.requests if amount > 0], dtype=np.float64)
-        # Per node only the resource counts of which an empty node has least: pods and cpu are rarely the limit.
+        # Per node only its scarcest resource counts, by an empty node: pods and cpu are rarely the limit.
         share_KR = inventory.capacity_NR[self._rows][:, columns] / amount_R
         scarcest_P = share_KR.argmin(axis=1)[self._at_P]
         gain_P = (self._held_PR[:, columns] / amount_R)[np.arange(len(self._at_P)), scarcest_P]

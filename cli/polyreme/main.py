@@ -11,7 +11,8 @@ from typing import Annotated
 import typer
 
 from polyreme import cli_errors
-from polyreme.commands import checkpoint, data, machine, node, plan, profile, run, runs
+from polyreme.lazy_commands import Command, Declared, Group, commands, group_of
+from polyreme.run_files.paths import Home
 from polyreme_api.exit_codes import ExitCode
 
 HELP = """Train mixture-of-experts vision-language models: one TrainingJob, here or on a cluster.
@@ -34,17 +35,40 @@ Exit codes: 0 success, 1 internal error, 2 usage or refused spec, 3 not found, 4
 6 stopped on request, 7 environment (disk, store, port), 8 training data damaged, 100 the run failed.
 """
 
-app = typer.Typer(name="polyreme", help=HELP, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=True)
-app.command(name="run")(run.run)
-app.command(name="validate")(run.validate)
-app.command(name="plan")(plan.plan)
-app.command(name="profile")(profile.profile)
-app.command(name="node")(node.node)
-app.command(name="doctor")(machine.doctor)
-app.command(name="version")(machine.version)
-app.add_typer(runs.app, name="runs")
-app.add_typer(data.app, name="data")
-app.add_typer(checkpoint.app, name="checkpoint")
+COMMANDS: tuple[Declared, ...] = (
+    Command("polyreme.commands.run", "run"),
+    Command("polyreme.commands.validate", "validate"),
+    Command("polyreme.commands.plan", "plan"),
+    Command("polyreme.commands.profile", "profile"),
+    Command("polyreme.commands.node", "node"),
+    *commands("polyreme.commands.machine", "doctor", "version"),
+    Group("runs", "Runs on this machine.", commands("polyreme.commands.runs", "ls", "show", "logs", "stop", "rm")),
+    Group(
+        "data",
+        "Datasets: register, ingest, list, show, compare, derive, repair, delete.",
+        (
+            Command("polyreme.commands.data_ingest", "ingest"),
+            Command("polyreme.commands.data_worker", "worker"),
+            *commands("polyreme.commands.data_care", "replay", "gc", "rebuild-registry", "link"),
+            *commands("polyreme.commands.data_versions", "tag", "diff", "subset", "split", "lineage", "stats"),
+            *commands("polyreme.commands.data_preview", "preview", "trace", "mixture"),
+            *commands("polyreme.commands.data", "register", "ls", "show", "rm"),
+        ),
+    ),
+    Group(
+        "checkpoint",
+        "Checkpoints of runs, in a local folder or in a bucket.",
+        commands("polyreme.commands.checkpoint", "ls", "verify", "export"),
+    ),
+)
+app = typer.Typer(
+    name="polyreme",
+    cls=group_of(COMMANDS),
+    help=HELP,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=True,
+)
 
 
 def _print_version(wanted: bool) -> None:
@@ -64,8 +88,6 @@ def _locate_home(
         bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
-    from polyreme.run_files.paths import Home
-
     context.obj = Home.locate(given=home)
 
 

@@ -10,16 +10,20 @@ from typing import Annotated
 import typer
 
 from polyreme.commands.runs import find
+from polyreme.job_files import read_job
+from polyreme.local_run.preflight import check_writable
 from polyreme.run_files.paths import Home
 from polyreme.run_files.records import CheckpointEntry, checkpoint_url, read_records_at
 from polyreme.views.output import Format, emit, nearest, note
 from polyreme.views.spinner import busy
 from polyreme_api.errors import InvalidConfigError, NotFoundError, RefusedError
 from polyreme_api.urls import is_bucket, is_folder
+from polyreme_datahub.loader.open import open_token_ids, open_tokenizer
+from polyreme_datahub.objects import open_store
 from polyreme_launcher.urls import checkpoint_folder
+from polyreme_planner.curriculum import curriculum_stages
+from polyreme_planner.plan import plan_for
 from polyreme_system.files import read_json
-
-app = typer.Typer(help="Checkpoints of runs, in a local folder or in a bucket.", no_args_is_help=True)
 
 EXPORTED = re.compile(
     r"config\.json|model\.safetensors\.index\.json|model-\d+-of-\d+\.safetensors|tokenizer(_config)?\.json"
@@ -35,7 +39,6 @@ RootArgument = Annotated[
 ]
 
 
-@app.command()
 def ls(context: typer.Context, root: RootArgument, output: OutputOption = Format.TABLE) -> None:
     """List a run's checkpoints: committed, torn or damaged, on the committed history or not.
 
@@ -77,7 +80,6 @@ def ls(context: typer.Context, root: RootArgument, output: OutputOption = Format
     )
 
 
-@app.command()
 def verify(
     context: typer.Context,
     root: RootArgument,
@@ -94,7 +96,6 @@ def verify(
 
       polyreme checkpoint verify s3://bucket/team/run --checkpoint a000001-s00000050
     """
-    from polyreme_datahub.objects import open_store
     from polyreme_trainer.checkpoint.block_io import verify_files
     from polyreme_trainer.checkpoint.load import read_marker
 
@@ -117,7 +118,6 @@ def verify(
     )
 
 
-@app.command()
 def export(
     context: typer.Context,
     name: NameArgument,
@@ -135,12 +135,6 @@ def export(
 
       polyreme checkpoint export quickstart --to ./model --checkpoint a000001-s00000050
     """
-    from polyreme.job_files import read_job
-    from polyreme.local_run.preflight import check_writable
-    from polyreme_datahub.loader.open import open_token_ids, open_tokenizer
-    from polyreme_datahub.objects import open_store
-    from polyreme_planner.curriculum import curriculum_stages
-    from polyreme_planner.plan import plan_for
     from polyreme_trainer.parallel.world import RankSettings
     from polyreme_trainer.train.offline_export import export_checkpoint
     from polyreme_trainer.train.settings import CheckpointSettings, TrainSettings
@@ -198,8 +192,6 @@ def _url(home: Home, root: str) -> str:
         InvalidConfigError: If it is a URL of another kind, or of no folder.
         NotFoundError: If there is no such run.
     """
-    from polyreme.job_files import read_job
-
     if "://" not in root:
         run = find(home, root)
         return checkpoint_url(run, read_job(run.job_file))

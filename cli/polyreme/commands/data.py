@@ -3,45 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 from pydantic.alias_generators import to_camel
 
-from polyreme.commands import data_care, data_preview, data_versions
-from polyreme.commands.data_ingest import ingest
-from polyreme.commands.data_worker import worker
+from polyreme.job_files import read_job
 from polyreme.run_files.paths import Home
 from polyreme.views.formatting import size
 from polyreme.views.output import Format, confirm, emit, emit_tables, note
 from polyreme.views.spinner import busy
 from polyreme_api.errors import NotFoundError, RefusedError
-
-if TYPE_CHECKING:
-    from polyreme_datahub.dataset_views import DatasetDetails
-
-app = typer.Typer(help="Datasets: register, ingest, list, show, compare, derive, repair, delete.", no_args_is_help=True)
-
-app.command(name="ingest")(ingest)
-app.command(name="worker")(worker)
-_OTHERS: tuple[Callable[..., None], ...] = (
-    data_care.replay,
-    data_care.gc,
-    data_care.rebuild_registry,
-    data_care.link,
-    data_versions.tag,
-    data_versions.diff,
-    data_versions.subset,
-    data_versions.split,
-    data_versions.lineage,
-    data_versions.stats,
-    data_preview.preview,
-    data_preview.trace,
-    data_preview.mixture,
-)
-for _command in _OTHERS:
-    app.command()(_command)
+from polyreme_datahub.dataset_views import DatasetDetails
+from polyreme_datahub.hub import list_datasets, remove_dataset, show_dataset
+from polyreme_datahub.hub import register as register_dataset
+from polyreme_datahub.source_ingestion import is_path
+from polyreme_datahub.sources import found, look_over
 
 USERS_SHOWN_MAX = 8
 VERSION_LINES = (("records", "records"), ("from", "from"), ("digest", "digest"))
@@ -49,7 +27,6 @@ VERSION_LINES = (("records", "records"), ("from", "from"), ("digest", "digest"))
 OutputOption = Annotated[Format, typer.Option("-o", "--output", help="Output format.")]
 
 
-@app.command()
 def register(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="Name of the dataset, as jobs write it.")],
@@ -73,10 +50,6 @@ def register(
 
       polyreme data register charts './charts/train-*.parquet'
     """
-    from polyreme_datahub.hub import register as register_dataset
-    from polyreme_datahub.source_ingestion import is_path
-    from polyreme_datahub.sources import found, look_over
-
     if not is_path(source):
         raise NotFoundError(f"no such file or folder: {source}", field="SOURCE")
     home = _home(context)
@@ -95,19 +68,15 @@ def register(
     emit("DatasetVersion", row, output=output, columns=[("dataset", "reference"), *VERSION_LINES])
 
 
-@app.command()
 def ls(context: typer.Context, output: OutputOption = Format.TABLE) -> None:
     """List the datasets, including those that come with polyreme.
 
     Example: polyreme data ls -o json
     """
-    from polyreme_datahub.hub import list_datasets
-
     rows = [_plain(summary) for summary in list_datasets(_home(context).registry_url)]
     emit("DatasetList", rows, output=output, columns=_headings("name", "versions", "records", "kind"))
 
 
-@app.command()
 def show(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="Name, or NAME@VERSION.")],
@@ -117,8 +86,6 @@ def show(
 
     Example: polyreme data show receipts
     """
-    from polyreme_datahub.hub import show_dataset
-
     home = _home(context)
     details = show_dataset(home.registry_url, home.objects_url, name)
     if output is Format.JSON:
@@ -127,7 +94,6 @@ def show(
         _print(details)
 
 
-@app.command()
 def rm(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="Name, or NAME@VERSION.")],
@@ -142,8 +108,6 @@ def rm(
 
       polyreme data rm receipts@1 --yes
     """
-    from polyreme_datahub.hub import remove_dataset, show_dataset
-
     home = _home(context)
     details = show_dataset(home.registry_url, home.objects_url, name)
     if users := _users(home, details.version.name):
@@ -162,8 +126,6 @@ def rm(
 
 def _users(home: Home, dataset: str) -> list[str]:
     """Name the runs of this machine whose jobs name a dataset, in any version."""
-    from polyreme.job_files import read_job
-
     found = []
     for run in home.runs():
         spec = read_job(run.job_file).spec

@@ -12,6 +12,10 @@ from polyreme.views.formatting import size
 from polyreme.views.output import Format, confirm, emit, note
 from polyreme.views.spinner import busy
 from polyreme_api.errors import DataDamagedError
+from polyreme_datahub.hub import link as link_to
+from polyreme_datahub.hub import replay as replay_letters
+from polyreme_datahub.lifecycle import collect_garbage
+from polyreme_datahub.lifecycle import rebuild_registry as rebuild
 
 DAY_S = 86_400
 HOUR_S = 3600
@@ -36,8 +40,6 @@ def replay(
 
       polyreme data replay receipts --operation decode
     """
-    from polyreme_datahub.hub import replay as replay_letters
-
     home = _home(context)
     report = replay_letters(home.registry_url, name, operation)
     row = plain(report)
@@ -64,8 +66,6 @@ def gc(
 
       polyreme data gc --yes
     """
-    from polyreme_datahub.lifecycle import collect_garbage
-
     home = _home(context)
     if not dry_run:
         confirm("condemn and delete stored data that nothing reaches?", yes=yes)
@@ -90,8 +90,6 @@ def rebuild_registry(context: typer.Context, output: OutputOption = Format.TABLE
 
     Example: POLYREME_DATABASE_URL=postgresql+psycopg2://db/empty polyreme data rebuild-registry
     """
-    from polyreme_datahub.lifecycle import rebuild_registry as rebuild
-
     home = _home(context)
     with busy("reading the object store"):
         report = rebuild(home.registry_url, home.objects_url)
@@ -119,8 +117,6 @@ def link(
 
     Example: polyreme data link 4533204572288a8cdb4e989d2435effb065864214c7a381cf788f4c762cdc865 --hours 24
     """
-    from polyreme_datahub.hub import link as link_to
-
     url = link_to(_home(context).objects_url, digest, seconds=round(hours * HOUR_S))
     emit("BlobLink", {"digest": digest, "url": url}, output=output, columns=[("url", "url")])
 

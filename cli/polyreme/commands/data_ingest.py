@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from pydantic.alias_generators import to_camel
@@ -15,11 +15,12 @@ from polyreme.views.operation_table import OperationTable
 from polyreme.views.output import Format, emit, emit_tables, note
 from polyreme.views.spinner import busy
 from polyreme_api.errors import InvalidConfigError
+from polyreme_datahub.hub import estimate_ingest
+from polyreme_datahub.hub import ingest as run_recipe
+from polyreme_datahub.ingest_estimate import IngestEstimate
+from polyreme_datahub.recipes.files import read_shipped
+from polyreme_datahub.source_ingestion import IngestReport
 from polyreme_system.clock import SystemClock
-
-if TYPE_CHECKING:
-    from polyreme_datahub.ingest_estimate import IngestEstimate
-    from polyreme_datahub.source_ingestion import IngestReport
 
 WORKERS_MAX = 256
 RECIPE_BYTES_MAX = 1 << 20
@@ -47,9 +48,6 @@ def ingest(
 
       polyreme data ingest receipts/source --recipe ./my-recipe.yaml --name receipts -o json
     """
-    from polyreme_datahub.hub import estimate_ingest
-    from polyreme_datahub.hub import ingest as run_recipe
-
     content = read_recipe(recipe)
     home: Home = context.obj
     home.prepare_data()
@@ -91,8 +89,6 @@ def read_recipe(name: str) -> Any:
         NotFoundError: If there is no such file or name.
     """
     import yaml
-
-    from polyreme_datahub.recipes.files import read_shipped
 
     path = Path(name)
     if path.is_file():

@@ -6,21 +6,27 @@ import re
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from polyreme.commands.runs import find
+from polyreme.job_files import read_job
+from polyreme.report.preview_page import build_preview
+from polyreme.run_files.data import open_run_data, run_uid
 from polyreme.run_files.paths import Home
+from polyreme.run_files.records import checkpoint_url, read_points
 from polyreme.views.output import Format, emit, note
 from polyreme.views.spinner import busy
 from polyreme_api.errors import InvalidConfigError, NotFoundError
-
-if TYPE_CHECKING:
-    from polyreme_api.job.spec import TrainingJobSpec
-    from polyreme_datahub.loader.inspect.preview import PreviewDocument, PreviewPack
-    from polyreme_datahub.loader.order.outlook import SourceOutlook
-    from polyreme_datahub.loader.source import PackedSource
+from polyreme_api.job.spec import TrainingJobSpec
+from polyreme_datahub.hub import read_masks
+from polyreme_datahub.loader.inspect.preview import PreviewDocument, PreviewPack, Span
+from polyreme_datahub.loader.inspect.preview import preview as packs_of
+from polyreme_datahub.loader.open import open_tokenizer
+from polyreme_datahub.loader.order.outlook import SourceOutlook
+from polyreme_datahub.loader.source import PackedSource
+from polyreme_datahub.tokenizer_file import TokenText
 
 PACKS_MAX = 64
 TRACE_STEPS_MAX = 1_000_000
@@ -53,12 +59,6 @@ def preview(
 
       polyreme data preview --job quickstart --step 33 --pack 2 --packs 1 -o json
     """
-    from polyreme.report.preview_page import build_preview
-    from polyreme_datahub.hub import read_masks
-    from polyreme_datahub.loader.inspect.preview import preview as packs_of
-    from polyreme_datahub.loader.open import open_tokenizer
-    from polyreme_datahub.tokenizer_file import TokenText
-
     home, (spec, source, uid) = context.obj, _opened(context.obj, job)
     _check_step(step, spec.training.steps)
     of_packs = source.packs_in(step)
@@ -173,10 +173,6 @@ def _opened(home: Home, job: str) -> tuple[TrainingJobSpec, PackedSource, str]:
         NotFoundError: If there is no such run.
         EnvironmentFailedError: If its data is not processed.
     """
-    from polyreme.job_files import read_job
-    from polyreme.run_files.data import open_run_data, run_uid
-    from polyreme.run_files.records import checkpoint_url, read_points
-
     run = find(home, job, field="--job")
     stored = read_job(run.job_file)
     points = read_points(checkpoint_url(run, stored))
@@ -214,8 +210,6 @@ def _row(pack: PreviewPack) -> dict[str, Any]:
 
 
 def _document(document: PreviewDocument) -> dict[str, Any]:
-    from polyreme_datahub.loader.inspect.preview import Span
-
     parts: list[dict[str, Any]] = [
         {"kind": "learned" if part.learned else "read", "text": part.text, "tokens": part.tokens}
         if isinstance(part, Span)

@@ -10,6 +10,7 @@ from polyreme.commands.data_ingest import plain
 from polyreme.run_files.paths import Home
 from polyreme.views.output import Format, emit, emit_tables
 from polyreme_api.errors import InvalidConfigError
+from polyreme_datahub import lifecycle
 
 SHARE_MAX = 1e6
 
@@ -32,8 +33,6 @@ def tag(
 
       polyreme data tag receipts golden --remove
     """
-    from polyreme_datahub import lifecycle
-
     url = _home(context).registry_url
     dataset = name.partition("@")[0]
     if label is not None and remove:
@@ -59,8 +58,6 @@ def diff(
 
     Example: polyreme data diff receipts@1 receipts@2
     """
-    from polyreme_datahub import lifecycle
-
     found = plain(lifecycle.diff(_home(context).registry_url, before, after))
     emit("DatasetDiff", found, output=output, columns=_lines("added removed changed same"))
     if output is Format.TABLE:
@@ -83,8 +80,6 @@ def subset(
 
     Example: polyreme data subset receipts --name receipts/wide --where "width >= 2 * height and text_length < 500"
     """
-    from polyreme_datahub import lifecycle
-
     home = _home(context)
     _versions([lifecycle.subset(home.registry_url, home.objects_url, name, to, where)], output)
 
@@ -101,8 +96,6 @@ def split(
 
     Example: polyreme data split receipts train=9 heldout=1
     """
-    from polyreme_datahub import lifecycle
-
     home = _home(context)
     shares = dict(map(_share, parts))
     _versions(lifecycle.split(home.registry_url, home.objects_url, name, shares, group, salt=salt), output)
@@ -118,8 +111,6 @@ def lineage(
 
     Example: polyreme data lineage receipts receipt-17
     """
-    from polyreme_datahub import lifecycle
-
     home = _home(context)
     found = plain(lifecycle.sample_lineage(home.registry_url, home.objects_url, name, sample))
     emit("SampleLineage", found, output=output, columns=_lines("reference sampleId source ordinal record"))
@@ -133,8 +124,6 @@ def stats(context: typer.Context, name: NameArgument, output: OutputOption = For
 
     Example: polyreme data stats receipts -o json
     """
-    from polyreme_datahub import lifecycle
-
     home = _home(context)
     found = lifecycle.statistics(home.registry_url, home.objects_url, name)
     emit("DatasetStatistics", found, output=output, columns=_lines("samples images turns"))

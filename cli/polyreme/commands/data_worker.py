@@ -6,7 +6,7 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -15,10 +15,9 @@ from polyreme.views.output import note
 from polyreme_api.environment import TOPICS_URL
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.exit_codes import ExitCode
+from polyreme_datahub.hub import work
 from polyreme_datahub.recipes.files import job_operations
-
-if TYPE_CHECKING:
-    from polyreme_datahub.registry.rows import OperationCount
+from polyreme_datahub.registry.rows import OperationCount
 
 TOLD_EVERY_S = 10.0
 WORKERS_MAX = 256
@@ -58,6 +57,7 @@ def worker(
     for name in (signal.SIGTERM, signal.SIGINT):
         signal.signal(name, lambda _number, _frame: stopped.set())
     if metrics_address is not None:
+        # Needs the libraries of the service, which a worker in the foreground does not.
         from polyreme_datahub_service.worker_service import WorkerService
 
         WorkerService(home, names, workers=workers, address=metrics_address).run(stopped)
@@ -68,8 +68,6 @@ def worker(
 
 def _work(home: Home, operations: list[str], workers: int, stopped: threading.Event) -> None:
     """Work in the foreground; a server that stays away ends it."""
-    from polyreme_datahub.hub import work
-
     home.prepare_data()
     if not home.topics_url:
         raise InvalidConfigError(

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from polyreme.local_run.node_host import NodeSettings, parse_labels, serve_nodes
 from polyreme.run_files.paths import Home
 from polyreme_api.labels import RESOURCE_DEVICE
 
@@ -34,8 +35,6 @@ def node(
 
     Example: polyreme node --name left --name right --devices 2
     """
-    from polyreme.local_run.node_host import NodeSettings, parse_labels, serve_nodes
-
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     home: Home = context.obj
     nodes = tuple(dict.fromkeys(name or [socket.gethostname().lower()]))

@@ -6,18 +6,25 @@ import dataclasses
 import math
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from polyreme.job_files import read_job_unplanned
 from polyreme.views.output import Format, emit, emit_tables
 from polyreme_api.errors import InvalidConfigError, NotFoundError
 from polyreme_api.exit_codes import ExitCode
-
-if TYPE_CHECKING:
-    from polyreme_api.job import TrainingJobSpec
-    from polyreme_planner.costs import Measured, Setting
-    from polyreme_planner.search import Estimate, Found
+from polyreme_api.job import TrainingJobSpec
+from polyreme_planner.automatic import quick_search
+from polyreme_planner.costs import Measured, Setting
+from polyreme_planner.curriculum import kinds_of_packs
+from polyreme_planner.hardware import hardware_named
+from polyreme_planner.plan import shape_of
+from polyreme_planner.plan_inputs import hardware_of, mix_of, numerics_of, recomputes_of
+from polyreme_planner.precision import precision_of
+from polyreme_planner.refusals import what_does_not_fit
+from polyreme_planner.schedule_picture import LEGEND, picture
+from polyreme_planner.search import Estimate, Found, simulate
 
 RUNNERS_UP = 5
 IMAGE_PATCHES = typer.Option(
@@ -55,12 +62,6 @@ def plan(
 
       polyreme plan job.yaml --costs costs.json -o json
     """
-    from polyreme.job_files import read_job_unplanned
-    from polyreme_planner.automatic import quick_search
-    from polyreme_planner.curriculum import kinds_of_packs
-    from polyreme_planner.plan_inputs import recomputes_of
-    from polyreme_planner.refusals import what_does_not_fit
-
     spec = read_job_unplanned(job).spec
     measured = None if costs is None else _measured(costs)
     setting = _setting(spec, hardware, measured, image_patches=image_patches, visual_share=visual_share)
@@ -98,13 +99,6 @@ def _setting(
     Raises:
         InvalidConfigError: If the job has no layout of ours, or an option is out of its bounds.
     """
-    from polyreme_planner.costs import Setting
-    from polyreme_planner.curriculum import kinds_of_packs
-    from polyreme_planner.hardware import hardware_named
-    from polyreme_planner.plan import shape_of
-    from polyreme_planner.plan_inputs import hardware_of, mix_of, numerics_of
-    from polyreme_planner.precision import precision_of
-
     if spec.workers.runtime.mode == "Environment":
         raise InvalidConfigError(
             "nothing to search: the job's container brings its own training and chooses its own layout",
@@ -128,8 +122,6 @@ def _setting(
 
 
 def _measured(path: Path) -> Measured:
-    from polyreme_planner.costs import Measured
-
     try:
         return Measured.from_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -139,9 +131,6 @@ def _measured(path: Path) -> Measured:
 
 
 def _show(setting: Setting, found: Found, best: Estimate, output: Format) -> None:
-    from polyreme_planner.schedule_picture import LEGEND, picture
-    from polyreme_planner.search import simulate
-
     simulated = simulate(setting, best)
     drawn = [] if simulated is None else picture(simulated)
     chosen = _row(best) | {

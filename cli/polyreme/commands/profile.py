@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import multiprocessing
 import os
-import socket
-import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from polyreme.commands.plan import IMAGE_PATCHES, VISUAL_SHARE
+from polyreme.job_files import read_job
 from polyreme.views.output import Format, emit, emit_tables, note
-from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError
+from polyreme_api.errors import InvalidConfigError
 from polyreme_api.exit_codes import ExitCode
+from polyreme_planner.flops import Mix, model_flops_utilisation
+from polyreme_planner.hardware import Hardware
+from polyreme_planner.plan import Plan, plan_for
+from polyreme_planner.plan_inputs import hardware_of, mix_of
 
 if TYPE_CHECKING:
-    from polyreme_api.job import TrainingJobSpec
-    from polyreme_planner.flops import Mix
-    from polyreme_planner.hardware import Hardware
-    from polyreme_planner.plan import Plan
     from polyreme_trainer.profile.steps import Profile
 
 RANKS_MAX = 16
 """Largest number of ranks started on this machine."""
 STEPS = 3
-RUN_S_MAX = 3600.0
-"""Longest wait for the ranks."""
-LOOPBACK = "127.0.0.1"
 
 
 def profile(
@@ -59,13 +51,6 @@ def profile(
 
       polyreme profile job.yaml --costs costs.json && polyreme plan job.yaml --costs costs.json
     """
-    from polyreme.job_files import read_job
-    from polyreme_planner.costs import Measured
-    from polyreme_planner.plan import plan_for
-    from polyreme_planner.plan_inputs import hardware_of, mix_of
-    from polyreme_planner.precision import precision_of
-    from polyreme_system.clock import SystemClock
-
     spec = read_job(job).spec
     if spec.workers.runtime.mode == "Environment":
         raise InvalidConfigError(
@@ -80,122 +65,19 @@ def profile(
     mix = mix_of(plan.shape, plan.pack_tokens, image_patches=image_patches, visual_share=visual_share)
     if trace is not None:
         trace.mkdir(parents=True, exist_ok=True)
-    profiles = _run(spec, plan, mix, steps=steps, trace=trace)
+    os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # the profiler tells of itself, line by line
+    # Imports torch, which a job that is refused does not need.
+    from polyreme.local_run.profile_ranks import measure_costs, profile_ranks
+
+    profiles = profile_ranks(spec, plan, mix, steps=steps, trace=trace)
     _show(plan, mix, profiles, hardware_of(spec), output)
     if costs is not None:
-        import torch
-
-        from polyreme_trainer.parallel.device import take_device
-        from polyreme_trainer.profile.parts import measure_parts
-
-        device = take_device(plan.hardware, local_rank=0)
-        dtype = getattr(torch, precision_of(spec.training, plan.hardware))
-        times = measure_parts(plan.shape, mix, device=device, clock=SystemClock(), dtype=dtype)
-        measured = Measured(hardware=plan.hardware, mix=mix, seconds_per_token=times)
-        costs.write_text(measured.to_json() + "\n", encoding="utf-8")
+        costs.write_text(measure_costs(spec, plan, mix).to_json() + "\n", encoding="utf-8")
         note(f"times of the parts: {costs}")
     return ExitCode.OK
 
 
-def _run(spec: TrainingJobSpec, plan: Plan, mix: Mix, *, steps: int, trace: Path | None) -> list[Profile]:
-    """Start the ranks, wait for them, and read what each measured."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # the profiler tells of itself, line by line
-    import polyreme_launcher.rank  # noqa: F401 - imported once, before ranks are forked
-
-    with (
-        tempfile.TemporaryDirectory(prefix="polyreme-profile-") as folder,
-        socket.create_server((LOOPBACK, 0)) as server,
-    ):
-        fork = multiprocessing.get_context("fork")
-        ranks = [
-            fork.Process(target=_be_rank, args=(rank, server, Path(folder), spec, plan, mix, steps, trace))
-            for rank in range(plan.layout.world)
-        ]
-        for process in ranks:
-            process.start()
-        _wait(ranks)
-        return [_read(Path(folder) / f"{rank}.json") for rank in range(plan.layout.world)]
-
-
-def _wait(ranks: list[Any]) -> None:
-    """Wait until all are done or one has failed; then none is left."""
-    end_s = time.monotonic() + RUN_S_MAX
-    try:
-        while any(rank.is_alive() for rank in ranks) and time.monotonic() < end_s:
-            if any(rank.exitcode for rank in ranks):
-                break
-            for rank in ranks:
-                rank.join(0.05)
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.join()
-    failed = [number for number, rank in enumerate(ranks) if rank.exitcode != ExitCode.OK]
-    if failed:
-        raise EnvironmentFailedError(
-            f"{len(failed)} of {len(ranks)} ranks failed or took longer than {RUN_S_MAX:.0f} s, rank {failed[0]} among "
-            "them; their output is above"
-        )
-
-
-def _be_rank(
-    number: int,
-    server: socket.socket,
-    folder: Path,
-    spec: TrainingJobSpec,
-    plan: Plan,
-    mix: Mix,
-    steps: int,
-    trace: Path | None,
-) -> None:
-    from polyreme_api.environment import RankEnvironment
-    from polyreme_launcher.rank import settings_of
-    from polyreme_system.clock import SystemClock
-    from polyreme_trainer.parallel.device import take_device
-    from polyreme_trainer.profile.steps import profile_rank
-
-    environment = RankEnvironment(
-        rank=number,
-        local_rank=number,
-        world_size=plan.layout.world,
-        master_address=LOOPBACK,
-        master_port=server.getsockname()[1],
-        master_fd=server.detach() if number == 0 else None,
-        progress_fd=None,
-        attempt=1,
-        job_file="",
-        plan_file="",
-        checkpoint_url=folder.as_uri(),
-        resume_from=None,
-    )
-    settings = settings_of({}, environment, spec, plan)
-    device = take_device(plan.hardware, local_rank=number)
-    measured = profile_rank(
-        dataclasses.replace(settings, rank=dataclasses.replace(settings.rank, device_type=device)),
-        mix,
-        packs_per_rank=plan.packs_per_rank,
-        steps=steps,
-        trace=None if trace is None else trace / f"rank{number}.json",
-        clock=SystemClock(),
-    )
-    (folder / f"{number}.json").write_text(json.dumps(dataclasses.asdict(measured)), encoding="utf-8")
-
-
-def _read(path: Path) -> Profile:
-    from polyreme_trainer.profile.steps import Profile, ProfileRow
-
-    data = json.loads(path.read_text(encoding="utf-8"))
-    return Profile(
-        rank=data["rank"],
-        step_s=data["step_s"],
-        layers=tuple(ProfileRow(**line) for line in data["layers"]),
-        exchanges=tuple(ProfileRow(**line) for line in data["exchanges"]),
-    )
-
-
 def _show(plan: Plan, mix: Mix, profiles: list[Profile], hardware: Hardware, output: Format) -> None:
-    from polyreme_planner.flops import model_flops_utilisation
-
     step_s, world = max(profile.step_s for profile in profiles), plan.layout.world
     tokens = plan.packs_per_step * plan.pack_tokens
     mfu = model_flops_utilisation(

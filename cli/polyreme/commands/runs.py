@@ -12,12 +12,15 @@ from typing import Annotated, Any
 
 import typer
 
+from polyreme.job_files import read_job
 from polyreme.report.write import REPORT_NAME
 from polyreme.run_files import logs as run_logs
 from polyreme.run_files.data import release_run
 from polyreme.run_files.identity import read_identity, serving
 from polyreme.run_files.paths import PREVIOUS_SUFFIX, Home, RunDirectory
 from polyreme.run_files.processes import is_same_process
+from polyreme.run_files.records import checkpoint_url, read_records_at
+from polyreme.run_files.stored_logs import stored_logs
 from polyreme.views.formatting import size
 from polyreme.views.output import Format, confirm, emit, nearest, note
 from polyreme_api.errors import InvalidConfigError, NotFoundError, RefusedError, WaitTimeoutError
@@ -28,13 +31,11 @@ STOP_POLL_S = 0.1
 LOG_LINES_MAX = 10_000
 GOES_ON = "polyreme run with the same file continues it"
 
-app = typer.Typer(help="Runs on this machine.", no_args_is_help=True)
 
 OutputOption = Annotated[Format, typer.Option("-o", "--output", help="Output format.")]
 NameArgument = Annotated[str, typer.Argument(help="Name of the run, or NAMESPACE/NAME.")]
 
 
-@app.command()
 def ls(context: typer.Context, output: OutputOption = Format.TABLE) -> None:
     """List the runs: state, attempt, step, loss, and what each is waiting for.
 
@@ -59,15 +60,11 @@ def ls(context: typer.Context, output: OutputOption = Format.TABLE) -> None:
     )
 
 
-@app.command()
 def show(context: typer.Context, name: NameArgument, output: OutputOption = Format.TABLE) -> None:
     """Show one run: status, attempts, checkpoints and files.
 
     Example: polyreme runs show quickstart
     """
-    from polyreme.job_files import read_job
-    from polyreme.run_files.records import checkpoint_url, read_records_at
-
     run = find(context.obj, name)
     row = describe(run)
     records = read_records_at(checkpoint_url(run, read_job(run.job_file)))
@@ -100,7 +97,6 @@ def show(context: typer.Context, name: NameArgument, output: OutputOption = Form
     )
 
 
-@app.command()
 def logs(
     context: typer.Context,
     name: NameArgument,
@@ -158,10 +154,6 @@ def _stored_lines(run: RunDirectory, rank: int | None, attempt: int | None, line
     Raises:
         NotFoundError: If nothing is, naming the ranks and attempts that have lines.
     """
-    from polyreme.job_files import read_job
-    from polyreme.run_files.records import checkpoint_url
-    from polyreme.run_files.stored_logs import stored_logs
-
     there = [log for log, _ in run_logs.rank_files(run)]
     known = (
         f"ranks 0 to {max(log.rank for log in there)} have lines in attempts {_span(there)}" if there else "no rank has"
@@ -191,9 +183,6 @@ def _print_now(line: str) -> None:
 
 def _emit_steps(run: RunDirectory, attempt: int | None, lines: int, output: Format) -> None:
     """Print the newest steps, of one attempt or of the committed history."""
-    from polyreme.job_files import read_job
-    from polyreme.run_files.records import checkpoint_url, read_records_at
-
     records = read_records_at(checkpoint_url(run, read_job(run.job_file)))
     trained = records.history if attempt is None else records.steps.get(attempt, ())
     if not trained:
@@ -226,7 +215,6 @@ def _emit_steps(run: RunDirectory, attempt: int | None, lines: int, output: Form
     )
 
 
-@app.command()
 def stop(
     context: typer.Context,
     name: NameArgument,
@@ -253,7 +241,6 @@ def stop(
         emit("Run", describe(run), output=output)
 
 
-@app.command()
 def rm(
     context: typer.Context,
     name: NameArgument,

@@ -13,7 +13,13 @@ from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError, NotF
 from polyreme_api.history import COMMIT_MARKER, attempt_key, choose_resume
 from polyreme_api.job import TrainingJob
 from polyreme_api.store import ObjectStore
+from polyreme_datahub.hub import check_datasets
+from polyreme_datahub.objects import check_access, open_store
+from polyreme_datahub.released_tokenizer import read_released
+from polyreme_datahub.sources.digits import sample_sources
+from polyreme_datahub.tokenizer_file import tokenizer_json
 from polyreme_launcher.urls import checkpoint_folder, export_place, weights_place
+from polyreme_local.kubelet.container import unhonoured_fields
 from polyreme_planner.checkpoint_model import check_model
 from polyreme_planner.curriculum import curriculum_stages, shape_at
 from polyreme_planner.hardware import PROCESSOR
@@ -146,14 +152,11 @@ def check_weights(job: TrainingJob) -> None:
     weights = job.spec.model.weights
     if weights is None:
         return
-    from polyreme_trainer.weights.catalogue import read_catalogue
-    from polyreme_trainer.weights.compatibility import check_fit
-    from polyreme_trainer.weights.token_texts import refuse_unused
+    # Imports torch, which a job without weights does not need here.
+    from polyreme.local_run.weights_check import check_files
 
-    catalogue = read_catalogue(weights_place(weights.location))
-    check_fit(catalogue, shape_at(shape_of(job.spec), curriculum_stages(job.spec), 1))
-    if job.spec.data.tokenizer.location is None:
-        refuse_unused(catalogue.folder)
+    shape = shape_at(shape_of(job.spec), curriculum_stages(job.spec), 1)
+    check_files(weights.location, shape, own_tokenizer=job.spec.data.tokenizer.location is None)
 
 
 def check_tokenizer(job: TrainingJob, *, with_weights: bool = True) -> None:
@@ -169,15 +172,11 @@ def check_tokenizer(job: TrainingJob, *, with_weights: bool = True) -> None:
     """
     if job.spec.data.tokenizer.location is None:
         return
-    from polyreme_datahub.released_tokenizer import read_released
-    from polyreme_datahub.tokenizer_file import tokenizer_json
-
     stored = read_released(job.spec.data.tokenizer.location, embedded=shape_of(job.spec).decoder.vocabulary)
     if with_weights and (weights := job.spec.model.weights) is not None:
-        from polyreme_trainer.weights.locations import folder_at
-        from polyreme_trainer.weights.token_texts import check_tokens
+        from polyreme.local_run.weights_check import check_tokenizer_of
 
-        check_tokens(folder_at(weights_place(weights.location)), tokenizer_json(stored))
+        check_tokenizer_of(weights.location, tokenizer_json(stored))
 
 
 def check_objects(home: Home) -> None:
@@ -187,8 +186,6 @@ def check_objects(home: Home) -> None:
         InvalidConfigError: If its URL is of no use.
         EnvironmentFailedError: If server, credentials or bucket are wrong.
     """
-    from polyreme_datahub.objects import check_access
-
     check_access(home.objects_url)
 
 
@@ -198,8 +195,6 @@ def check_data(home: Home, job: TrainingJob) -> None:
     Raises:
         InvalidConfigError: Naming the dataset and the nearest names.
     """
-    from polyreme_datahub.hub import check_datasets
-
     try:
         check_datasets(home.registry_url, job.spec)
     except NotFoundError as error:
@@ -211,8 +206,6 @@ def check_data(home: Home, job: TrainingJob) -> None:
 
 def unknown_here(job: TrainingJob) -> list[str]:
     """Name the datasets of a job that a home without any does not have: all but the samples."""
-    from polyreme_datahub.sources.digits import sample_sources
-
     samples = sample_sources()
     named = [source.dataset for source in job.spec.data.sources]
     named += [part.dataset for part in job.spec.evaluation.sets] if job.spec.evaluation else []
@@ -246,8 +239,6 @@ def open_checkpoints(url: str) -> ObjectStore:
     Raises:
         InvalidConfigError: If the URL names no store.
     """
-    from polyreme_datahub.objects import open_store
-
     try:
         return open_store(url)
     except InvalidConfigError as error:
@@ -327,8 +318,6 @@ def check_appended(seen: Survey, job: TrainingJob, *, trained: int | None = None
 
 def warnings(job: TrainingJob) -> list[str]:
     """Name what the job asks for and will not get, a sentence for each reason: no setting is dropped in silence."""
-    from polyreme_local.kubelet.container import unhonoured_fields
-
     reasons: dict[str, list[str]] = {
         "pods run as processes, which ignore these fields of the pod template": unhonoured_fields(
             job.spec.workers.template

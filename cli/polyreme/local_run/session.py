@@ -46,6 +46,7 @@ from polyreme_api.errors import (
 from polyreme_api.exit_codes import ExitCode
 from polyreme_api.job import TrainingJob
 from polyreme_api.pod_template import unknown_fields
+from polyreme_datahub.objects import open_store
 from polyreme_datahub_service.keeper import DataKeeper, is_quick
 from polyreme_datahub_service.pinning import pin_versions
 from polyreme_datahub_service.preparation import prepared, references
@@ -345,8 +346,6 @@ class _Session:
 
     def _recover(self, content: JournalContent) -> list[dict[str, Any]]:
         """Rebuild the job where the journal lost it."""
-        from polyreme_datahub.objects import open_store
-
         run, job = self._run, self._job
         uid = (read_identity(run) or {}).get("uid") or (read_json(run.data_report) or {}).get("job")
         attempt = newest_attempt(open_store(checkpoint_url(run, job)))

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import typer
 
+from polyreme.plugin.main import app
 from polyreme_api.errors import PolyremeError
 
 NO_FILES = ":4"
@@ -19,17 +20,14 @@ _VALUES = {"-o": ("table", "wide", "json", "yaml", "name"), "--output": ("table"
 
 def main() -> None:
     """Answer kubectl."""
-    from polyreme.plugin.main import app
-
     sys.stdout.write("\n".join([*answers(sys.argv[1:], app), NO_FILES]) + "\n")
 
 
 def answers(words: Sequence[str], app: typer.Typer) -> list[str]:
     """Return what may follow; the last word is the one that is being typed."""
     *before, typed = words or [""]
-    commands = {command.name or "": command for command in app.registered_commands}
     if not before:
-        found = list(commands)
+        found = list(typer.main.get_group(app).commands)
     elif before[-1] in _VALUES:
         found = list(_VALUES[before[-1]])
     elif before[-1] in {"-n", "--namespace"}:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import typer
 
 from polyreme.cli_errors import invoke as run_app
-from polyreme.plugin.commands import change, incidents, logs, nodes, show
+from polyreme.lazy_commands import Declared, commands, group_of
 
 HELP = """Show and change the training jobs of a cluster.
 
@@ -35,23 +35,27 @@ Exit codes: 0 success, 1 internal error, 2 usage, 3 not found, 4 refused by the 
 """
 NAME = "kubectl polyreme"
 
-app = typer.Typer(name=NAME, help=HELP, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
-app.command(name="get")(show.get)
-app.command(name="describe")(show.describe)
-app.command(name="why")(show.why)
-app.command(name="queue")(show.queue)
-app.command(name="topology")(show.topology)
-app.command(name="top")(show.top)
-app.command(name="logs")(logs.logs)
-app.command(name="nodes")(nodes.nodes)
-app.command(name="incidents")(incidents.incidents)
-app.command(name="incident")(incidents.incident)
-app.command(name="quarantine")(nodes.quarantine)
-app.command(name="release")(nodes.release)
-app.command(name="suspend")(change.suspend)
-app.command(name="resume")(change.resume)
-app.command(name="scale")(change.scale)
-app.command(name="cancel")(change.cancel)
+COMMANDS: tuple[Declared, ...] = (
+    *commands("polyreme.plugin.commands.show", "get", "describe", "why", "queue", "topology", "top"),
+    *commands("polyreme.plugin.commands.logs", "logs"),
+    *commands("polyreme.plugin.commands.nodes", "nodes"),
+    *commands("polyreme.plugin.commands.incidents", "incidents", "incident"),
+    *commands("polyreme.plugin.commands.nodes", "quarantine", "release"),
+    *commands("polyreme.plugin.commands.change", "suspend", "resume", "scale", "cancel"),
+)
+app = typer.Typer(
+    name=NAME,
+    cls=group_of(COMMANDS),
+    help=HELP,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+
+@app.callback()
+def _group() -> None:
+    """Make the commands a group."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

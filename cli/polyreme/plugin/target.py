@@ -6,14 +6,13 @@ import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.labels import LABEL_JOB_UID
-
-if TYPE_CHECKING:
-    from polyreme_cluster.adapters.kubernetes.connection import Connection
-    from polyreme_cluster.port import ClusterPort
+from polyreme_cluster.adapters.kubernetes.cluster import KubernetesCluster
+from polyreme_cluster.adapters.kubernetes.connection import Connection, from_kubeconfig
+from polyreme_cluster.port import ClusterPort
 
 T = TypeVar("T")
 DEFAULT_NAMESPACE = "default"
@@ -52,13 +51,10 @@ class Target:
         Raises:
             InvalidConfigError: If the kubeconfig can't be used.
         """
-        from polyreme_cluster.adapters.kubernetes.connection import from_kubeconfig
-
         return from_kubeconfig(self.kubeconfig, context=self.context)
 
     def run(self, work: Callable[[ClusterPort], Awaitable[T]]) -> T:
         """Open the cluster, and do what a command does there."""
-        from polyreme_cluster.adapters.kubernetes.cluster import KubernetesCluster
 
         async def story() -> T:
             async with KubernetesCluster(self.connection(), selectors={"Lease": LABEL_JOB_UID}) as cluster:

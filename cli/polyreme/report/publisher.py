@@ -6,9 +6,9 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from polyreme.report.run_report import gather
+from polyreme.report.write import write_report
 from polyreme.run_files.data import visits_of
 from polyreme.run_files.paths import Home, RunDirectory
 from polyreme.run_files.records import RunRecords
@@ -16,9 +16,8 @@ from polyreme.run_files.timeline import Moment
 from polyreme.views.output import note
 from polyreme_api.errors import PolyremeError
 from polyreme_api.job import TrainingJob
-
-if TYPE_CHECKING:
-    from polyreme_datahub.loader.order.outlook import SegmentOutlook
+from polyreme_datahub.hub import read_image
+from polyreme_datahub.loader.order.outlook import SegmentOutlook
 
 _log = logging.getLogger(__name__)
 
@@ -30,8 +29,6 @@ def publish(
 
     A report shows a run and decides nothing of it: where it can't be written, a note says so, and None is returned.
     """
-    from polyreme.report.write import write_report
-
     outlook = partial(_outlook, home, run, job, records)
     try:
         data = gather(
@@ -57,8 +54,6 @@ def _outlook(
 
 def _picture(home: Home, digest: str) -> bytes:
     """Return the PNG of a held-out page; empty if the sample has no image, or its image can't be read any more."""
-    from polyreme_datahub.hub import read_image
-
     if not digest:
         return b""
     try:

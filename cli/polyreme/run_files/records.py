@@ -21,6 +21,7 @@ from polyreme_api.mixture import MixtureRecord
 from polyreme_api.progress import CheckpointRef, StepRecord
 from polyreme_api.store import ObjectStore
 from polyreme_api.urls import is_bucket
+from polyreme_datahub.objects import bucket_of, open_store
 from polyreme_launcher.urls import checkpoint_folder, local_folder
 
 LOG_LINES_MAX = 200
@@ -84,8 +85,6 @@ def checkpoint_url(run: RunDirectory, job: TrainingJob) -> str:
     Raises:
         InvalidConfigError: If the location is neither.
     """
-    from polyreme_datahub.objects import bucket_of
-
     location = job.spec.checkpoint.location
     if location is None:
         return run.checkpoints.as_uri()
@@ -103,8 +102,6 @@ def read_records_at(url: str) -> RunRecords:
         RefusedError: If a resume point is damaged.
         StoreFailedError: If the store stays away.
     """
-    from polyreme_datahub.objects import open_store
-
     folder = checkpoint_folder(url)
     if folder is not None and not folder.is_dir():
         return RunRecords(points=(), steps={}, checkpoints=(), evaluation=None)
@@ -127,8 +124,6 @@ def read_points(url: str) -> Sequence[ResumePoint]:
     Raises:
         StoreFailedError: If the store stays away.
     """
-    from polyreme_datahub.objects import open_store
-
     folder = checkpoint_folder(url)
     return () if folder is not None and not folder.is_dir() else survey(open_store(url)).points
 

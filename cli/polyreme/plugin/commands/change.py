@@ -6,8 +6,10 @@ from typing import Annotated
 
 import typer
 
+from polyreme.plugin import change, following
 from polyreme.plugin.options import Context, Job, Kubeconfig, Namespace, Timeout, Wait, target
 from polyreme.views.output import confirm, note
+from polyreme_cluster.port import ClusterPort
 
 
 def suspend(
@@ -22,9 +24,6 @@ def suspend(
 
     Example: kubectl polyreme suspend big --wait
     """
-    from polyreme.plugin import change, following
-    from polyreme_cluster.port import ClusterPort
-
     where = target(kubeconfig, context, namespace)
 
     async def story(cluster: ClusterPort) -> None:
@@ -55,9 +54,6 @@ def resume(
 
     Example: kubectl polyreme resume big
     """
-    from polyreme.plugin import change, following
-    from polyreme_cluster.port import ClusterPort
-
     where = target(kubeconfig, context, namespace)
 
     async def story(cluster: ClusterPort) -> None:
@@ -98,9 +94,6 @@ def scale(
 
     Example: kubectl polyreme scale big --replicas 8
     """
-    from polyreme.plugin import change, following
-    from polyreme_cluster.port import ClusterPort
-
     where = target(kubeconfig, context, namespace)
 
     async def story(cluster: ClusterPort) -> None:
@@ -131,9 +124,6 @@ def cancel(
 
     Example: kubectl polyreme cancel big --yes
     """
-    from polyreme.plugin import change, following
-    from polyreme_cluster.port import ClusterPort
-
     where = target(kubeconfig, context, namespace)
     space, short = where.split(name)
     confirm(f"delete job {space}/{short}? suspend would keep it", yes=yes)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from polyreme.plugin import incidents as views
 from polyreme.plugin.options import Context, Form, Kubeconfig, target
 from polyreme.plugin.printing import Output, columns, emit_data, envelope, is_data, show
 from polyreme.views.output import note
@@ -27,8 +28,6 @@ def incidents(
 
     Example: kubectl polyreme incidents node-17 --since 24h
     """
-    from polyreme.plugin import incidents as views
-
     since_s, now_s = None if since is None else views.seconds_of(since), time.time()
     read = target(kubeconfig, context, None).run(views.read_incidents)
     found = views.chosen(read, node=node, since_s=since_s, now_s=now_s)
@@ -46,8 +45,6 @@ def incident(name: Name, output: Form = Output.TABLE, kubeconfig: Kubeconfig = N
     Example: kubectl polyreme incident node-17-20261123031204-3fa4b2c1
     """
     from rich.text import Text
-
-    from polyreme.plugin import incidents as views
 
     found = target(kubeconfig, context, None).run(lambda cluster: views.read_incident(cluster, name))
     if is_data(output):

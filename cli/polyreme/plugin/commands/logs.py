@@ -7,8 +7,14 @@ from typing import Annotated
 
 import typer
 
+from polyreme.plugin.log_follow import Follower
+from polyreme.plugin.log_view import Workers, show, wanted
 from polyreme.plugin.options import Context, Job, Kubeconfig, Namespace, target
+from polyreme.plugin.reading import list_all, read_job
+from polyreme.plugin.snapshot import read_view
+from polyreme.run_files.stored_logs import stored_logs
 from polyreme_api.errors import InvalidConfigError
+from polyreme_cluster.port import ClusterPort
 
 TAIL_MAX = 1_000_000
 TAIL_OF_EACH = 50
@@ -56,12 +62,6 @@ def logs(
 
       kubectl polyreme logs big --root s3://bucket/checkpoints/team/big
     """
-    from polyreme.plugin.log_follow import Follower
-    from polyreme.plugin.log_view import Workers, show, wanted
-    from polyreme.plugin.reading import list_all, read_job
-    from polyreme.plugin.snapshot import read_view
-    from polyreme_cluster.port import ClusterPort
-
     if rank is not None and index is not None:
         raise InvalidConfigError("--rank and --index can't be combined; drop one", field="--index")
     if follow and previous:
@@ -97,8 +97,6 @@ def _print_now(line: str) -> None:
 
 
 def _print_stored(url: str, name: str, *, rank: int | None, attempt: int | None, tail: int | None) -> None:
-    from polyreme.run_files.stored_logs import stored_logs
-
     logs = stored_logs(url, rank=rank, attempt=attempt)
     chosen = logs.chosen(rank=rank, attempt=attempt)
     if not chosen:

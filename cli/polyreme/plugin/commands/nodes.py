@@ -7,10 +7,16 @@ from typing import Annotated
 
 import typer
 
+from polyreme.plugin import nodes as views
+from polyreme.plugin.domain_change import quarantine_domain, release_domain
+from polyreme.plugin.identity import who_acts
 from polyreme.plugin.options import Context, Form, Kubeconfig, target
 from polyreme.plugin.printing import Output, columns, emit_data, envelope, is_data, show
+from polyreme.plugin.reading import NotAllowedError, list_all
 from polyreme.views.output import note
 from polyreme_api.errors import InvalidConfigError
+from polyreme_api.labels import KIND_TOPOLOGY
+from polyreme_cluster.port import ClusterPort, Manifest
 
 Node = Annotated[str, typer.Argument(metavar="NODE", help="Name of the node.", show_default=False)]
 Domain = Annotated[
@@ -36,10 +42,6 @@ def nodes(
 
     Example: kubectl polyreme nodes
     """
-    from polyreme.plugin import nodes as views
-    from polyreme.plugin.reading import NotAllowedError, list_all
-    from polyreme_api.labels import KIND_TOPOLOGY
-    from polyreme_cluster.port import ClusterPort, Manifest
 
     async def story(cluster: ClusterPort) -> tuple[list[Manifest], list[Manifest] | None]:
         nodes = await list_all(cluster, "Node")
@@ -76,11 +78,6 @@ def quarantine(
 
     Example: kubectl polyreme quarantine node-17 --reason "new cable"
     """
-    from polyreme.plugin import nodes as views
-    from polyreme.plugin.domain_change import quarantine_domain
-    from polyreme.plugin.identity import who_acts
-    from polyreme_cluster.port import ClusterPort
-
     _one_of(node, domain)
     now_s = time.time()
 
@@ -111,11 +108,6 @@ def release(
 
     Example: kubectl polyreme release node-17 --reason "cable replaced"
     """
-    from polyreme.plugin import nodes as views
-    from polyreme.plugin.domain_change import release_domain
-    from polyreme.plugin.identity import who_acts
-    from polyreme_cluster.port import ClusterPort
-
     _one_of(node, domain)
     now_s = time.time()
 

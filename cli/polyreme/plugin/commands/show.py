@@ -8,6 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
+from polyreme.plugin import description, domains, queue_tree
+from polyreme.plugin import why as reasons
+from polyreme.plugin.operator_lease import doubt_of, doubts_of, silence
 from polyreme.plugin.options import (
     AllNamespaces,
     Context,
@@ -19,9 +22,16 @@ from polyreme.plugin.options import (
     target,
 )
 from polyreme.plugin.printing import Output, emit_data, emit_names, envelope, is_data, show
+from polyreme.plugin.reading import Sight, list_all, look, read_job
+from polyreme.plugin.rows import get_table, top_rows, top_table
+from polyreme.plugin.snapshot import Snapshot, read_view, snapshot_of
 from polyreme.plugin.target import Target
-from polyreme_api.errors import InvalidConfigError
+from polyreme.plugin.waiting import is_waiting
+from polyreme.views.output import nearest, note
+from polyreme_api.errors import InvalidConfigError, NotFoundError
 from polyreme_api.labels import KIND_JOB
+from polyreme_cluster.port import ClusterPort
+from polyreme_operator.types.views import JobView
 
 
 def get(
@@ -42,12 +52,6 @@ def get(
 
       kubectl polyreme get big -o yaml
     """
-    from polyreme.plugin.operator_lease import doubts_of, silence
-    from polyreme.plugin.reading import list_all, read_job
-    from polyreme.plugin.rows import get_table
-    from polyreme.plugin.snapshot import Snapshot, snapshot_of
-    from polyreme_cluster.port import ClusterPort
-
     where = target(kubeconfig, context, namespace, everywhere=everywhere)
 
     async def story(cluster: ClusterPort) -> tuple[Snapshot, list[str]]:
@@ -84,12 +88,6 @@ def describe(
 
     Example: kubectl polyreme describe big
     """
-    from polyreme.plugin import description
-    from polyreme.plugin.operator_lease import doubt_of, silence
-    from polyreme.plugin.reading import Sight, look, read_job
-    from polyreme_cluster.port import ClusterPort
-    from polyreme_operator.types.views import JobView
-
     where = target(kubeconfig, context, namespace)
 
     async def story(cluster: ClusterPort) -> tuple[Sight, JobView, str | None]:
@@ -122,14 +120,6 @@ def why(
 
       kubectl polyreme why team-a/big -o json
     """
-    from polyreme.plugin import why as reasons
-    from polyreme.plugin.operator_lease import doubt_of, silence
-    from polyreme.plugin.reading import Sight, look, read_job
-    from polyreme.plugin.snapshot import read_view
-    from polyreme.plugin.waiting import is_waiting
-    from polyreme_cluster.port import ClusterPort
-    from polyreme_operator.types.views import JobView
-
     where = target(kubeconfig, context, namespace)
 
     async def story(cluster: ClusterPort) -> tuple[Sight, JobView, str | None]:
@@ -165,11 +155,6 @@ def queue(
 
       kubectl polyreme queue team-a
     """
-    from polyreme.plugin import queue_tree
-    from polyreme.plugin.reading import look
-    from polyreme.views.output import nearest
-    from polyreme_api.errors import NotFoundError
-
     where = target(kubeconfig, context, None)
     wanted = dict.fromkeys((KIND_JOB, "TrainingQueue"))
     sight = where.run(
@@ -205,9 +190,6 @@ def topology(
 
       kubectl polyreme topology --domain b3
     """
-    from polyreme.plugin import domains
-    from polyreme.plugin.reading import look
-
     where = target(kubeconfig, context, None)
     wanted = dict.fromkeys((KIND_JOB, "ClusterTopology", "Node", "Pod"))
     sight = where.run(
@@ -237,9 +219,6 @@ def top(
 
     Example: kubectl polyreme top -A
     """
-    from polyreme.plugin.reading import look
-    from polyreme.plugin.rows import top_rows, top_table
-
     where = target(kubeconfig, context, namespace, everywhere=everywhere)
     wanted = dict.fromkeys((KIND_JOB, "Lease"), where.listed)
     sight = where.run(lambda cluster: look(cluster, wanted, needed=(KIND_JOB,), now_s=time.time()))
@@ -264,13 +243,9 @@ def _answer(kind: str, value: Any, output: Output, drawn: Any) -> None:
 
 def _say(lines: Iterable[str]) -> None:
     """Say to a person what an answer leaves out, or why it may be wrong."""
-    from polyreme.views.output import note
-
     for line in lines:
         note(line)
 
 
 def _nothing(where: Target, what: str) -> None:
-    from polyreme.views.output import note
-
     note(f"no {what} in any namespace" if where.all_namespaces else f"no {what} in namespace {where.in_namespace}")

@@ -1,0 +1,203 @@
+"""``polyreme validate``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import typer
+
+from polyreme.job_files import load_cluster_objects, read_documents, the_document
+from polyreme.local_run import preflight
+from polyreme.run_files.data import visits_of
+from polyreme.run_files.paths import Home
+from polyreme.views.formatting import size
+from polyreme.views.output import Format, emit, note
+from polyreme_api.exit_codes import ExitCode
+from polyreme_api.job import TrainingJob
+from polyreme_api.pod_template import unknown_fields
+from polyreme_planner.curriculum import CurriculumStage, Packs, curriculum_stages, kinds_of_packs, packs_of_stages
+from polyreme_planner.loading import load_job
+from polyreme_planner.model_parts import parameter_count
+from polyreme_planner.plan import plan_for
+from polyreme_planner.plan_inputs import setting_of
+from polyreme_planner.precision import precision_of
+from polyreme_planner.refusals import memory_of_cut
+
+JobArgument = Annotated[Path, typer.Argument(help="YAML file with one TrainingJob; - reads standard input.")]
+OutputOption = Annotated[Format, typer.Option("-o", "--output", help="Output format.")]
+
+
+def validate(
+    context: typer.Context,
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="YAML file with one TrainingJob, or with queues, topologies and fault policies; - reads "
+            "standard input."
+        ),
+    ],
+    for_cluster: Annotated[
+        bool,
+        typer.Option(
+            "--for-cluster",
+            help="The job is for a cluster: do not look for its data, folders and weights on this machine.",
+        ),
+    ] = False,
+    output: OutputOption = Format.TABLE,
+) -> int:
+    """Check a job and show its plan, or check queues, topologies and fault policies; start nothing.
+
+    The datasets (where this machine has any), folders and weights that the job names are looked up on this machine.
+
+    Examples:
+
+      polyreme validate manifests/samples/quickstart.yaml
+
+      polyreme validate job.yaml --for-cluster
+
+      polyreme validate manifests/samples/queues.yaml
+    """
+    documents = read_documents(file)
+    objects = load_cluster_objects(documents)
+    if objects is not None:
+        rows = [{"kind": checked.kind, "name": checked.metadata.name} for checked in objects]
+        emit("Objects", rows, output=output, columns=[("kind", "kind"), ("name", "name")])
+        return ExitCode.OK
+    checked = load_job(the_document(documents, file))
+    if unknown := unknown_fields(checked.spec.workers.template):
+        note(unknown)
+    if checked.spec.workers.runtime.mode == "Environment":
+        return _show_gang(checked, output)
+    if not for_cluster:
+        _check_here(context.obj, checked)
+    return _show_plan(checked, output, visits="" if for_cluster else _visits(context.obj, checked))
+
+
+def _visits(home: Home, checked: TrainingJob) -> str:
+    """Say how often a run of this job visits the samples of its sources; empty before its data are processed."""
+    run, steps = home.run(checked.metadata.namespace, checked.metadata.name), checked.spec.training.steps
+    return "; ".join(
+        f"{of.name} {of.visits.least:,} to {of.visits.most:,} times, {of.visits.unseen:,} samples never"
+        for row in visits_of(home, run, checked.spec, None, steps=steps)[-1:]
+        for of in row.sources
+        if of.visits is not None
+    )
+
+
+def _show_gang(checked: TrainingJob, output: Format) -> int:
+    """Show what is known of a job that brings its own training."""
+    plan = plan_for(checked.spec)
+    value = {
+        "name": checked.metadata.name,
+        "workers": plan.replicas,
+        "ranks": plan.layout.world,
+        "layout": str(plan.layout),
+        "planHash": plan.hash,
+    }
+    columns = [("job", "name"), ("workers", "workers"), ("ranks", "ranks"), ("layout", "layout"), ("plan", "planHash")]
+    emit("Plan", value, output=output, columns=columns)
+    return ExitCode.OK
+
+
+def _check_here(home: Home, checked: TrainingJob) -> None:
+    """Look up what the job names on this machine.
+
+    Raises:
+        PolyremeError: As ``polyreme run`` would end, but for what lies in a bucket: that is not read.
+    """
+    preflight.check_rates(checked)
+    preflight.check_folders(home.run(checked.metadata.namespace, checked.metadata.name), checked)
+    weights = checked.spec.model.weights
+    readable = weights is not None and not _in_bucket(weights.location)
+    if readable:
+        preflight.check_weights(checked)
+    if not _in_bucket(checked.spec.data.tokenizer.location or ""):
+        preflight.check_tokenizer(checked, with_weights=readable)
+    if home.has_data:
+        preflight.check_data(home, checked)
+    elif unknown := preflight.unknown_here(checked):
+        note(
+            f"datasets are not looked up: {', '.join(unknown)}; {home.path} has none yet, and a run needs "
+            "them: polyreme data register NAME SOURCE"
+        )
+    for words in preflight.warnings(checked):
+        note(words)
+
+
+def _in_bucket(location: str) -> bool:
+    return urlsplit(location).scheme == "s3"
+
+
+def _show_plan(checked: TrainingJob, output: Format, *, visits: str) -> int:
+    """Show the plan that a job would get."""
+    spec = checked.spec
+    plan = plan_for(spec)
+    memory = memory_of_cut(
+        setting_of(spec, plan.shape),
+        plan.layout,
+        plan.cut,
+        packs_per_step=kinds_of_packs(spec)[0].per_step,
+        recompute=plan.recompute_of(spec),
+    )
+    state_bytes = memory.weights_bytes + memory.gradients_bytes + memory.optimizer_bytes
+    value = {
+        "name": checked.metadata.name,
+        "model": plan.shape.name,
+        "parameters": parameter_count(plan.shape),
+        "ranks": plan.layout.world,
+        "hardware": plan.hardware,
+        "precision": precision_of(spec.training, plan.hardware) + (" (TF32)" if spec.training.tf32 else ""),
+        "layout": str(plan.layout),
+        "cut": str(plan.cut),
+        "recompute": plan.recompute_label or "None",
+        "planHash": plan.hash,
+        "packsPerRank": plan.packs_per_rank,
+        "stages": "; ".join(
+            _stage_words(*both) for both in zip(curriculum_stages(spec), packs_of_stages(spec), strict=True)
+        ),
+        "visits": visits or None,
+        "stateBytesPerRank": state_bytes,
+        "memoryBytesPerRank": memory.total_bytes,
+        "traffic": "; ".join(
+            f"{group.axis} {size(group.bytes_per_rank)} per step in {group.messages:,} messages"
+            for group in plan.volumes
+        ),
+    }
+    words = {
+        "parameters": f"{value['parameters']:,}",
+        "stateBytesPerRank": size(state_bytes),
+        "memoryBytesPerRank": f"{size(memory.total_bytes)}: {memory.largest()}",
+    }
+    emit(
+        "Plan",
+        value if output is Format.JSON else value | words,
+        output=output,
+        columns=[
+            ("job", "name"),
+            ("model", "model"),
+            ("parameters", "parameters"),
+            ("ranks", "ranks"),
+            ("hardware", "hardware"),
+            ("precision", "precision"),
+            ("layout", "layout"),
+            ("cut", "cut"),
+            ("recompute", "recompute"),
+            ("plan", "planHash"),
+            ("packs per rank", "packsPerRank"),
+            ("training", "stages"),
+            *([("visits", "visits")] if visits else ()),
+            ("state per rank", "stateBytesPerRank"),
+            ("memory per rank", "memoryBytesPerRank"),
+            ("traffic per rank", "traffic"),
+        ],
+    )
+    return ExitCode.OK
+
+
+def _stage_words(stage: CurriculumStage, packs: Packs) -> str:
+    alone = f" of {' and '.join(stage.learns_alone)}" if stage.learns_alone else ""
+    theta = "" if stage.rope_theta is None else f", theta {stage.rope_theta:g}"
+    words = f"{stage.steps:,} steps{alone}, {packs.per_step:,} x {packs.tokens:,} tokens{theta}"
+    return f"{stage.name} {words}".strip()

@@ -30,9 +30,9 @@ from polyreme_datahub.index.succession import IDENTITIES, identity_of
 from polyreme_datahub.job_data import longest_pack, plan_data
 from polyreme_datahub.loader.evaluation import HeldOutSource
 from polyreme_datahub.loader.order.balance import StepSplit
-from polyreme_datahub.loader.order.identity import Identity, identity_of_order
+from polyreme_datahub.loader.order.identity import identity_of_order
 from polyreme_datahub.loader.order.outlook import used_up_step
-from polyreme_datahub.loader.order.plan import OrderPlan, unfilled_segments, used_up
+from polyreme_datahub.loader.order.plan import Identity, OrderPlan, unfilled_segments, used_up
 from polyreme_datahub.loader.order.weighing import weighed
 from polyreme_datahub.loader.read.blob_files import BlobFiles, blob_files, read_blob, samples_store
 from polyreme_datahub.loader.sample.augment import AUGMENT_VERSION, AugmentSettings, settings_of

@@ -19,9 +19,8 @@ import numpy.typing as npt
 from polyreme_api.errors import NotSealedError, RefusedError
 from polyreme_api.mixture import MixtureRecord
 from polyreme_datahub.loader.order.balance import StepSplit, assign_packs
-from polyreme_datahub.loader.order.identity import Identity
 from polyreme_datahub.loader.order.order import Order
-from polyreme_datahub.loader.order.plan import OrderPlan
+from polyreme_datahub.loader.order.plan import Identity, OrderPlan
 from polyreme_datahub.loader.order.slots import Slot
 from polyreme_datahub.loader.sample.growth import Growth
 from polyreme_datahub.loader.sample.mapped_index import MappedIndex

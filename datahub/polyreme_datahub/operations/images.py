@@ -116,8 +116,8 @@ def open_upright(
             _check_header(image, rules)
             is_jpeg = image.format in {"JPEG", "MPO"}
             loaded = _load_jpeg(image, data, least, accepted=accepted) if is_jpeg else _load(image)
-            # Most photographs are JPEG without a profile: their pixels are in that form.
-            is_plain = is_jpeg and loaded.mode in {"L", "RGB"} and not loaded.info.get("icc_profile")
+            # Most photographs have pixels in that form already.
+            is_plain = loaded.mode in {"L", "RGB"} and not {"icc_profile", "transparency"} & loaded.info.keys()
             colored = loaded if is_plain else to_srgb(in_eight_bits(loaded, rules))
             turn = TURNS.get(_orientation(image))
             upright = colored if turn is None else colored.transpose(turn)

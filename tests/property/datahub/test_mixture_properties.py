@@ -16,9 +16,9 @@ from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.mixture import MixtureRecord
 from polyreme_datahub.index.format import EVEN, WINDOWED
 from polyreme_datahub.loader.open import _without_vain_changes
-from polyreme_datahub.loader.order.identity import Identity, identity_of_order
+from polyreme_datahub.loader.order.identity import identity_of_order
 from polyreme_datahub.loader.order.order import Order
-from polyreme_datahub.loader.order.plan import OrderPlan
+from polyreme_datahub.loader.order.plan import Identity, OrderPlan
 from polyreme_datahub.loader.order.slots import Slot
 from polyreme_planner.mixture import (
     first_mixture,

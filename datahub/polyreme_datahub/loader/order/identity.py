@@ -7,7 +7,6 @@ so a later change alters the identity of no earlier step.
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import hashlib
 import json
@@ -19,23 +18,9 @@ from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.mixture import MixtureRecord
 from polyreme_datahub.index.blocks import BLOCKS
 from polyreme_datahub.index.format import BY_PILLOW, PIXELS
-from polyreme_datahub.loader.order.plan import OrderPlan
+from polyreme_datahub.loader.order.plan import Identity, OrderPlan
 from polyreme_datahub.loader.order.weighing import WEIGHING_VERSION
 from polyreme_planner.mixture import WINDOW_PACKS, segments_of, weights_of
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Identity:
-    """The chain."""
-
-    links: tuple[tuple[int, str], ...]
-    """First step and digest of each link, by rising steps; the first begins at step 0."""
-    mixture: MixtureRecord | None = None
-    """What the links after the first were made of; None: all of the schedule is in the first."""
-
-    def at(self, step: int) -> str:
-        """Return the digest that holds at a step."""
-        return self.links[bisect.bisect_right(self.links, step, key=lambda link: link[0]) - 1][1]
 
 
 def identity_of_order(

@@ -8,6 +8,7 @@ import dataclasses
 import numpy as np
 import numpy.typing as npt
 
+from polyreme_api.mixture import MixtureRecord
 from polyreme_datahub.index.format import EVEN
 from polyreme_planner.mixture import Segment
 
@@ -77,6 +78,20 @@ class OrderPlan:
     def tokens_in(self, segment: Segment) -> int:
         """Tokens of each pack of a segment."""
         return segment.pack_tokens or self.pack_tokens
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Identity:
+    """Identity of a run's data and their order: a chain of digests, of which later links alter no earlier step."""
+
+    links: tuple[tuple[int, str], ...]
+    """First step and digest of each link, by rising steps; the first begins at step 0."""
+    mixture: MixtureRecord | None = None
+    """What the links after the first were made of; None: all of the schedule is in the first."""
+
+    def at(self, step: int) -> str:
+        """Return the digest that holds at a step."""
+        return self.links[bisect.bisect_right(self.links, step, key=lambda link: link[0]) - 1][1]
 
 
 def used_up(plan: OrderPlan, step: int) -> str:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from polyreme_datahub.registry.collection import CollectionReport
     from polyreme_datahub.registry.datasets import DatasetVersion
     from polyreme_datahub.registry.diff import VersionDiff
-    from polyreme_datahub.registry.lineage import StepKeys
     from polyreme_datahub.registry.rebuild import RebuildReport
     from polyreme_datahub.version_facts import SampleLineage
 
@@ -83,9 +82,6 @@ def subset(
     reference: str,
     name: str,
     where: str,
-    *,
-    steps: tuple[StepKeys, ...] = (),
-    columns: tuple[str, ...] = COLUMNS,
 ) -> DatasetVersion:
     """Make a version of the samples that an expression chooses.
 
@@ -94,9 +90,7 @@ def subset(
         objects_url: As in ``hub.register``.
         reference: The version to choose from.
         name: Dataset of the new version.
-        where: Expression over the columns: ``measure_width >= 512 and measure_height >= 512``.
-        steps: Steps whose small outputs are columns, each after its inputs.
-        columns: Names that the expression may use, in addition to the columns of a sealed version's manifest.
+        where: Expression over ``COLUMNS`` and the columns of a sealed version's manifest: ``width >= 512``.
 
     Raises:
         PredicateInvalidError: If the expression breaks a rule.
@@ -110,12 +104,12 @@ def subset(
     from polyreme_datahub.version_facts import sealed_columns
 
     def derivations(version: DatasetVersion) -> list[Derivation]:
-        known = dict.fromkeys((*columns, *sealed_columns(Lakehouse(open_store(objects_url)), version)))
+        known = dict.fromkeys((*COLUMNS, *sealed_columns(Lakehouse(open_store(objects_url)), version)))
         takes = parse_predicate(where, tuple(known))
         source = {"kind": "subset", "of": version.digest, "where": where}
         return [Derivation(name=name, source=source, takes=takes)]
 
-    return _derive(registry_url, objects_url, reference, derivations, steps)[0]
+    return _derive(registry_url, objects_url, reference, derivations)[0]
 
 
 def split(
@@ -125,7 +119,6 @@ def split(
     shares: Mapping[str, float],
     group: str,
     *,
-    steps: tuple[StepKeys, ...] = (),
     salt: str = "",
 ) -> list[DatasetVersion]:
     """Split a version into datasets ``<name>/<split>``: samples of one group are never in two of them.
@@ -136,7 +129,6 @@ def split(
         reference: The version to split.
         shares: Share of each split.
         group: Column whose value is the group.
-        steps: As in ``subset``.
         salt: Another salt gives other splits.
 
     Raises:
@@ -153,7 +145,7 @@ def split(
             for part, takes in takers.items()
         ]
 
-    return _derive(registry_url, objects_url, reference, derivations, steps)
+    return _derive(registry_url, objects_url, reference, derivations)
 
 
 def collect_garbage(
@@ -231,9 +223,7 @@ def rebuild_registry(registry_url: str, objects_url: str) -> RebuildReport:
         return rebuild.rebuild_registry(database, open_store(objects_url))
 
 
-def _derive(
-    registry_url: str, objects_url: str, reference: str, derivations: Any, steps: tuple[StepKeys, ...]
-) -> list[DatasetVersion]:
+def _derive(registry_url: str, objects_url: str, reference: str, derivations: Any) -> list[DatasetVersion]:
     from polyreme_datahub.dataset_views import check_name
     from polyreme_datahub.lakehouse import Lakehouse
     from polyreme_datahub.objects import open_store
@@ -251,11 +241,11 @@ def _derive(
             check_name(one.name)
         store = open_store(objects_url)
         lakehouse = Lakehouse(store)
-        sealed = version.source["kind"] == KIND and not steps
+        sealed = version.source["kind"] == KIND
         made = derive(
             database,
             wanted,
-            sealed_rows(database, lakehouse, version) if sealed else rows_with_columns(database, version.id, steps),
+            sealed_rows(database, lakehouse, version) if sealed else rows_with_columns(database, version.id),
             token=secrets.token_hex(8),
             now_s=_now_s(),
             store_first=store_document(store),

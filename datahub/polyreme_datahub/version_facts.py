@@ -18,9 +18,10 @@ from polyreme_datahub.recipes.recipe import INGEST, Step
 from polyreme_datahub.registry import lineage, progress, results
 from polyreme_datahub.registry.datasets import DatasetVersion
 from polyreme_datahub.registry.engine import Database
-from polyreme_datahub.registry.lineage import StepKeys
 from polyreme_datahub.registry.rows import SampleRow
+from polyreme_datahub.runner.resolution import Keys, resolve
 from polyreme_datahub.runner.sealed_version import find_source, recipe_of
+from polyreme_datahub.runner.walk import Walk, known_outputs, read_samples
 from polyreme_datahub.sources.samples import KIND
 
 PLACES = frozenset({"key", "shard", "offset", "length", "sha256"})
@@ -88,20 +89,16 @@ def statistics_of(database: Database, lakehouse: Lakehouse, version: DatasetVers
         source = find_source(database, version)
     steps = recipe.steps if recipe is not None else ()
     facts = next((step for step in steps if step.operation.gives == "images"), None) or _facts_of_jobs()
-    keys = _keys_to(facts, steps)
     kept = None
     if recipe is not None:
         table, _ = read_manifest(lakehouse.get_blob(str(version.source["manifest"])))
         kept = set(table.column("ordinal").to_pylist())
-    rows = lineage.iterate_outputs(database, source.id, keys, facts.name)
+    walked = Walk(database, lakehouse, constants={}).samples(source, _upto(facts, steps), values_of=(facts.name,))
+    rows = (row for row in walked if kept is None or row.ordinal in kept)
     while page := list(itertools.islice(rows, PAGE)):
-        page = [row for row in page if kept is None or row.sample.ordinal in kept]
-        large = {row.digest for row in page if row.value is None}
-        places = results.places_of(database, {*large, *(row.sample.record for row in page)})
-        parts = lakehouse.get_parts(places)
+        records = lakehouse.get_parts(results.places_of(database, {row.record for row in page}))
         for row in page:
-            value = json.loads(parts[row.digest] if row.value is None else row.value)
-            found.add(json.loads(parts[row.sample.record]), value["data"])
+            found.add(json.loads(records[row.record]), row.values[facts.name].data)
     if not found.samples:
         raise RefusedError(f"no sample of {version.reference} is decoded yet: ingest it, or run a job on it, first")
     return found.summary()
@@ -122,16 +119,6 @@ def check_is_read(database: Database, version: DatasetVersion) -> None:
         )
 
 
-def _keys_to(step: Step, steps: Sequence[Step]) -> list[StepKeys]:
-    """Return a step after those whose outputs it reads, directly or not."""
-    needed = {step.name}
-    for one in reversed(steps):
-        if one.name in needed:
-            needed |= set(one.inputs)
-    before = [one for one in steps if one.name in needed and one.name != step.name]
-    return [StepKeys(name=one.name, prefix=one.prefix, inputs=one.inputs) for one in (*before, step)]
-
-
 def lineage_of_sample(
     database: Database, lakehouse: Lakehouse, version: DatasetVersion, sample_id: str
 ) -> SampleLineage:
@@ -150,27 +137,35 @@ def lineage_of_sample(
         raise NotFoundError(f"no sample {sample_id!r} in {version.reference}")
     ordinal = table.column("ordinal")[ids.index(sample_id)].as_py()
     source = find_source(database, version)
-    rows = results.samples_between(database, source.id, first=ordinal, count=1)
-    steps = [step for step in recipe.steps if not step.operation.barrier]
-    keys = [StepKeys(name=step.name, prefix=step.prefix, inputs=step.inputs) for step in steps]
-    known = lineage.outputs_of_page(database, rows, keys)
+    [sample] = read_samples(database, source.id, first=ordinal, count=1)
+    keys = Keys(source.digest, recipe.constants)
+    resolve([sample], recipe.steps, keys, outputs_of=lambda wanted: known_outputs(database, wanted), ends=())
     return SampleLineage(
         reference=version.reference,
         sample_id=sample_id,
         source=source.reference,
         ordinal=ordinal,
-        record=rows[0].record,
-        steps=tuple(_made(step, known, ordinal) for step in steps if ordinal in known[step.name]),
+        record=sample.record,
+        steps=tuple(
+            MadeStep(
+                step=step.name,
+                operation=f"{step.operation.name} {step.operation.version}",
+                inputs=keys.inputs_of(sample, step) or (),
+                output=sample.outputs[step.name].digest,
+            )
+            for step in recipe.steps
+            if step.name in sample.outputs
+        ),
     )
 
 
-def _made(step: Step, known: Mapping[str, Mapping[int, Any]], ordinal: int) -> MadeStep:
-    return MadeStep(
-        step=step.name,
-        operation=f"{step.operation.name} {step.operation.version}",
-        inputs=tuple(known[name][ordinal].digest for name in step.inputs),
-        output=known[step.name][ordinal].digest,
-    )
+def _upto(step: Step, steps: Sequence[Step]) -> list[Step]:
+    """Return a step after those whose outputs it reads, directly or not."""
+    needed = {step.name}
+    for one in reversed(steps):
+        if one.name in needed:
+            needed |= set(one.inputs)
+    return [*(one for one in steps if one.name in needed and one.name != step.name), step]
 
 
 def _facts_of_jobs() -> Step:

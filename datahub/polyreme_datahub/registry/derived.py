@@ -10,8 +10,7 @@ import bisect
 import dataclasses
 import hashlib
 import itertools
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -31,7 +30,7 @@ from polyreme_datahub.registry.datasets import (
     row_of,
 )
 from polyreme_datahub.registry.engine import Database, pages
-from polyreme_datahub.registry.lineage import StepKeys, outputs_of_page, samples_after
+from polyreme_datahub.registry.lineage import samples_after
 from polyreme_datahub.registry.rows import SampleRow, columns
 
 PAGE_ROWS = 5000
@@ -87,27 +86,12 @@ def derive(
     return [_publish(database, draft, now_s, store_first) for draft in drafts]
 
 
-def rows_with_columns(database: Database, version_id: int, steps: Sequence[StepKeys] = ()) -> Iterator[Row]:
-    """Yield the samples of a version with their columns: ``ordinal``, ``sample_id``, and ``<step>_<field>``.
-
-    The fields are those of the small outputs that lie in the rows of actions; a sample without one has None.
-
-    Args:
-        database: The registry.
-        version_id: The version.
-        steps: Steps whose outputs become columns, each after its inputs.
-    """
+def rows_with_columns(database: Database, version_id: int) -> Iterator[Row]:
+    """Yield the samples of a version with the columns that every version has: ``ordinal`` and ``sample_id``."""
     ordinal = -1
     while page := samples_after(database, version_id, ordinal):
-        known = outputs_of_page(database, page, steps)
         for sample in page:
-            values: dict[str, Any] = {"ordinal": sample.ordinal, "sample_id": sample.sample_id}
-            for step in steps:
-                output = known[step.name].get(sample.ordinal)
-                fields = json.loads(output.value) if output is not None and output.value is not None else None
-                if isinstance(fields, dict):
-                    values |= {f"{step.name}_{field}": value for field, value in fields.items()}
-            yield sample, values
+            yield sample, {"ordinal": sample.ordinal, "sample_id": sample.sample_id}
         ordinal = page[-1].ordinal
 
 

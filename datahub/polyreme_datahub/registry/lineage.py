@@ -1,44 +1,19 @@
-"""Walks over what was made of what: from a version's samples to their outputs, and from an output to raw objects."""
+"""Walks over what was made of what: from an output to the raw objects that it was made from."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Select, bindparam, literal, select
 
-from polyreme_datahub.digests import action_key
 from polyreme_datahub.registry import schema
 from polyreme_datahub.registry.engine import ROWS_MAX, Database, pages
-from polyreme_datahub.registry.results import outputs_of
-from polyreme_datahub.registry.rows import Output, SampleRow
+from polyreme_datahub.registry.rows import SampleRow
 
 DEPTH_MAX = 64
 """Most actions in a row."""
-RECORD = "record"
-"""Name of the raw record among the inputs of a step."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class StepKeys:
-    """What the keys of a step's actions are made from."""
-
-    name: str
-    prefix: str
-    """``action_prefix`` of its operation and parameters."""
-    inputs: tuple[str, ...]
-    """Names of steps before it, or ``record``."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class OutputRow:
-    """A sample of a version with the output of one step."""
-
-    sample: SampleRow
-    digest: str
-    value: str | None
-    """The output itself if it is stored in the row."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,44 +37,6 @@ class Lineage:
     """Digests that no action made: raw objects."""
     complete: bool
     """False if the walk ended at its maximum."""
-
-
-def iterate_outputs(
-    database: Database, version_id: int, steps: Sequence[StepKeys], step: str, *, first: int = 0
-) -> Iterator[OutputRow]:
-    """Yield the output of a step for each sample that has one, by ordinal, in bounded pages.
-
-    Samples that ended before the step, or wait for it, are left out. Rows do not name the sample of an action, so the
-    keys are derived from the record on: one query a step and page.
-
-    Args:
-        database: The registry.
-        version_id: The version.
-        steps: The steps up to ``step``, each after its inputs.
-        step: The step whose outputs are wanted.
-        first: The first ordinal.
-    """
-    after = first - 1
-    while page := samples_after(database, version_id, after):
-        known = outputs_of_page(database, page, steps)[step]
-        for row in page:
-            if (output := known.get(row.ordinal)) is not None:
-                yield OutputRow(sample=row, digest=output.digest, value=output.value)
-        after = page[-1].ordinal
-
-
-def outputs_of_page(
-    database: Database, page: Sequence[SampleRow], steps: Sequence[StepKeys]
-) -> dict[str, dict[int, Output]]:
-    """Return the known outputs of some samples, by step and ordinal."""
-    known: dict[str, dict[int, Output]] = {RECORD: {row.ordinal: Output(row.record, None) for row in page}}
-    for step in steps:
-        inputs = [known[name] for name in step.inputs]
-        ready = [row.ordinal for row in page if all(row.ordinal in outputs for outputs in inputs)]
-        keys = {at: action_key(step.prefix, ":".join(outputs[at].digest for outputs in inputs)) for at in ready}
-        outputs = outputs_of(database, set(keys.values()))
-        known[step.name] = {at: outputs[key] for at, key in keys.items() if key in outputs}
-    return known
 
 
 def lineage_of(database: Database, digest: str, *, count_max: int) -> Lineage:

@@ -19,7 +19,6 @@ from polyreme_datahub.digests import action_key, digest_value
 from polyreme_datahub.lakehouse import Artifact
 from polyreme_datahub.registry import backlog, bulk, datasets, flows, lineage, results, schema, work_items
 from polyreme_datahub.registry.engine import Database, open_database
-from polyreme_datahub.registry.lineage import StepKeys
 from polyreme_datahub.registry.rows import Action, Drop, Letter, OperationCount, Output, Results, SampleRow
 from polyreme_datahub.registry.work_items import Claimed, WorkItem
 
@@ -251,32 +250,25 @@ class WorkContract:
         assert results.letters_between(opened, 1, first=0, count=100) == []
         assert work_items.counts_by_operation(opened, "f") == {"decode": (1, 2)}
 
-    def test_outputs_of_a_step_are_read_by_ordinal_in_pages(self, opened: Database) -> None:
+    def test_outputs_are_read_by_key_in_pages_and_lead_back_to_what_they_are_made_from(self, opened: Database) -> None:
         work_items.add(opened, [item(0)])
-        steps = [StepKeys(name="decode", prefix="d", inputs=("record",))]
-        steps.append(StepKeys(name="join", prefix="j", inputs=("record", "decode")))
         samples = [SampleRow(ordinal=at, sample_id=f"s{at}", record=digest_value(at)) for at in range(1200)]
-        actions = []
+        actions, joins = [], {}
         for row in samples:
             decoded = digest_value(["decoded", row.ordinal])
             actions.append(Action(key=action_key("d", row.record), operation="d", inputs=(row.record,), output=decoded))
             if row.ordinal % 3:
-                both = f"{row.record}:{decoded}"
-                joined = digest_value(["joined", row.ordinal])
-                value = str(row.ordinal)
+                key, joined = action_key("j", f"{row.record}:{decoded}"), digest_value(["joined", row.ordinal])
                 inputs = (row.record, decoded)
-                actions.append(
-                    Action(key=action_key("j", both), operation="j", inputs=inputs, output=joined, value=value)
-                )
+                actions.append(Action(key=key, operation="j", inputs=inputs, output=joined, value=str(row.ordinal)))
+                joins[key] = Output(joined, str(row.ordinal))
         made = Results(version_id=1, samples=samples, actions=actions)
         assert results.commit(opened, made, finished=item(0), owner="w", now_s=1.0)
-        rows = list(lineage.iterate_outputs(opened, 1, steps, "join", first=7))
-        assert [row.sample.ordinal for row in rows] == [at for at in range(7, 1200) if at % 3]
-        assert [row.value for row in rows] == [str(row.sample.ordinal) for row in rows]
-        walked = lineage.lineage_of(opened, rows[0].digest, count_max=10)
+        assert results.outputs_of(opened, [*joins, "unknown"]) == joins
+        walked = lineage.lineage_of(opened, digest_value(["joined", 7]), count_max=10)
         assert [made.operation for made in walked.made] == ["j", "d"]
-        assert (walked.raw, walked.complete) == ([rows[0].sample.record], True)
-        assert not lineage.lineage_of(opened, rows[0].digest, count_max=1).complete
+        assert (walked.raw, walked.complete) == ([samples[7].record], True)
+        assert not lineage.lineage_of(opened, digest_value(["joined", 7]), count_max=1).complete
 
     def test_many_rows_are_written_as_few_are_with_any_text(self, opened: Database) -> None:
         texts = ["tab\t", "line\n", "return\r", "back\\slash", "\\N", "\\.", "", "\u00e9\u4e2d\U0001f600", "\"q,'"]

@@ -82,12 +82,13 @@ class HealthController:
     async def _pass(self, tasks: asyncio.TaskGroup) -> float:
         """Observe, decide and apply; return how long nothing is due."""
         now_s, index = self._clock.now_s(), self._cluster.cache.health
-        history = self._requests.ready()
+        writable = self._requests.ready()
         names = sorted({*index.take_dirty(), *self._timers.due()})
         try:
-            batch = decide(self._known.snapshot(names, now_s, history=history))
+            batch = decide(self._known.snapshot(names, now_s, writable=writable))
             self._known.memory = batch.memory
-            self._requests.skipped.update(() if history else names)
+            self._requests.skipped.update(() if writable else names)
+            names += [write.node.name for write in batch.nodes]
             for name, at_s in batch.wake_at_s.items():
                 self._timers.add_at(name, max(at_s, now_s + self._settings.health_every_s))
             self._report(batch)
@@ -156,14 +157,16 @@ class HealthController:
             await self._cluster.refresh(ref)
             return self._again(name)
         except InvalidObjectError as error:
-            _log.warning("the API server refuses the record of the health of node %s: %s", name, error)
+            why, reason = f"the API server refuses the record of its health: {error}", "NodeHealthUnreadable"
+            self._emit(EmitEvent(ref=ref, uid=node.uid, reason=reason, message=why, warning=True, key="record-refused"))
             return None
         now_s = self._clock.now_s()
         self._known.said[name] = write.said
         self._cluster.take(result)
         if write.takes_out is not None:
             observer.on_node_fault(write.takes_out.fault_class, write.takes_out.answer.value)
-            observer.on_node_tainted(now_s - (now_s if shown_s is None else shown_s))
+            if shown_s is not None:
+                observer.on_node_tainted(now_s - shown_s)
         for ended in write.repairs:
             observer.on_node_repair(*ended)
         for event in write.events:

@@ -39,7 +39,7 @@ class HealthObserver:
         )
         self.memory = Memory()
         self.said: dict[str, Said] = {}
-        """By node, what was decided when its record was last written, until the next snapshot."""
+        """By node, what was decided when its record was written, until the next snapshot."""
         self.jobs: dict[str, JobSight] = {}
         """By node, what was last read of the Job of its repair."""
         self.evictions: dict[str, tuple[int, float]] = {}
@@ -58,7 +58,7 @@ class HealthObserver:
         for manifest in manifests:
             self.put_incident(manifest)
         nodes = {incident.spec.node for each in self._incidents.values() for incident in each.values()}
-        gone = {name for name, seen in self.memory.nodes.items() if seen.incidents or seen.said.notes}
+        gone = {name for name, seen in self.memory.nodes.items() if seen.incidents}
         return nodes | gone | self._cache.health.tainted
 
     def put_incident(self, manifest: Manifest) -> int:
@@ -78,13 +78,13 @@ class HealthObserver:
         self.kept.pop(name, None)
         self._incidents[node].pop(name, None)
 
-    def snapshot(self, due: Collection[str], now_s: float, *, history: bool) -> Snapshot:
+    def snapshot(self, due: Collection[str], now_s: float, *, writable: bool) -> Snapshot:
         """Return what is known now.
 
         Args:
             due: Nodes to decide about.
             now_s: The time.
-            history: Whether the incidents are known and may be written.
+            writable: Whether the incidents are read, and none is being written.
         """
         cache, topology = self._cache, self._cache.topology
         open_uids = {
@@ -98,7 +98,8 @@ class HealthObserver:
             now_s=now_s,
             limits=self._limits,
             due=due,
-            view=lambda name: self._view(name, now_s, said.get(name)),
+            view=lambda name: self._view(name, now_s),
+            said=said,
             present=cache.health.nodes.keys(),
             tainted=cache.health.tainted,
             not_ready_since_s=cache.health.not_ready_since_s.values(),
@@ -106,13 +107,14 @@ class HealthObserver:
             levels=() if topology is None else tuple((level.name, level.node_label) for level in topology.levels),
             jobs=cache.jobs.views,
             costs={uid: self._cost(uid, now_s) for uid in open_uids},
-            incidents=self._incidents if history else None,
+            incidents=self._incidents,
+            writable=writable,
             kept=self.kept,
             refused=self.refused,
             memory=self.memory,
         )
 
-    def _view(self, name: str, now_s: float, said: Said | None) -> NodeView | None:
+    def _view(self, name: str, now_s: float) -> NodeView | None:
         cache = self._cache
         node = cache.health.nodes.get(name)
         if node is None:
@@ -146,7 +148,6 @@ class HealthObserver:
             others=others,
             refused=refused,
             evicted_s=evicted_s,
-            said=said,
         )
 
     def _cost(self, uid: str, now_s: float) -> JobFacts | None:

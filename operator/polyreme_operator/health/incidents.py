@@ -41,6 +41,8 @@ _TIMED_BY_RECORD = frozenset({"Quarantined", "Returned", "Released", "Healthy"})
 """Steps whose time the record holds."""
 _TAKEN_OUT = frozenset({"NodeQuarantined", "NodeRetired"})
 _STATES = frozenset(state.value for state in NodeState if state.is_out)
+_ONCE = frozenset({"Draining", "Drained", "Repairing", "Retired"})
+"""Steps that follow from the state alone."""
 _REPLACED_BY_NEWEST = frozenset({"Examined"})
 """Of these steps in a row only the newest is kept."""
 
@@ -163,7 +165,10 @@ def followed(known: Mapping[str, Incident], sight: Sight) -> dict[str, Incident]
         known: Its incidents that are open, by name, and those whose jobs are not done.
         sight: What was seen.
     """
-    found, record = dict(known), sight.record
+    found, record, before = dict(known), sight.record, sight.before
+    if before is not None and before.state.is_out and (name := name_of(sight.node, before.since_s)) not in found:
+        # It was on record for so short a time that no decision saw it with its taint.
+        found[name] = _begun(name, dataclasses.replace(sight, rule="", notes=()), before)
     if record is not None and record.state.is_out and not sight.gone:
         name = name_of(sight.node, record.since_s)
         _end_others(found, name, record.since_s)
@@ -174,14 +179,22 @@ def followed(known: Mapping[str, Incident], sight: Sight) -> dict[str, Incident]
 
 def merged(ours: Incident, stored: Incident) -> Incident:
     """Return an incident as it is to be stored, though its object has changed since: with the steps of both."""
-    steps = [step for step in stored.status.steps if step not in ours.status.steps]
-    found = dataclasses.replace(ours, spec=stored.spec, uid=stored.uid, resource_version=stored.resource_version)
-    for step in steps:
-        found = with_step(found, step.action, time_of(step.at), step.why)
+    known = _ONCE & {step.action for step in stored.status.steps}
+    found = dataclasses.replace(
+        ours,
+        spec=stored.spec,
+        status=ours.status.model_copy(update={"steps": stored.status.steps}),
+        uid=stored.uid,
+        resource_version=stored.resource_version,
+    )
+    for step in ours.status.steps:
+        # One that was begun before the stored one was read has these steps at another time.
+        if ours.uid or step.action not in known:
+            found = with_step(found, step.action, time_of(step.at), step.why)
     jobs = {job.uid: job for job in stored.status.jobs}
-    known = [jobs[job.uid] if job.uid in jobs and jobs[job.uid].outcome else job for job in ours.status.jobs]
-    known += [job for job in stored.status.jobs if job.uid not in {each.uid for each in known}]
-    return found if known == found.status.jobs else with_jobs(found, known[:JOBS_MAX])
+    entries = [jobs[job.uid] if job.uid in jobs and jobs[job.uid].outcome else job for job in ours.status.jobs]
+    entries += [job for job in stored.status.jobs if job.uid not in {each.uid for each in entries}]
+    return found if entries == found.status.jobs else with_jobs(found, entries[:JOBS_MAX])
 
 
 def with_step(incident: Incident, action: str, at_s: float, why: str) -> Incident:

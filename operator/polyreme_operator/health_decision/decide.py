@@ -86,7 +86,7 @@ def _read(name: str, nodes: dict[str, Seen], cases: dict[str, _Case], snapshot: 
     view, before = snapshot.view(name), nodes.get(name, Seen())
     if view is None:
         # What is left of it is its history.
-        nodes[name] = Seen(record=before.record, said=before.said, incidents=before.incidents)
+        nodes[name] = Seen(record=before.record, incidents=before.incidents, history_at_s=before.history_at_s)
         return
     tags = dict(view.node.labels)
     policy, names = policy_of(tags, list(snapshot.policies.values()))
@@ -170,7 +170,7 @@ def _node_write(case: _Case, grants: Mapping[str, Grant], now_s: float) -> NodeW
         node=node,
         record=record,
         charge=charge,
-        said=Said(notes=notes, rule="" if worst is None else worst.rule or FAULT_TABLE),
+        said=Said(record=record, notes=notes, rule="" if worst is None else worst.rule or FAULT_TABLE),
         events=tuple(_event(node, note, str(int(now_s))) for note in notes),
         repairs=tuple(each for each in ended if each is not None),
         takes_out=worst if out else None,
@@ -189,15 +189,14 @@ def _histories(nodes: dict[str, Seen], cases: Mapping[str, _Case], snapshot: Sna
         case = cases.get(name)
         if case is None and name in snapshot.present:
             continue
-        view, record = (None, None) if case is None else (case.view, case.facts.record)
-        seen = with_history(name, view, record, nodes[name], snapshot)
-        if snapshot.incidents is not None:
-            if seen.history_at_s is not None and snapshot.now_s >= seen.history_at_s:
-                seen, writes = with_jobs(name, view, seen, snapshot)
-                found.extend(writes)
-            if view is None and not seen.incidents:
-                del nodes[name]
-                continue
+        view = None if case is None else case.view
+        seen = with_history(name, view, nodes[name], snapshot)
+        if snapshot.writable and seen.history_at_s is not None and snapshot.now_s >= seen.history_at_s:
+            seen, writes = with_jobs(name, view, seen, snapshot)
+            found.extend(writes)
+        if view is None and not seen.incidents:
+            del nodes[name]
+            continue
         nodes[name] = seen
     return found
 
@@ -207,14 +206,14 @@ def _wakes(
 ) -> dict[str, float]:
     """Return when time alone may change what is decided about a node."""
     now_s, found = snapshot.now_s, dict[str, float]()
-    times_s = [(name, nodes[name].history_at_s) for name in {*snapshot.due, *cases} if name in nodes]
-    times_s += [
-        (name, time_s) for name, each in cases.items() for time_s in (each.step.wake_at_s, each.progress.wake_at_s)
-    ]
+    histories = ((name, nodes[name].history_at_s) for name in {*snapshot.due, *cases} if name in nodes)
+    # One that is due and can't be written now is decided about again when it can be.
+    times_s = [(name, at_s) for name, at_s in histories if at_s is not None and at_s > now_s]
+    for name, each in cases.items():
+        times_s += [(name, at_s) for at_s in (each.step.wake_at_s, each.progress.wake_at_s) if at_s is not None]
     times_s += [(name, now_s + DRAIN_LOOK_S) for name, each in cases.items() if nodes[name].state == NodeState.DRAINING]
-    waiting = (name for each in grants.values() for group in each.too_large.values() for name in group)
+    waiting = (name for grant in grants.values() for group in grant.too_large.values() for name in group)
     times_s += [(name, now_s + DOMAIN_LOOK_S) for name in waiting]
     for name, at_s in times_s:
-        if at_s is not None:
-            found[name] = min(at_s, found.get(name, at_s))
+        found[name] = min(at_s, found.get(name, at_s))
     return found

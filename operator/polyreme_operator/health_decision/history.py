@@ -10,7 +10,6 @@ from collections.abc import Mapping
 
 from polyreme_api.incident import JOBS_MAX
 from polyreme_operator.health.incidents import Incident, Kept, Sight, concerns, followed, merged, surplus
-from polyreme_operator.health.record import Record
 from polyreme_operator.health_decision.snapshot import IncidentWrite, NodeView, Said, Seen, Snapshot
 from polyreme_operator.reconcile.incident_cost import was_moved, with_costs, with_entries
 from polyreme_operator.types.views import JobView
@@ -22,38 +21,39 @@ COST_LOOK_MAX_S = 30.0
 """How often it is checked whether a job trains again; it doubles."""
 
 
-def with_history(name: str, view: NodeView | None, record: Record | None, seen: Seen, snapshot: Snapshot) -> Seen:
-    """Follow the record of a node; until the incidents are read, keep what was decided meanwhile."""
-    said = seen.said if view is None or view.said is None else _joined(seen.said, view.said)
-    if snapshot.incidents is None:
-        return dataclasses.replace(seen, said=said)
-    stored = snapshot.incidents.get(name, {})
-    known = _known(seen.incidents, stored)
-    if view is None or view.node.tainted == (record is not None and record.state.is_out):
-        news = record != seen.record or bool(said.notes) or known.keys() != seen.incidents.keys()
-        if (news or view is None) and (concerns(seen.record) or concerns(record) or known):
-            sight = Sight(
-                node=name,
-                at_s=snapshot.now_s,
-                record=record,
-                before=seen.record,
-                notes=said.notes,
-                hardware="" if view is None else view.node.hardware or view.node.uid,
-                rule=said.rule,
-                gone=view is None,
-            )
-            known = followed(known, sight)
+def with_history(name: str, view: NodeView | None, seen: Seen, snapshot: Snapshot) -> Seen:
+    """Follow the record of a node."""
+    stored, record = snapshot.incidents.get(name, {}), None if view is None else view.facts.record
+    known, said = _known(seen.incidents, stored), snapshot.said.get(name, Said())
+    tainted, out = view is not None and view.node.tainted, record is not None and record.state.is_out
+    if said.record is not None and said.record != record:
+        # It was stored and replaced since the last decision.
+        seen = dataclasses.replace(seen, record=said.record)
+    news = record != seen.record or bool(said.notes) or known.keys() != seen.incidents.keys() or view is None
+    if tainted == out and news and (concerns(seen.record) or concerns(record) or known):
+        sight = Sight(
+            node=name,
+            at_s=snapshot.now_s,
+            record=record,
+            before=seen.record,
+            notes=said.notes,
+            hardware="" if view is None else view.node.hardware or view.node.uid,
+            rule=said.rule,
+            gone=view is None,
+        )
+        known = followed(known, sight)
+    if out or not tainted:
+        # A taint without a record of it has no owner yet.
         seen = dataclasses.replace(seen, record=record)
-        said = Said()
     at_s, soon_s = seen.history_at_s, snapshot.now_s + BATCH_S
     if any(is_pending(each, stored) for each in known.values()):
         at_s = soon_s if at_s is None else min(at_s, soon_s)
-    return dataclasses.replace(seen, said=said, incidents=known, history_at_s=at_s)
+    return dataclasses.replace(seen, incidents=known, history_at_s=at_s)
 
 
 def with_jobs(name: str, view: NodeView | None, seen: Seen, snapshot: Snapshot) -> tuple[Seen, list[Incident]]:
     """Add the jobs of a node's incidents, and return those to store, ended ones first, to keep open ones unique."""
-    stored = (snapshot.incidents or {}).get(name, {})
+    stored = snapshot.incidents.get(name, {})
     out = seen.record is not None and seen.record.state.is_out and view is not None
     found, costs = {}, snapshot.costs
     known = {uid: facts for uid, facts in costs.items() if facts is not None}
@@ -93,10 +93,6 @@ def rooms(incidents: list[Incident], snapshot: Snapshot) -> list[IncidentWrite]:
             kept[name] = Kept(name=name, node=node, uid="", ended_s=None)
         found.append(IncidentWrite(incident=incident, deletes=tuple(deletes or ()), fits=deletes is not None))
     return found
-
-
-def _joined(before: Said, after: Said) -> Said:
-    return Said(notes=(*before.notes, *after.notes), rule=after.rule or before.rule)
 
 
 def _known(ours: Mapping[str, Incident], stored: Mapping[str, Incident]) -> dict[str, Incident]:

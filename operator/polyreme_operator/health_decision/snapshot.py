@@ -23,6 +23,7 @@ from polyreme_operator.types.views import JobView
 class Said:
     """What was decided when a record was written, for the history."""
 
+    record: Record | None = None
     notes: tuple[Note, ...] = ()
     rule: str = ""
     """Rule that decided; empty: none took the node out."""
@@ -45,8 +46,6 @@ class NodeView:
     """Consecutive rounds of evictions that were refused."""
     evicted_s: float
     """When the last round was."""
-    said: Said | None
-    """What was decided when its record was last written; None: it was read already."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +68,6 @@ class Seen:
     """Faults that were counted without acting on them."""
     record: Record | None = None
     """The record that its history has."""
-    said: Said = dataclasses.field(default=Said())
     incidents: Mapping[str, Incident] = dataclasses.field(default_factory=dict)
     """By name, those that are open, or whose costs are not known, as they are to be stored."""
     history_at_s: float | None = None
@@ -145,11 +143,15 @@ class Snapshot:
     policies: Mapping[str, PolicyView]
     levels: tuple[tuple[str, str], ...]
     """Name and label of the topology's levels."""
+    said: Mapping[str, Said]
+    """By node whose record was written since the last decision."""
     jobs: Mapping[str, JobView]
     costs: Mapping[str, JobFacts | None]
     """Jobs whose cost by an incident of these nodes is not known yet, by UID; None: the job was deleted."""
-    incidents: Mapping[str, Mapping[str, Incident]] | None
-    """By node and name, stored ones that are open or whose costs are not known; None: they can't be written now."""
+    incidents: Mapping[str, Mapping[str, Incident]]
+    """By node and name, stored ones that are open or whose costs are not known, as far as they are read."""
+    writable: bool
+    """Whether they are read, and none is being written."""
     kept: Mapping[str, Kept]
     """All stored incidents."""
     refused: Collection[str]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from polyreme_api.times import rfc3339
-from polyreme_cluster.port import STATUS_SUBRESOURCE, ObjectRef
+from polyreme_cluster.port import STATUS_SUBRESOURCE, Manifest, ObjectRef, ServerError
 from polyreme_operator.health.record import HEALTH, NodeState
 from polyreme_operator.health.signs import DOMAIN_FAULT
 from tests.unit.operator.health_stage import HealthStage
@@ -78,6 +78,28 @@ def test_the_whole_rack_goes_and_only_that_one_and_is_back_when_fewer_nodes_are_
         assert stage.out() == ["n1", "n2", "n3"]
         neighbour = stage.record("n7")
         assert neighbour is None or (neighbour.state, neighbour.repairs_s) == (NodeState.HEALTHY, ())
+
+    stage.run(story)
+
+
+def test_whole_rack_goes_though_its_charge_is_not_stored_at_first() -> None:
+    stage = RackStage()
+    patch, failures = stage.cluster.patch, iter(range(0))
+
+    async def failing(ref: ObjectRef, body: Any, **options: Any) -> Manifest:
+        if "breaker" in body.get("status", {}) and next(failures, None) is not None:
+            raise ServerError("away")
+        return await patch(ref, body, **options)
+
+    stage.cluster.patch = failing  # type: ignore[method-assign,assignment]
+
+    async def story() -> None:
+        nonlocal failures
+        await asyncio.sleep(5.0)
+        stage.fail(*names(0, 4))
+        failures = iter(range(3))
+        await asyncio.sleep(5.0)
+        assert stage.out() == names(0, 8)
 
     stage.run(story)
 

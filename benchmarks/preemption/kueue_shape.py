@@ -16,6 +16,7 @@ from polyreme_operator.cache.plan_book import plan_sizes
 from polyreme_operator.cluster_cache import ClusterCache
 from polyreme_operator.reconcile.transition import admit
 from polyreme_operator.scheduler import schedule
+from polyreme_operator.snapshots import cluster_snapshot
 from polyreme_operator.types.intents import INTENTS_KEY
 
 NODES, GROUPS, RESOURCES, WORKERS = 1_000, 8, 30, 200
@@ -33,7 +34,7 @@ def cycle_ms(cache: ClusterCache) -> tuple[float, float, int]:
     """Run one scheduling cycle on a snapshot of its own [ms, ms of processor]; return also how many jobs it stops."""
     cache.nodes.snapshot().memo.clear()
     begin_s, begin_cpu_s = time.perf_counter(), time.process_time()
-    batch = schedule(cache.cluster(now_s=NOW_S), NOW_S)
+    batch = schedule(cluster_snapshot(cache, now_s=NOW_S), NOW_S)
     took_s, took_cpu_s = time.perf_counter() - begin_s, time.process_time() - begin_cpu_s
     victims = [write for write in batch.writes if write.after.attempt is not None and write.after.preemption]
     assert victims, "no job is preempted"

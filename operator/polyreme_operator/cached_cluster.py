@@ -55,7 +55,7 @@ class CachedCluster:
         """
         try:
             await self.port.bind(ref, uid=uid, node=node)
-            self.cache.note_bound(ref, uid=uid, node=node)
+            self.cache.pods.note_bound(ref, uid=uid, node=node)
         except NotFoundError:
             await self.refresh(ref)
         except ConflictError:
@@ -82,4 +82,6 @@ class CachedCluster:
 
     def note_refusal(self, uid: str, kind: str, message: str) -> None:
         """Note that the API server refuses to create an object of a job."""
-        self.note(self.cache.note_refusal(uid, kind, message, now_s=self.clock.now_s()))
+        job = self.cache.job(uid)
+        news = self.cache.notes.refusals.note(job, kind, message, now_s=self.clock.now_s())
+        self.note(Changes(jobs={uid} if news else set()))

@@ -115,7 +115,7 @@ class HealthController:
         for each in batch.observed:
             observer.on_node_fault(each.fault_class, f"Observe{each.answer}")
         observer.on_node_states(Counter(seen.state for seen in batch.memory.nodes.values() if seen.state))
-        if batch.fences_held != cache.fences_held:
+        if batch.fences_held != cache.node_kind.fences_held:
             what = "none of them counts as lost" if batch.fences_held else "nodes count as lost again"
             _log.warning("%s nodes are not ready: %s", len(cache.health.not_ready_since_s), what)
             self._cluster.note(cache.hold_fences(batch.fences_held))

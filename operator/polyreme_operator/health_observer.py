@@ -19,6 +19,7 @@ from polyreme_operator.health_decision.snapshot import Limits, Memory, NodeView,
 from polyreme_operator.reconcile.incident_cost import JobFacts
 from polyreme_operator.reconcile.observe import current_record
 from polyreme_operator.settings import Settings
+from polyreme_operator.snapshots import job_snapshot
 
 
 class HealthObserver:
@@ -86,7 +87,7 @@ class HealthObserver:
             now_s: The time.
             writable: Whether the incidents are read, and none is being written.
         """
-        cache, topology = self._cache, self._cache.topology
+        cache = self._cache
         open_uids = {
             uid
             for name in due
@@ -104,7 +105,7 @@ class HealthObserver:
             tainted=cache.health.tainted,
             not_ready_since_s=cache.health.not_ready_since_s.values(),
             policies=cache.health.policies,
-            levels=() if topology is None else tuple((level.name, level.node_label) for level in topology.levels),
+            levels=tuple((level.name, level.node_label) for level in cache.topology.levels),
             jobs=cache.jobs.views,
             costs={uid: self._cost(uid, now_s) for uid in open_uids},
             incidents=self._incidents,
@@ -151,5 +152,5 @@ class HealthObserver:
         )
 
     def _cost(self, uid: str, now_s: float) -> JobFacts | None:
-        snapshot = self._cache.snapshot(uid, now_s=now_s)
+        snapshot = job_snapshot(self._cache, uid, now_s=now_s)
         return None if snapshot is None else JobFacts(job=snapshot.job, progress=current_record(snapshot))

@@ -105,16 +105,16 @@ class JobObjects:
         except InvalidObjectError as error:
             if kind in WATCHED_KINDS:
                 raise
-            if not self._cache.children.was_confirmed(uid, key or kind):
+            if not self._cache.notes.children.was_confirmed(uid, key or kind):
                 self._cluster.note_refusal(uid, key or kind, str(error))
                 return
             # It existed a few minutes ago, and a quota is checked first. It is tried again later.
         except PortError:
             # Whether it was created is unknown.
-            self._cache.refusals.may_exist(uid, key or kind)
+            self._cache.notes.refusals.may_exist(uid, key or kind)
             raise
-        self._cache.refusals.accept(uid, key or kind)
-        self._cache.children.confirm(uid, key or kind, now_s=self._cluster.clock.now_s())
+        self._cache.notes.refusals.accept(uid, key or kind)
+        self._cache.notes.children.confirm(uid, key or kind, now_s=self._cluster.clock.now_s())
         self._cluster.note(Changes(jobs={uid}))
 
     async def _create_account(self, manifest: Manifest) -> None:
@@ -132,7 +132,7 @@ class JobObjects:
         try:
             await self.apply(action)
         except NotFoundError:
-            if self._cache.children.was_confirmed(uid, first):
+            if self._cache.notes.children.was_confirmed(uid, first):
                 raise
 
 

@@ -103,12 +103,12 @@ class Quarantine:
         """
         before, after = write.before.attempt, write.after.attempt
         begins = after is not None and (before is None or after.number > before.number)
-        if not begins and self._cache.is_intended(write.uid):
+        if not begins and self._cache.intents.is_intended(write.uid):
             now_s = self._clock.steady_s()
             if now_s < self._cancel_refused_s.setdefault(write.uid, now_s) + IN_FLIGHT_S:
                 return False
         self._cancel_refused_s.pop(write.uid, None)
-        self._cache.settle(write.uid)
+        self._cache.intents.settle(write.uid)
         return True
 
     def retry(self, uid: str) -> None:

@@ -102,7 +102,7 @@ class Watcher:
 
     async def _list(self, kind: str) -> str:
         listed: set[ObjectRef] = set()
-        newest, first, version = self._cache.versions.newest(kind), True, 0
+        newest, first, version = self._cache.seen.newest(kind), True, 0
         async for page in pages_of(self._port, kind, namespace=self._namespace(kind)):
             now_s, version = self._clock.now_s(), int(page.resource_version)
             if first and version < newest:

@@ -116,7 +116,7 @@ class Writer:
         for kind, error in answers.refused.items():
             self._cluster.note_refusal(uid, kind, str(error))
         for kind in (answers.accepted & ENDING_KINDS) - answers.refused.keys():
-            self._cache.refusals.accept(uid, kind)
+            self._cache.notes.refusals.accept(uid, kind)
         for result in (*results, *answers.failed, *answers.refused.values()):
             if isinstance(result, BaseException):
                 raise result

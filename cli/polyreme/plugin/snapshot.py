@@ -51,7 +51,7 @@ def snapshot_of(found: Mapping[str, list[Manifest]], *, now_s: float) -> Snapsho
     foreign = _readable(parse_foreign_pod, {"Pod": [item for pod, item in pods if pod is None]}, "Pod")
     # Only the operator can tell whether a record is the leader's own, so it is shown as it is.
     leases = LeaseIndex(JobKeys(), {job.ref: job for job in jobs}.get)
-    _readable(lambda item: leases.put(_lease_ref(item), item, seen_s=now_s), found, "Lease")
+    _readable(lambda item: leases.put(_lease_ref(item), item, now_s), found, "Lease")
     topologies = _readable(parse_topology, found, "ClusterTopology")
     return Snapshot(
         jobs=tuple(sorted(jobs, key=lambda job: (job.namespace, job.name))),

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from polyreme_api.job import TrainingJobSpec
 from polyreme_cluster.port import Manifest, ObjectRef
 from polyreme_operator.cache.jobs import JobIndex
+from polyreme_operator.cache.kinds import Kind
 from polyreme_operator.cache.pods import is_worker_of
 from polyreme_operator.types.admission import (
     Additions,
@@ -25,10 +26,8 @@ from polyreme_operator.types.inventory import Requests
 from polyreme_operator.types.resources import larger
 from polyreme_operator.types.views import JobView, PodView
 
-KINDS = ("LimitRange", "RuntimeClass")
 
-
-class AdmissionIndex:
+class AdmissionIndex(Kind):
     """Additions by namespace and runtime class."""
 
     def __init__(self, jobs: JobIndex) -> None:
@@ -43,12 +42,13 @@ class AdmissionIndex:
             defaults = larger(defaults, given)
         return Additions(defaults=defaults, overhead=self._overheads.get(runtime_class_of(spec), ()))
 
-    def put(self, ref: ObjectRef, manifest: Manifest) -> Changes:
+    def put(self, ref: ObjectRef, manifest: Manifest, now_s: float) -> Changes:
         """Add or replace a LimitRange or a RuntimeClass.
 
         Raises:
             Exception: If it can't be read.
         """
+        del now_s
         if ref.kind == "LimitRange":
             self._limit_ranges[ref.namespace][ref.name] = parse_limit_range(manifest)
         else:

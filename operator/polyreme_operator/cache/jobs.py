@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from polyreme_api.labels import MANAGER
+from polyreme_cluster.port import ObjectRef
 from polyreme_operator.cache.usage import BY_PLACEMENT, UsageLedger, placement_charges
 from polyreme_operator.queueing.waiting import WaitingIndex
 from polyreme_operator.reconcile import transition
@@ -34,6 +35,8 @@ class JobIndex:
 
     def __init__(self, ledger: UsageLedger) -> None:
         self.views: dict[str, JobView] = {}
+        self.refs: dict[ObjectRef, str] = {}
+        """UID by reference."""
         self.waiting = WaitingIndex()
         self.running: set[str] = set()
         self.resizing: set[str] = set()
@@ -47,6 +50,7 @@ class JobIndex:
         """UIDs of preempted jobs that have not been admitted again, by the UID of their preemptor."""
         self._ledger = ledger
         self._refusal: Callable[[JobView], str] = lambda job: job.queue_refusal
+        self._forget: list[Callable[[str], object]] = []
         self._kinds: dict[Any, int] = {}
         self._members: dict[int, tuple[Any, set[str]]] = {}
         self._next_kind = 0
@@ -54,6 +58,14 @@ class JobIndex:
     def judge_by(self, refusal: Callable[[JobView], str]) -> None:
         """Ask this function of every job why its queue does not accept it."""
         self._refusal = refusal
+
+    def when_removed(self, forget: Callable[[str], object]) -> None:
+        """Call this function with the UID of each job that is removed."""
+        self._forget.append(forget)
+
+    def at(self, ref: ObjectRef) -> JobView | None:
+        """Return a job by reference."""
+        return self.views.get(self.refs.get(ref, ""))
 
     def put(self, job: JobView) -> JobChange:
         """Add or replace a job."""
@@ -83,6 +95,8 @@ class JobIndex:
 
     def remove(self, uid: str) -> JobChange:
         """Remove a job; usage of its pods stays charged."""
+        for forget in self._forget:
+            forget(uid)
         job = self.views.pop(uid, None)
         if job is None:
             return JobChange()

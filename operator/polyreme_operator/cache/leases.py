@@ -15,6 +15,7 @@ from polyreme_api import labels
 from polyreme_api.ownership import owner_of_job_object
 from polyreme_api.progress import ProgressRecord
 from polyreme_cluster.port import Manifest, ObjectRef
+from polyreme_operator.cache.kinds import Kind
 from polyreme_operator.types.changes import Changes
 from polyreme_operator.types.job_keys import JobKeys
 from polyreme_operator.types.lease_record import (
@@ -38,7 +39,7 @@ class _Heard:
     """The Lease as it was then; None while only the job's status says that there was a record."""
 
 
-class LeaseIndex:
+class LeaseIndex(Kind):
     """Leases of jobs; a Lease of an unknown job is kept until the job is known.
 
     Args:
@@ -61,17 +62,17 @@ class LeaseIndex:
         self._reported: set[tuple[str, RecordFault]] = set()
         """Jobs and faults that an event was emitted for."""
 
-    def put(self, ref: ObjectRef, manifest: Manifest, *, seen_s: float) -> Changes | None:
+    def put(self, ref: ObjectRef, manifest: Manifest, now_s: float) -> Changes | None:
         """Add a Lease; None if it belongs to no job."""
         job, owner = self._named(ref), owner_of_job_object(manifest["metadata"])
         if job is None or not self.is_of(job, manifest["metadata"]):
             changed = self.remove(ref)
             if owner is None:
                 return None
-            self._jobless[ref] = manifest, seen_s
-            return Changes(jobs=changed)
+            self._jobless[ref] = manifest, now_s
+            return changed
         self._jobless.pop(ref, None)
-        return self._take(ref, manifest, job, seen_s)
+        return self._take(ref, manifest, job, now_s)
 
     def is_others(self, ref: ObjectRef, manifest: Manifest) -> bool:
         """Tell whether an unknown Lease belongs to no job."""
@@ -162,14 +163,14 @@ class LeaseIndex:
         lease = self.by_job.get(uid)
         return None if lease is None else lease.ref
 
-    def remove(self, ref: ObjectRef) -> set[str]:
-        """Remove a Lease; return the UIDs of jobs whose Lease it was."""
+    def remove(self, ref: ObjectRef) -> Changes:
+        """Remove a Lease."""
         self._jobless.pop(ref, None)
         lease = self._all.pop(ref, None)
         if lease is None or self.by_job.get(lease.job_uid) is not lease:
-            return set()
+            return Changes()
         del self.by_job[lease.job_uid]
-        return {lease.job_uid}
+        return Changes(jobs={lease.job_uid})
 
     def adopt(self, job: JobView) -> Changes:
         """Assign an earlier Lease to a job that has become known."""

@@ -27,8 +27,8 @@ class NodeTable:
 
     def __init__(self) -> None:
         self.views: dict[str, NodeView] = {}
-        self.bookings = 0
-        """Number of changes of usage."""
+        self.booked = False
+        """Whether usage was added; the reader resets it."""
         self._levels: tuple[LevelView, ...] = ()
         self._slots: dict[str, int] = {}
         self._free_slots: list[int] = []
@@ -87,7 +87,7 @@ class NodeTable:
 
     def add(self, node: str, requests: Requests, sign: int, *, busy: bool) -> None:
         """Charge or release the usage of one pod."""
-        self.bookings += sign > 0
+        self.booked |= sign > 0
         slot = self._slot(node)
         for resource, amount in requests:
             # Look the column up first: the first charge of a resource may reallocate the array.

@@ -89,6 +89,16 @@ class PlanBook:
         else:
             self._rejected.add(uid)
 
+    def attach(self, job: JobView) -> JobView:
+        """Attach a job's plans if they are known, and request them otherwise."""
+        if job.planning is None:
+            return job
+        answer = self.answer(job.planning)
+        if answer is not None:
+            return with_plans(job, answer)
+        self.want(job.planning, job.uid)
+        return job
+
     def next(self) -> PlanRequest | None:
         """Return the oldest request."""
         return next(iter(self._wanted), None)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from polyreme_cluster.port import ObjectRef
 from polyreme_operator.cache.nodes import NodeTable
 from polyreme_operator.cache.usage import UsageLedger, pod_charge
+from polyreme_operator.types.changes import Changes
 from polyreme_operator.types.views import ForeignPod, JobView, PodPhase, PodView
 
 
@@ -25,6 +26,11 @@ class PodChange:
     """Whether usage of jobs has decreased, or a job's last pod is gone."""
     left: tuple[ForeignPod, ...] = ()
     """What foreign pods no longer use."""
+
+    @property
+    def changes(self) -> Changes:
+        """The effects on all that is decided."""
+        return Changes(jobs=set(self.jobs), capacity=self.freed, left=self.left)
 
     def __or__(self, other: PodChange) -> PodChange:
         """Return the union of both."""

@@ -4,24 +4,36 @@ from __future__ import annotations
 
 import dataclasses
 
+from polyreme_cluster.port import Manifest, ObjectRef
 from polyreme_operator.cache.jobs import JobIndex
+from polyreme_operator.cache.kinds import Kind
 from polyreme_operator.types.changes import Changes
-from polyreme_operator.types.priority import PriorityClassView, priority_of
+from polyreme_operator.types.priority import PriorityClassView, parse_priority_class, priority_of
 
 
-class PriorityIndex:
+class PriorityIndex(Kind):
     """PriorityClasses by name."""
 
     def __init__(self, jobs: JobIndex) -> None:
         self._jobs = jobs
         self.values: dict[str, PriorityClassView] = {}
 
-    def put(self, name: str, value: PriorityClassView | None) -> Changes:
-        """Add, replace or, with None, remove a class."""
-        if value is None:
-            self.values.pop(name, None)
-        else:
-            self.values[name] = value
+    def put(self, ref: ObjectRef, manifest: Manifest, now_s: float) -> Changes:
+        """Add or replace a class.
+
+        Raises:
+            Exception: If it can't be read.
+        """
+        del now_s
+        self.values[ref.name] = parse_priority_class(manifest)
+        return self._update_jobs()
+
+    def remove(self, ref: ObjectRef) -> Changes:
+        """Remove a class."""
+        self.values.pop(ref.name, None)
+        return self._update_jobs()
+
+    def _update_jobs(self) -> Changes:
         changes = Changes()
         for job in list(self._jobs.views.values()):
             found = priority_of(job.spec, self.values)

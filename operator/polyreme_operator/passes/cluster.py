@@ -16,6 +16,7 @@ from polyreme_operator.reconcile.events import events_of
 from polyreme_operator.reconcile.quarantine import JobFaultError
 from polyreme_operator.reconcile.rebase import rebased
 from polyreme_operator.scheduler import Batch, Stopwatch, schedule
+from polyreme_operator.snapshots import cluster_snapshot, cycle_report, queue_status_writes
 from polyreme_operator.types.actions import WriteStatus
 from polyreme_operator.types.changes import Changes
 
@@ -85,12 +86,12 @@ class ClusterPasses:
     def _decide_cycle(self, leases_read: frozenset[str]) -> Batch:
         began_s = self._clock.steady_s()
         now_s = self._clock.now_s()
-        cluster = self._cache.cluster(now_s=now_s, leases_read=leases_read)
+        cluster = cluster_snapshot(self._cache, now_s=now_s, leases_read=leases_read)
         spent_s: list[float] = []
         stopwatch = Stopwatch(self._clock.steady_s, spent_s)
         batch = schedule(cluster, now_s, limits=self._settings.limits, stopwatch=stopwatch)
         cycle_s = self._clock.steady_s() - began_s
-        self._observer.on_cycle_finished(self._cache.seen(cycle_s=cycle_s, placement_s=tuple(spent_s)))
+        self._observer.on_cycle_finished(cycle_report(self._cache, cycle_s=cycle_s, placement_s=tuple(spent_s)))
         return batch
 
     async def _write(self, write: WriteStatus) -> None:
@@ -103,7 +104,7 @@ class ClusterPasses:
             try:
                 await self._writer.apply((write, *events_of(write)), write.uid)
                 self._updates.throttle.wrote(write.uid)
-                self._cache.settle(write.uid)
+                self._cache.intents.settle(write.uid)
             except (ConflictError, NotFoundError):
                 # The job has changed, so the next cycle decides about it. Jobs that this cycle refused on its account
                 # may fit now.
@@ -131,7 +132,7 @@ class ClusterPasses:
         self._updates.request(sorted(self._cache.refresh(now_s=now_s)))
         if self._cache.pending_reasons.next_update_s is not None:
             self._queue.add_at(PUBLISH, self._cache.pending_reasons.next_update_s)
-        writes = self._cache.queue_status_writes(now_s=now_s)
+        writes = queue_status_writes(self._cache, now_s=now_s)
         began_s = self._clock.steady_s()
         try:
             await self._writer.write_queue_statuses(writes)

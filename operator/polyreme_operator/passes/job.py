@@ -63,7 +63,7 @@ class JobPasses:
         if took_s > _SHORT_S:
             rest_s = took_s * (1.0 / self._context.settings.reconcile_share - 1.0)
             self._queue.rest_until(uid, self._clock.now_s() + rest_s)
-        self._cluster.note(self._cache.ask(uid, asks=decision.reschedule))
+        self._cluster.note(self._cache.notes.ask(uid, asks=decision.reschedule))
         if decision.wake_at_s is not None:
             # A deadline in the past without an action must not cause a busy loop.
             now_s = self._clock.now_s()

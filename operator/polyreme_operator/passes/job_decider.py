@@ -5,6 +5,7 @@ from __future__ import annotations
 from polyreme_operator.node_marks import NodeMarks
 from polyreme_operator.passes.context import PassContext
 from polyreme_operator.reconcile.job import reconcile
+from polyreme_operator.snapshots import job_snapshot
 from polyreme_operator.types.actions import Decision
 
 
@@ -28,7 +29,7 @@ class JobDecider:
             lease_read: Whether its Lease was just read.
         """
         now_s = self._clock.now_s()
-        snapshot = self._cache.snapshot(uid, lease_read=lease_read, now_s=now_s, runs=self._settings.pod_runs)
+        snapshot = job_snapshot(self._cache, uid, lease_read=lease_read, now_s=now_s, runs=self._settings.pod_runs)
         if snapshot is None:
             return Decision()
         self._marks.look(snapshot)

@@ -14,6 +14,7 @@ from polyreme_operator.cache.usage import by_queue, usage_of
 from polyreme_operator.cluster_cache import ClusterCache
 from polyreme_operator.reconcile.transition import admit
 from polyreme_operator.scheduler import cluster_of
+from polyreme_operator.snapshots import cluster_snapshot
 from polyreme_operator.types.parse import parse_foreign_pod, parse_job_view, parse_node, parse_pod
 from tests.unit.operator.operator_scenes import DEVICE, NOW_S, answered, owner_reference
 
@@ -150,7 +151,7 @@ def truth(steps: list[tuple[str, Manifest]]) -> dict[ObjectRef, Manifest]:
 def check(model: ClusterCache, there: dict[ObjectRef, Manifest]) -> None:
     jobs = [planned(parse_job_view(each)) for ref, each in there.items() if ref.kind == labels.KIND_JOB]
     claims = {ref: pod for ref, each in there.items() if ref.kind == "Pod" and (pod := parse_pod(each)) is not None}
-    known, kept = {job.uid for job in jobs}, answered(model).cluster(now_s=NOW_S)
+    known, kept = {job.uid for job in jobs}, cluster_snapshot(answered(model), now_s=NOW_S)
     # A pod whose job is gone is charged as its job's if the job was known before, else like any other pod.
     orphans = {ref for uid, pods in kept.pods.items() if uid not in known for ref in pods}
     pods = [pod for ref, pod in claims.items() if pod.job_uid in known or ref in orphans]
@@ -194,7 +195,7 @@ def test_what_is_counted_along_equals_a_recount(steps: Any, order: Any, looks: i
         kind = WatchEventType.DELETED if what == "delete" else WatchEventType.MODIFIED
         model.apply(WatchEvent(type=kind, object=manifest), now_s=NOW_S)
         if looks and at % (looks + 1) == 0:
-            model.cluster(now_s=NOW_S)
+            cluster_snapshot(model, now_s=NOW_S)
     there = truth(steps)
     for kind_name in (labels.KIND_JOB, "Pod", "Node"):
         listed = {ref: manifest for ref, manifest in there.items() if ref.kind == kind_name}
@@ -259,7 +260,7 @@ def test_slots_of_nodes_that_are_gone_are_used_again() -> None:
             model.remove(ref, version=3 * at + 3)
     assert model.nodes.slots <= 2
     model.put(node_manifest("last", 9_000, 4, "r0", closed=False), now_s=NOW_S)
-    assert not model.cluster(now_s=NOW_S).inventory.used_NR.any()
+    assert not cluster_snapshot(model, now_s=NOW_S).inventory.used_NR.any()
 
 
 def test_columns_of_unused_resources_are_reused() -> None:
@@ -269,7 +270,7 @@ def test_columns_of_unused_resources_are_reused() -> None:
         asks = foreign_manifest("other-0", "n0", 2 * at + 2, "Running", 1)
         asks["spec"]["containers"][0]["resources"]["requests"][f"example.com/invented-{at}"] = 1
         model.put(asks, now_s=NOW_S)
-        assert model.cluster(now_s=NOW_S).inventory.used_NR.sum() > 0
+        assert cluster_snapshot(model, now_s=NOW_S).inventory.used_NR.sum() > 0
         model.put(foreign_manifest("other-0", "n0", 2 * at + 3, "Failed", 1), now_s=NOW_S)
     assert model.nodes.columns < 10
-    assert not model.cluster(now_s=NOW_S).inventory.used_NR.any()
+    assert not cluster_snapshot(model, now_s=NOW_S).inventory.used_NR.any()

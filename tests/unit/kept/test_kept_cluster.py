@@ -19,6 +19,7 @@ from polyreme_local.api_server.schema import SCHEMAS
 from polyreme_local.api_server.store import Store
 from polyreme_operator.cluster_cache import ClusterCache
 from polyreme_operator.reconcile.worker_pods import PodDefaults
+from polyreme_operator.snapshots import job_snapshot
 from polyreme_planner.plan import Plan
 from tests.kept.folders import VERSIONS, read_cluster
 from tests.kept.leaders import Leaders
@@ -83,13 +84,13 @@ def test_every_object_is_read(version: Path) -> None:
     assert {name for name, view in views.items() if view.unreadable or view.fault} == QUARANTINED
     assert all(view.spec is not None and not view.invalid for view in views.values())
     assert {name for name, view in views.items() if view.status.is_true("Admitted")} == ADMITTED
-    assert set(cache.queues) == {"company", "team", "spare"}
-    assert cache.topology is not None
+    assert set(cache.queues.views) == {"company", "team", "spare"}
+    assert cache.topology.view is not None
     assert cache.topology.levels
-    intended = [view.name for view in views.values() if cache.is_intended(view.uid)]
+    intended = [view.name for view in views.values() if cache.intents.is_intended(view.uid)]
     assert intended == ["urgent"]
     for name in ADMITTED:
-        snapshot = cache.snapshot(views[name].uid, now_s=kept["nowS"])
+        snapshot = job_snapshot(cache, views[name].uid, now_s=kept["nowS"])
         assert snapshot is not None
         assert snapshot.pods
         assert snapshot.lease is not None

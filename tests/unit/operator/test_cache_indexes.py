@@ -15,7 +15,7 @@ from polyreme_operator.cache.health import HealthIndex
 from polyreme_operator.cache.jobs import wants_resize
 from polyreme_operator.cache.leases import LeaseIndex, lease_ref
 from polyreme_operator.cache.nodes import NodeTable
-from polyreme_operator.cache.seen_versions import SeenVersions
+from polyreme_operator.cache.seen_objects import SeenObjects
 from polyreme_operator.health.node import HealthNode
 from polyreme_operator.health.policy import PolicyView
 from polyreme_operator.health.signs import AGENT_SILENT_S, ConditionView
@@ -49,11 +49,11 @@ def test_a_lease_that_names_another_job_is_no_longer_the_first_ones() -> None:
     owner = job()
     index = index_of(owner)
     for number in range(2):
-        changes = index.put(lease_ref(owner), lease_manifest(owner), seen_s=NOW_S + number)
+        changes = index.put(lease_ref(owner), lease_manifest(owner), NOW_S + number)
         assert changes is not None
         assert changes.jobs == {owner.uid}
     # Another job of that name, whose UID begins in the same way.
-    stolen = index.put(lease_ref(owner), lease_manifest(owner, owner_uid="u-idj"), seen_s=NOW_S + 2)
+    stolen = index.put(lease_ref(owner), lease_manifest(owner, owner_uid="u-idj"), NOW_S + 2)
     assert stolen is not None
     assert stolen.jobs == {owner.uid}
     assert index.by_job == {}
@@ -62,8 +62,8 @@ def test_a_lease_that_names_another_job_is_no_longer_the_first_ones() -> None:
 def test_an_outage_excuses_silence_and_missing_progress_up_to_the_present() -> None:
     owner = job()
     index = index_of(owner)
-    index.put(lease_ref(owner), lease_manifest(owner), seen_s=NOW_S - 50)
-    index.put(lease_ref(owner), lease_manifest(owner), seen_s=NOW_S)
+    index.put(lease_ref(owner), lease_manifest(owner), NOW_S - 50)
+    index.put(lease_ref(owner), lease_manifest(owner), NOW_S)
     index.excuse_silence(30.0, now_s=NOW_S + 20)
     excused = index.by_job[owner.uid]
     assert (excused.seen_s, excused.advanced_seen_s) == (NOW_S + 20, NOW_S - 20)
@@ -111,11 +111,11 @@ def test_an_attempt_that_starts_pods_has_all_objects_confirmed_again() -> None:
 
 
 def test_a_deleted_object_is_known_until_a_list_does_not_show_it() -> None:
-    seen, ref = SeenVersions(), ObjectRef(kind="Pod", namespace="a", name="b")
+    seen, ref = SeenObjects(), ObjectRef(kind="Pod", namespace="a", name="b")
     assert ref not in seen
     seen.take(ref, 5)
     assert ref in seen
-    seen.drop_deleted("Pod", (), version=5)
+    seen.drop_deleted("Pod", version=5)
     assert ref not in seen
 
 

@@ -24,6 +24,7 @@ from polyreme_operator.reconcile.status_builder import StatusBuilder
 from polyreme_operator.reconcile.stopping import STOP_GRACE_S
 from polyreme_operator.reconcile.worker_pods import PodDefaults
 from polyreme_operator.scheduler import cluster_of, schedule
+from polyreme_operator.snapshots import job_snapshot
 from polyreme_operator.types.actions import DeleteJob, DeletePod, WriteStatus
 from polyreme_operator.types.queues import QueueView
 from polyreme_operator.types.reasons import Reason
@@ -256,7 +257,7 @@ def test_what_happened_to_a_pod_is_measured_from_when_it_was_seen() -> None:
         made["status"] = {"phase": "Pending", "conditions": [{**refused, "lastTransitionTime": rfc3339(0.0)}]}
         made["metadata"]["annotations"] = {"seen": str(version)}
         model.put(made, now_s=at_s)
-    found: JobSnapshot | None = model.snapshot(UID, now_s=NOW_S + 5)
+    found: JobSnapshot | None = job_snapshot(model, UID, now_s=NOW_S + 5)
     assert found is not None
     assert (found.pods[0].unschedulable_since_s, found.pods[0].ends_by_s) == (NOW_S, NOW_S + 30)
     assert UNSCHEDULABLE_S > 5

@@ -5,6 +5,7 @@ from typing import Any
 from polyreme_cluster.port import ObjectRef
 from polyreme_operator.cluster_cache import ClusterCache
 from polyreme_operator.scheduler import schedule
+from polyreme_operator.snapshots import cluster_snapshot, job_snapshot
 from polyreme_operator.types.actions import Decision, DeletePod
 from polyreme_operator.types.intents import INTENTS_KEY
 from polyreme_operator.types.snapshot import JobSnapshot
@@ -54,7 +55,7 @@ def hear(model: ClusterCache, at_s: float) -> None:
 
 
 def snapshot(model: ClusterCache, at_s: float) -> JobSnapshot:
-    found = model.snapshot(UID, now_s=at_s, lease_read=True)
+    found = job_snapshot(model, UID, now_s=at_s, lease_read=True)
     assert found is not None
     return found
 
@@ -147,11 +148,11 @@ def test_the_scheduler_leaves_a_gang_where_a_node_is_absent_for_a_moment() -> No
     model.remove(N1, version=10)
     intents = {"name": "polyreme-intents", "resourceVersion": "12"}
     model.put({"kind": "ConfigMap", "metadata": intents, "data": {INTENTS_KEY: "[]"}}, now_s=NOW_S)
-    model.ask(UID, asks=True)
+    model.notes.ask(UID, asks=True)
     snapshot(model, NOW_S)
     for at_s, writes in ((NOW_S, 0), (NOW_S + LOST_S, 1)):
         hear(model, at_s)
-        cluster = model.cluster(now_s=at_s, leases_read=frozenset({UID}))
+        cluster = cluster_snapshot(model, now_s=at_s, leases_read=frozenset({UID}))
         assert len(schedule(cluster, at_s).writes) == writes
 
 

@@ -168,7 +168,7 @@ def test_time_without_a_step_is_counted_from_the_record_that_first_said_it() -> 
                 "annotations": {"polyreme.dev/progress": view.record.model_dump_json(by_alias=True)},
             }
         }
-        index.put(view.ref, manifest, seen_s=seen_s)
+        index.put(view.ref, manifest, seen_s)
         return index.by_job[owner.uid]
 
     read(100.0, step=3, updated_at_s=50.0)

@@ -9,6 +9,7 @@ from polyreme_api import labels
 from polyreme_cluster.port import ObjectRef
 from polyreme_local.kubelet.container import is_leader, job_of
 from polyreme_operator.cluster_cache import ClusterCache
+from polyreme_operator.snapshots import cluster_snapshot, job_snapshot
 from tests.unit.operator.operator_scenes import DEVICE, NOW_S, admitted, job, job_manifest, owner_reference
 from tests.unit.operator.operator_stories import Story, play
 
@@ -71,10 +72,10 @@ FOREIGN = {
 def test_a_foreign_lease_says_nothing_about_a_job(metadata: dict[str, Any]) -> None:
     model = running()
     assert not model.put(lease_manifest(**metadata), now_s=NOW_S).jobs
-    snapshot = model.snapshot(UID, now_s=NOW_S)
+    snapshot = job_snapshot(model, UID, now_s=NOW_S)
     assert snapshot is not None
     assert snapshot.lease is None
-    assert UID not in model.cluster(now_s=NOW_S).leases
+    assert UID not in cluster_snapshot(model, now_s=NOW_S).leases
 
 
 @pytest.mark.parametrize("metadata", FOREIGN.values(), ids=FOREIGN)
@@ -82,7 +83,7 @@ def test_a_foreign_pod_is_no_worker(metadata: dict[str, Any]) -> None:
     model = running()
     used = dict(model.ledger.used)
     assert UID not in model.put(pod_manifest(**metadata), now_s=NOW_S).jobs
-    snapshot = model.snapshot(UID, now_s=NOW_S)
+    snapshot = job_snapshot(model, UID, now_s=NOW_S)
     assert snapshot is not None
     assert snapshot.pods == ()
     assert dict(model.ledger.used) == used
@@ -92,7 +93,7 @@ def test_the_jobs_own_lease_and_pod_count() -> None:
     model = running()
     assert model.put(lease_manifest(), now_s=NOW_S).jobs == {UID}
     assert model.put(pod_manifest(), now_s=NOW_S).jobs == {UID}
-    snapshot = model.snapshot(UID, now_s=NOW_S)
+    snapshot = job_snapshot(model, UID, now_s=NOW_S)
     assert snapshot is not None
     assert snapshot.lease is not None
     assert len(snapshot.pods) == 1
@@ -106,9 +107,9 @@ def test_what_was_seen_before_its_job_is_the_jobs_once_it_is_known() -> None:
         model.put(early, now_s=NOW_S)
     model.put(lease_manifest(), now_s=NOW_S)
     assert not any(model.ledger.used.values())
-    assert model.cluster(now_s=NOW_S).inventory.busy_N.sum() == 0
+    assert cluster_snapshot(model, now_s=NOW_S).inventory.busy_N.sum() == 0
     model.put(job_manifest(), now_s=NOW_S)
-    snapshot = model.snapshot(UID, now_s=NOW_S)
+    snapshot = job_snapshot(model, UID, now_s=NOW_S)
     assert snapshot is not None
     assert (len(snapshot.pods), snapshot.lease is not None) == (1, True)
     assert model.ledger.used["default", DEVICE] == 1
@@ -138,7 +139,7 @@ def test_a_bound_pod_of_an_invented_job_takes_room_of_its_node_and_no_quota() ->
     pod["status"] = {"phase": "Running"}
     model.put(pod, now_s=NOW_S)
     assert not any(model.ledger.used.values())
-    inventory = model.cluster(now_s=NOW_S).inventory
+    inventory = cluster_snapshot(model, now_s=NOW_S).inventory
     column = inventory.column(DEVICE)
     assert column is not None
     assert inventory.used_NR[0, column] == 1

@@ -10,6 +10,7 @@ from polyreme_api.times import rfc3339
 from polyreme_cluster.port import STATUS_SUBRESOURCE, ConflictError, Manifest, ObjectRef, PortError
 from polyreme_operator.cluster_cache import ClusterCache
 from polyreme_operator.scheduler import Batch, Limits, cluster_of, schedule
+from polyreme_operator.snapshots import cluster_snapshot
 from polyreme_operator.types.intents import INTENTS_KEY, Intents, IntentState, assume_all, intent_state, next_attempt
 from polyreme_operator.types.views import JobView
 from polyreme_operator.writer import status_patch
@@ -61,7 +62,7 @@ def test_a_create_that_lands_late_brings_back_no_batch() -> None:
         uid = story.job("second")
         for manifest in (story.store.get(story.ref("second")), create(late)):
             model.put(manifest, now_s=NOW_S)
-        assert [entry.uid for entry in model.cluster(now_s=NOW_S).intents.entries] == [uid]
+        assert [entry.uid for entry in cluster_snapshot(model, now_s=NOW_S).intents.entries] == [uid]
 
     play(told)
 
@@ -92,7 +93,7 @@ def test_an_admission_that_an_earlier_leader_still_writes_meets_another_version(
             for manifest in story.objects(kind):
                 model.put(manifest, now_s=story.clock.now_s())
         model.put({"kind": "ConfigMap", "metadata": _metadata("1"), "data": {INTENTS_KEY: "[]"}}, now_s=0.0)
-        (late,) = schedule(answered(model).cluster(now_s=story.clock.now_s()), story.clock.now_s()).writes
+        (late,) = schedule(cluster_snapshot(answered(model), now_s=story.clock.now_s()), story.clock.now_s()).writes
         patch, outcomes = {"status": status_patch(late.before, late.after)}, list[str]()
 
         def lands(verb: str, ref: ObjectRef, body: Manifest) -> PortError | None:
@@ -127,7 +128,7 @@ def test_an_admission_never_lands_on_a_job_that_has_ended(kind: str) -> None:
             for manifest in (*story.objects("TrainingJob"), *story.objects("Node")):
                 model.put(manifest, now_s=story.clock.now_s())
             model.put({"kind": "ConfigMap", "metadata": _metadata("1"), "data": {INTENTS_KEY: "[]"}}, now_s=0.0)
-            return schedule(answered(model).cluster(now_s=story.clock.now_s()), story.clock.now_s())
+            return schedule(cluster_snapshot(answered(model), now_s=story.clock.now_s()), story.clock.now_s())
 
         (late,) = decided().writes
         now = rfc3339(story.clock.now_s())
@@ -184,7 +185,7 @@ def test_another_objects_deletion_changes_nothing() -> None:
     model.put({"kind": "ConfigMap", "metadata": _metadata("7"), "data": {INTENTS_KEY: "[]"}}, now_s=0.0)
     other = ObjectRef(kind="ConfigMap", namespace=SYSTEM, name="kube-root-ca.crt")
     assert not model.remove(other, version=8).asks
-    assert model.cluster(now_s=0.0).intents == Intents(resource_version="7")
+    assert cluster_snapshot(model, now_s=0.0).intents == Intents(resource_version="7")
 
 
 def _metadata(version: str) -> dict[str, str]:

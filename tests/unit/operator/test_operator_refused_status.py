@@ -144,6 +144,6 @@ def test_an_entry_is_settled_until_the_next_batch() -> None:
     for version in ("1", "2"):
         data = {INTENTS_KEY: render_intents((entry,))}
         model.put({"kind": "ConfigMap", "metadata": {**metadata, "resourceVersion": version}, "data": data}, now_s=0.0)
-        assert model.is_intended("u")
-        model.settle("u")
-        assert not model.is_intended("u")
+        assert model.intents.is_intended("u")
+        model.intents.settle("u")
+        assert not model.intents.is_intended("u")

@@ -6,6 +6,7 @@ import pytest
 
 from polyreme_operator.cluster_cache import ClusterCache
 from polyreme_operator.scheduler import ClusterSnapshot, cluster_of, schedule
+from polyreme_operator.snapshots import cluster_snapshot
 from polyreme_operator.types.intents import INTENTS_KEY
 from polyreme_operator.types.inventory import LevelView, Taint
 from polyreme_operator.types.queues import QueueView, Quota
@@ -163,7 +164,7 @@ def test_a_node_that_appears_ends_it_and_one_that_goes_brings_it_back() -> None:
         assert model.put({"kind": "Node", "metadata": metadata, "status": status}, now_s=NOW_S).capacity
 
     def reason() -> str:
-        cluster = model.cluster(now_s=NOW_S)
+        cluster = cluster_snapshot(model, now_s=NOW_S)
         batch = schedule(cluster, NOW_S)
         model.decided(batch, now_s=NOW_S)
         return "admitted" if batch.writes else why(cluster, batch)["uid-j"].message.split(",")[0]

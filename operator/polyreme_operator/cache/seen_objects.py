@@ -1,4 +1,4 @@
-"""Newest resource version seen of each object; older states are ignored unless the cluster was restored.
+"""Which objects exist, and the newest resource version seen of each; older states are ignored except after a restore.
 
 Versions of one kind are ordered integers (KEP-5504) and lists are consistent, so a list shows an older state of an
 object than the one that is known only after a restore from a backup. Then every known version is void: states written
@@ -8,7 +8,6 @@ since the restore have lower versions, and some have the very versions of states
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection
 
 from polyreme_cluster.port import ObjectRef
 
@@ -16,11 +15,13 @@ VOID = -1
 """Void version of an object: every state of it is newer."""
 
 
-class SeenVersions:
-    """Newest version by object, including objects deleted since the last list."""
+class SeenObjects:
+    """Objects that exist by kind, and newest versions, including those of objects deleted since the last list."""
 
     def __init__(self) -> None:
         self._versions: dict[ObjectRef, int] = {}
+        self.present: dict[str, set[ObjectRef]] = defaultdict(set)
+        """By kind."""
         self._newest: dict[str, int] = defaultdict(lambda: VOID)
 
     def __contains__(self, ref: ObjectRef) -> bool:
@@ -44,9 +45,13 @@ class SeenVersions:
         self._versions[ref] = version
         self._newest[ref.kind] = max(version, self._newest[ref.kind])
 
-    def drop_deleted(self, kind: str, present: Collection[ObjectRef], *, version: int) -> None:
+    def is_present(self, ref: ObjectRef) -> bool:
+        """Tell whether an object exists."""
+        return ref in self.present[ref.kind]
+
+    def drop_deleted(self, kind: str, *, version: int) -> None:
         """Forget deleted objects that a list at ``version`` did not show."""
-        for ref in [ref for ref in self._versions if ref.kind == kind and ref not in present]:
+        for ref in [ref for ref in self._versions if ref.kind == kind and not self.is_present(ref)]:
             if self._versions[ref] <= version:
                 del self._versions[ref]
 

@@ -43,11 +43,7 @@ class AdmissionIndex(Kind):
         return Additions(defaults=defaults, overhead=self._overheads.get(runtime_class_of(spec), ()))
 
     def put(self, ref: ObjectRef, manifest: Manifest, now_s: float) -> Changes:
-        """Add or replace a LimitRange or a RuntimeClass.
-
-        Raises:
-            Exception: If it can't be read.
-        """
+        """Add or replace a LimitRange or a RuntimeClass."""
         del now_s
         if ref.kind == "LimitRange":
             self._limit_ranges[ref.namespace][ref.name] = parse_limit_range(manifest)

@@ -30,11 +30,7 @@ class IntentIndex(Kind):
         return ref.name != labels.INTENTS_NAME
 
     def put(self, ref: ObjectRef, manifest: Manifest, now_s: float) -> Changes:
-        """Take a batch.
-
-        Raises:
-            Exception: If it can't be read.
-        """
+        """Take a batch."""
         del ref, now_s
         self._exists = True
         intents = parse_intents_object(manifest)

@@ -50,11 +50,7 @@ class JobKind(Kind):
         self._plans, self._admission, self._parse = plans, admission, parse
 
     def put(self, ref: ObjectRef, manifest: Manifest, now_s: float) -> Changes:
-        """Add or replace a job.
-
-        Raises:
-            Exception: If it can't be read.
-        """
+        """Add or replace a job."""
         additions = functools.partial(self._admission.of, ref.namespace)
         return self._put(ref, self._parse(manifest, self._jobs.at(ref), seen_s=now_s, additions=additions))
 

@@ -33,11 +33,7 @@ class NodeKind(Kind):
         self._absent = AbsentNodes(lambda node: bool(ledger.jobs_on(node)))
 
     def put(self, ref: ObjectRef, manifest: Manifest, now_s: float) -> Changes:
-        """Add or replace a node.
-
-        Raises:
-            Exception: If it can't be read.
-        """
+        """Add or replace a node."""
         del ref
         changes = self._put(self._absent.seen(parse_node(manifest), now_s))
         if self._health is not None:

@@ -18,11 +18,7 @@ class PodKind(Kind):
         self._pods, self._jobs, self._admission = pods, jobs, admission
 
     def put(self, ref: ObjectRef, manifest: Manifest, now_s: float) -> Changes:
-        """Add or replace a pod.
-
-        Raises:
-            Exception: If it can't be read.
-        """
+        """Add or replace a pod."""
         pod = parse_pod(manifest, seen_s=now_s, known=self._pods.known(ref))
         job = None if pod is None else self._jobs.views.get(pod.job_uid)
         change = self._pods.put(ref, pod, job, foreign=lambda: parse_foreign_pod(manifest))

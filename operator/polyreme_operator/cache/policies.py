@@ -16,11 +16,7 @@ class PolicyKind(Kind):
         self._health = health
 
     def put(self, ref: ObjectRef, manifest: Manifest, now_s: float) -> Changes:
-        """Add or replace a policy.
-
-        Raises:
-            Exception: If it can't be read.
-        """
+        """Add or replace a policy."""
         del ref, now_s
         return Changes(health=self._health.put_policy(parse_fault_policy(manifest)))
 

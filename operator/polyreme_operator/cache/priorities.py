@@ -19,11 +19,7 @@ class PriorityIndex(Kind):
         self.values: dict[str, PriorityClassView] = {}
 
     def put(self, ref: ObjectRef, manifest: Manifest, now_s: float) -> Changes:
-        """Add or replace a class.
-
-        Raises:
-            Exception: If it can't be read.
-        """
+        """Add or replace a class."""
         del now_s
         self.values[ref.name] = parse_priority_class(manifest)
         return self._update_jobs()

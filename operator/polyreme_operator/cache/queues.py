@@ -32,11 +32,7 @@ class QueueIndex(Kind):
         jobs.judge_by(self._refusal)
 
     def put(self, ref: ObjectRef, manifest: Manifest, now_s: float) -> Changes:
-        """Add or replace a queue or a namespace.
-
-        Raises:
-            Exception: If it can't be read.
-        """
+        """Add or replace a queue or a namespace."""
         del now_s
         if ref.kind == "Namespace":
             labels = {str(key): str(value) for key, value in (manifest["metadata"].get("labels") or {}).items()}

@@ -30,11 +30,7 @@ class TopologyIndex(Kind):
         return None if self.view is None else self.view.spares
 
     def put(self, ref: ObjectRef, manifest: Manifest, now_s: float) -> Changes:
-        """Use a topology, if it is the one that counts.
-
-        Raises:
-            Exception: If it can't be read.
-        """
+        """Use a topology, if it is the one that counts."""
         del ref, now_s
         topology = parse_topology(manifest)
         return Changes() if topology is None else self._use(topology)

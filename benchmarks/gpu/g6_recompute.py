@@ -43,10 +43,10 @@ def bench(place: Place) -> tuple[dict[str, Any], dict[str, float], bool]:
                 inputs = made_up(shape, mix, place, packs=1)
                 timing = measure(lambda: training.step(inputs), place)
             held_gib = planned(shape, mix, place.hardware, packs=1, recompute=recompute).total_bytes / GIB
-            told = {f"{name}_planned_gib": round(held_gib, 3)}
+            figures_of_case = {f"{name}_planned_gib": round(held_gib, 3)}
             if timing.peak_gib:
-                told[f"{name}_planned_over_measured_ratio"] = round(held_gib / timing.peak_gib, 3)
-            return told | timing.figures(name)
+                figures_of_case[f"{name}_planned_over_measured_ratio"] = round(held_gib / timing.peak_gib, 3)
+            return figures_of_case | timing.figures(name)
 
         attempt(figures, name, run)
     ratios = [value for key, value in figures.items() if key.endswith("planned_over_measured_ratio")]

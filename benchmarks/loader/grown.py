@@ -60,7 +60,7 @@ def main(asked: Asked) -> None:
 def by_ranks(attempt: Callable[[int], EngineSource], asked: Asked) -> tuple[float, float]:
     """Return how long all ranks take until they have opened, and the memory of all processes after the last step."""
     began_s = time.monotonic()
-    told, tell = os.pipe()
+    read_end, write_end = os.pipe()
     hold, held = os.pipe()
     children = []
     for rank in range(asked.ranks):
@@ -69,17 +69,17 @@ def by_ranks(attempt: Callable[[int], EngineSource], asked: Asked) -> tuple[floa
             continue
         os.close(held)
         source = attempt(1)
-        os.write(tell, b"o")
+        os.write(write_end, b"o")
         share = max(1, source.packs_in(1) // asked.ranks)
         kept = [source.packs(step, first=rank * share, count=share) for step in range(1, asked.steps + 1)]
-        os.write(tell, b"r")
+        os.write(write_end, b"r")
         os.read(hold, 1)
         os._exit(len(kept) - asked.steps)
     os.close(hold)
     opened = done = 0
     open_s = 0.0
     while done < asked.ranks:
-        said = os.read(told, 1)
+        said = os.read(read_end, 1)
         opened, done = opened + (said == b"o"), done + (said == b"r")
         open_s = open_s or (time.monotonic() - began_s if opened == asked.ranks else 0.0)
     most_mib = work.pss_mib(os.getpid())

@@ -287,10 +287,12 @@ def check(inventory: Inventory, request: GangRequest, jobs: list[Running], found
 def divisible_bounds(inventory: Inventory, request: GangRequest, jobs: list[Running]) -> list[tuple[float, range]]:
     """What no choice in each block can be below, quotas aside, if gangs were divisible; the least first."""
     domains = tree_of(inventory)
-    wish = topology_request_of(inventory, domains, request)
-    assert isinstance(wish, TopologyRequest)
+    topology_request = topology_request_of(inventory, domains, request)
+    assert isinstance(topology_request, TopologyRequest)
     cost_V = np.array([job.devices * (NOW_S - job.started_s) for job in jobs])
-    space = victim_space(inventory, domains, wish, request, blocked_N=None, leaving=(), candidates=jobs, cost_V=cost_V)
+    space = victim_space(
+        inventory, domains, topology_request, request, blocked_N=None, leaving=(), candidates=jobs, cost_V=cost_V
+    )
     return [(bound, range(*space.range_of(domain))) for bound, domain in reachable(space, 0)]
 
 

@@ -173,14 +173,14 @@ async def main(kubeconfig: str, nodes: int, devices: int) -> None:
             )
         )
         for _ in itertools.count():
-            told = {
+            report = {
                 "ran": port.ran,
                 "succeeded": len(port.succeeded),
                 "stopped": port.stopped,
                 "writes": port.writes,
                 "cpu_s": round(time.process_time(), 1),
             }
-            print(json.dumps(told), flush=True)
+            print(json.dumps(report), flush=True)
             await asyncio.wait({operator}, timeout=1.0)
             if operator.done():
                 operator.result()

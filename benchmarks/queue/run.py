@@ -138,12 +138,12 @@ async def push(kubeconfig: str, jobs: int) -> dict[str, Any]:
 async def until_done(operator: asyncio.subprocess.Process, jobs: int, started_s: float) -> dict[str, Any]:
     """Follow the operator until every job's status says that it succeeded."""
     assert operator.stdout is not None
-    told_s = 0.0
+    printed_s = 0.0
     async for line in operator.stdout:
         last: dict[str, Any] = json.loads(line)
         elapsed_s = time.monotonic() - started_s
-        if elapsed_s - told_s >= 10:
-            told_s = elapsed_s
+        if elapsed_s - printed_s >= 10:
+            printed_s = elapsed_s
             print(
                 f"{elapsed_s:4.0f} s: {last['succeeded']:,} of {jobs:,} jobs have succeeded, "
                 f"{last['stopped']:,} preempted, operator used {last['cpu_s']} s",

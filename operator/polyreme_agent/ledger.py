@@ -265,12 +265,12 @@ class Ledger:
     def _heartbeat(self) -> Condition:
         states = {name: look.state for name, look in sorted(self._collectors.items())}
         failed = [name for name, state in states.items() if state is State.FAILED]
-        told = ", ".join(f"{name} {state}" for name, state in states.items())
+        listed = ", ".join(f"{name} {state}" for name, state in states.items())
         more = "".join(f"; {name}: {look.why}" for name, look in sorted(self._collectors.items()) if look.why)
         more += f"; {self.dropped} faults did not fit" if self.dropped else ""
         return Condition(
             type=CONDITION_AGENT,
             status="True" if failed else "False",
             reason="CollectorFailed" if failed else "Works",
-            message=f"Collectors: {told}{more}"[:512],
+            message=f"Collectors: {listed}{more}"[:512],
         )

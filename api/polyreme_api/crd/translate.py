@@ -99,8 +99,8 @@ class _Translator:
         if "$ref" in source:
             inlined = self.object(source["$ref"].removeprefix("#/$defs/"))
             # A type often says more of itself than the field that holds it: the longer text teaches more.
-            told = max(inlined["description"], self._own(source).get("description", ""), key=len)
-            return {**inlined, **self._own(source), "description": told}
+            longest = max(inlined["description"], self._own(source).get("description", ""), key=len)
+            return {**inlined, **self._own(source), "description": longest}
         if source.get("format") == FORMAT:
             return {**self._own(source), **pod_template_schema()}
         if source.get("additionalProperties") is True:

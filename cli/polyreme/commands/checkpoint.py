@@ -164,8 +164,8 @@ def export(
     with busy(f"exporting {chosen}"):
         tokens = open_token_ids(home.objects_url, job.spec, job=uid)
         tokenizer = open_tokenizer(home.objects_url, job.spec, job=uid)
-        told = dataclasses.replace(settings, tokenizer=tokenizer)
-        step = export_checkpoint(told, tokens=tokens, directory=to.absolute())
+        with_tokenizer = dataclasses.replace(settings, tokenizer=tokenizer)
+        step = export_checkpoint(with_tokenizer, tokens=tokens, directory=to.absolute())
     emit(
         "Export",
         {"checkpoint": chosen, "step": step, "folder": str(to.absolute())},

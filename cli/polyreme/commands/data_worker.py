@@ -19,7 +19,7 @@ from polyreme_datahub.hub import work
 from polyreme_datahub.recipes.files import job_operations
 from polyreme_datahub.registry.rows import OperationCount
 
-TOLD_EVERY_S = 10.0
+REPORT_EVERY_S = 10.0
 WORKERS_MAX = 256
 
 
@@ -85,7 +85,7 @@ def _work(home: Home, operations: list[str], workers: int, stopped: threading.Ev
                 done[count.operation] += worked
 
     note(f"working on {', '.join(operations)}; Ctrl-C stops after the current items")
-    clock = _Repeating(TOLD_EVERY_S, tell)
+    clock = _Repeating(REPORT_EVERY_S, tell)
     try:
         work(
             operations,

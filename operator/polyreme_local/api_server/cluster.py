@@ -49,19 +49,19 @@ class EmbeddedCluster:
         history, seen = self.store.history(kind), _parse_version(resource_version)
         if seen > self.store.version:
             raise GoneError(f"resource version {seen} is of another store: newest is {self.store.version}")
-        told = seen
+        reported = seen
         while True:
             changes = history.after(seen, limit=WATCH_BATCH)
             for change in changes:
                 seen = change.version
                 if namespace is None or change.record.namespace == namespace:
-                    told = seen
+                    reported = seen
                     yield change.event()
             if changes:
                 continue
             seen = max(seen, self.store.version)
-            if seen - told >= BOOKMARK_EVERY:
-                told = seen
+            if seen - reported >= BOOKMARK_EVERY:
+                reported = seen
                 yield _bookmark(kind, seen)
             else:
                 await history.wait()

@@ -95,9 +95,9 @@ def load_checkpoint(
     except RefusedError as error:
         refusal = error
     refused = None if refusal is None else (refusal.message, refusal.field)
-    told = collectives.gather_to_all((damage, refused), group)
-    if all_damage := sorted({line for lines, _ in told for line in lines}):
+    gathered = collectives.gather_to_all((damage, refused), group)
+    if all_damage := sorted({line for lines, _ in gathered for line in lines}):
         raise DamagedError(name, all_damage)
-    if refusals := [said for _, said in told if said is not None]:
+    if refusals := [said for _, said in gathered if said is not None]:
         # One sentence: the ranks mostly refuse for the same reason, each with a different tensor.
         raise RefusedError(refusals[0][0], field=refusals[0][1])

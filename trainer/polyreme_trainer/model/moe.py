@@ -317,8 +317,8 @@ def _within_capacity(rows: Rows, load_E: Tensor, most: int) -> Places:
     """Send the first ``most`` rows of each expert, in the order of their tokens."""
     sorted_M, order_M = rows.experts_M.sort(stable=True)
     places, count = most * load_E.shape[0], order_M.shape[0]
-    behind_M = torch.arange(count, device=order_M.device) - (load_E.cumsum(0) - load_E)[sorted_M]
-    place_of_sorted_M = torch.where(behind_M < most, sorted_M * most + behind_M, places)
+    within_M = torch.arange(count, device=order_M.device) - (load_E.cumsum(0) - load_E)[sorted_M]
+    place_of_sorted_M = torch.where(within_M < most, sorted_M * most + within_M, places)
     # One more place takes what is dropped, and is cut off.
     order_B = order_M.new_full((places + 1,), count).scatter_(0, place_of_sorted_M, order_M)[:places]
     place_M = torch.empty_like(order_M).scatter_(0, order_M, place_of_sorted_M)

@@ -45,7 +45,7 @@ def take_device(hardware: str, *, local_rank: int, tf32: bool = False) -> str:
 def full_memory(error: BaseException) -> str | None:
     """Return the allocator's message if an error means that a device's or the host's memory is full, else None."""
     for each in causes(error):
-        told = " ".join(str(each).split())
-        if isinstance(each, (torch.OutOfMemoryError, MemoryError)) or _CPU_IS_FULL in told:
-            return told.partition(" If reserved but unallocated")[0] or type(each).__name__
+        text = " ".join(str(each).split())
+        if isinstance(each, (torch.OutOfMemoryError, MemoryError)) or _CPU_IS_FULL in text:
+            return text.partition(" If reserved but unallocated")[0] or type(each).__name__
     return None

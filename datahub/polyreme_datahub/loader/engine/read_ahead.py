@@ -24,7 +24,7 @@ from polyreme_datahub.loader.sample.documents import LaidPacks
 
 STEPS_AHEAD = 3
 """Steps that are prepared after the newest one that was asked for."""
-STEPS_BEHIND = 2
+STEPS_KEPT = 2
 """Steps that are kept before it, for ranks that ask later; an older one is read again."""
 BYTES_MAX = 256 * 2**20
 """Most bytes of prepared packs; packs that a rank waits for are read even if they alone are larger."""
@@ -195,7 +195,7 @@ class ReadAhead:
         key = (step, first, count)
         ahead = self._steps_like(step)
         with self._changed:
-            self._forget_before(step - STEPS_BEHIND)
+            self._forget_before(step - STEPS_KEPT)
             entry = self._entries.setdefault(key, _Entry())
             entry.waiting += 1
             self._plan(ahead, first, count)

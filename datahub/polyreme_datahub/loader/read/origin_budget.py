@@ -44,7 +44,7 @@ RETRIED_EVERY_S = 1.0
 TRIES_MAX = 16
 """Tries of one renewal, while other processes renew theirs."""
 WAIT_MAX_S = 300.0
-TOLD_AFTER_S = 5.0
+LOG_AFTER_S = 5.0
 BESIDE_ENGINES = 0.1
 """Part of the budget that is for the ranks of pods with engines."""
 UNNAMED = "unnamed"
@@ -213,7 +213,7 @@ class OriginBudget:
             self._tending.release()
 
     def _admit(self, size_bytes: int) -> tuple[int, int]:
-        begun_s, told = self._clocks.steady_s(), False
+        begun_s, logged = self._clocks.steady_s(), False
         while True:
             with self._lock:
                 share = self._share()
@@ -229,8 +229,8 @@ class OriginBudget:
                     f"{WAIT_MAX_S:g}: {self._said(share)}",
                     field="spec.data.originBudget",
                 )
-            if waited_s >= TOLD_AFTER_S and not told:
-                told = True
+            if waited_s >= LOG_AFTER_S and not logged:
+                logged = True
                 _log.warning("waiting for the job's budget at its bucket: %s", self._said(share))
             self._clocks.sleep(min(wait_s, RETRIED_EVERY_S))
 

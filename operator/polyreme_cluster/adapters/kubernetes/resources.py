@@ -88,12 +88,12 @@ def object_path(ref: ObjectRef, subresource: str | None = None) -> str:
 
 _CUT_KINDS = frozenset({"Pod", "Node"})
 """Kinds that come in thousands. The API server writes them with the managed fields last of the metadata."""
-_CUT_FROM, _CUT_BEHIND, _NAME = b',"managedFields":[', b']},"spec":{', b'"name":"'
+_CUT_FROM, _CUT_TO, _NAME = b',"managedFields":[', b']},"spec":{', b'"name":"'
 _OWN_HEADS = {
     kind: f'{{"apiVersion":"{API_VERSION}","kind":"{kind}","metadata":{{'.encode() for kind in (KIND_JOB, KIND_QUEUE)
 }
 """How the API server begins an object of our kinds, whose fields it writes in the order of the alphabet."""
-_OWN_BEHIND, _SPEC = b'],"name":"', b'"spec":{'
+_OWN_END, _SPEC = b'],"name":"', b'"spec":{'
 
 
 def without_managed_fields(body: bytes, kind: str) -> bytes:
@@ -108,7 +108,7 @@ def without_managed_fields(body: bytes, kind: str) -> bytes:
     if kind not in _CUT_KINDS:
         return body
     kept, at = [], 0
-    while (begin := body.find(_CUT_FROM, at)) >= 0 and (end := body.find(_CUT_BEHIND, begin)) >= 0:
+    while (begin := body.find(_CUT_FROM, at)) >= 0 and (end := body.find(_CUT_TO, begin)) >= 0:
         if body.find(_NAME, begin, end) >= 0:
             return body
         kept.append(body[at:begin])
@@ -121,7 +121,7 @@ def _without_in_own(body: bytes, head: bytes) -> bytes:
     kept, at = [], 0
     while (begin := body.find(head, at)) >= 0:
         spec = body.find(_SPEC, begin)
-        first, last = body.find(_CUT_FROM, begin, spec), body.find(_OWN_BEHIND, begin, spec)
+        first, last = body.find(_CUT_FROM, begin, spec), body.find(_OWN_END, begin, spec)
         if spec < 0 or not 0 <= first < last:
             return body
         kept.append(body[at:first])

@@ -279,12 +279,12 @@ class Region:
 
     def freed_alone(self) -> IntArray:
         """Return how much room each candidate frees by itself; for plain gangs only."""
-        nobody_V = np.zeros(len(self._space.cost_V), dtype=np.bool_)
+        none_V = np.zeros(len(self._space.cost_V), dtype=np.bool_)
         rows_P = self._rows.start + self._at_P
         left_PR = self._used_KR[self._at_P] - self._held_PR
         room_P = _room(self._space.inventory, rows_P, left_PR, self._space.request)
-        freed_P = np.where(self._space.open_N[rows_P], room_P - self._slots_K(nobody_V)[self._at_P], 0)
-        return np.bincount(self._victim_P, weights=freed_P, minlength=len(nobody_V)).astype(np.int64)
+        freed_P = np.where(self._space.open_N[rows_P], room_P - self._slots_K(none_V)[self._at_P], 0)
+        return np.bincount(self._victim_P, weights=freed_P, minlength=len(none_V)).astype(np.int64)
 
     def freed(self, victims: Sequence[int], mask_OB: BoolArray) -> tuple[IntArray, int]:
         """Return how much room some sets of victims free, and the work units spent; for plain gangs only.

@@ -1,1 +1,1 @@
-"""What the planes of polyreme agree on, and nothing else: standard library and pydantic only."""
+"""Types and rules that the planes of polyreme share, and nothing else: standard library and pydantic only."""

@@ -1,4 +1,4 @@
-"""What the loader hands to the trainer: packs of a fixed token count, as plain arrays.
+"""Batches that the loader hands to the trainer: packs of a fixed token count, as plain arrays.
 
 Shape suffixes in this file:
     T = tokens (packs x tokens a pack), P = patches of all images, C = values of one patch (channels x side x side),

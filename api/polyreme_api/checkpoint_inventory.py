@@ -1,4 +1,4 @@
-"""What a checkpoint root holds, read through the object store alone: the same for a folder and for a bucket.
+"""Inventory of a checkpoint root, read through the object store alone: the same for a folder and for a bucket.
 
 One listing and the markers say everything: resume points, checkpoints, and in what state each of them is.
 """

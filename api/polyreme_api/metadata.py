@@ -1,4 +1,4 @@
-"""What objects of all kinds have: the part of ``metav1.ObjectMeta`` that is read; the rest is kept."""
+"""Metadata of objects of all kinds: the part of ``metav1.ObjectMeta`` that is read; the rest is kept."""
 
 from typing import Annotated, Any, Literal
 

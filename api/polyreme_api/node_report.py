@@ -1,4 +1,4 @@
-"""What the node agent says in a Node's conditions, and how it is read back.
+"""The node agent's report in a Node's conditions, written and read back.
 
 A condition's ``message`` is one sentence for people, then one line for each event:
 

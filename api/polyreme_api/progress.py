@@ -1,4 +1,4 @@
-"""What a running attempt says of itself: a record per step on disk, the newest one on the job's Lease.
+"""Progress of a running attempt: a record per step on disk, the newest one on the job's Lease.
 
 Neither the API server nor a database carries per-step data: the Lease is renewed on a budget and holds only the newest.
 """

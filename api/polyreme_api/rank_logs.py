@@ -1,4 +1,4 @@
-"""Where the output of ranks is: files of a pod, lines of a pod's log, and objects in a checkpoint root."""
+"""Locations of the output of ranks: files of a pod, lines of a pod's log, and objects in a checkpoint root."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where an attempt begins: the one procedure by which its leader fixes that, over whatever holds the checkpoint root.
+"""The one procedure by which a leader fixes where its attempt begins, over whatever holds the checkpoint root.
 
 The launcher runs it on an object store, the simulator on its model of one.
 """

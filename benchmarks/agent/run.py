@@ -1,4 +1,4 @@
-"""What the node agent costs, and how long it takes from a line of the kernel log to a written condition.
+"""Cost of the node agent, and the time from a line of the kernel log to a written condition.
 
 Usage: run.py [--seconds 30] [--rounds 3]
 

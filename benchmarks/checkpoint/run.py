@@ -1,4 +1,4 @@
-"""What a checkpoint costs the steps of two ranks with 108 MB of state each: ours against torch's own ways to save.
+"""Cost of a checkpoint to the steps of two ranks with 108 MB of state each: ours against torch's own ways to save.
 
 Usage: run.py [--runs 3] [--folder FOLDER]
 """

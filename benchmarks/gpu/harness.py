@@ -1,4 +1,4 @@
-"""What the runners of the GPU suite share: the device, how a step is timed, what it cannot be faster than, the report.
+"""Shared parts of the GPU suite's runners: the device, timing of a step, its lower bound, the report.
 
 A step is timed by CUDA events, one run at a time: the L2 cache is flushed before each, and the median of the runs is
 the figure. On a processor (``--rehearse``) the same code runs at toy sizes: it shows that the paths work, and its times

@@ -1,4 +1,4 @@
-"""How memory and opening grow with sources, threads, shards and ranks: our loader on small samples of text.
+"""Growth of memory and opening time with sources, threads, shards and ranks: our loader on small samples of text.
 
 Datasets are written as processing writes them, but many at once: one is processed, and the others are laid out from its
 plan. A job has at most 256 sources; the loader itself is opened here with more.

@@ -1,4 +1,4 @@
-"""What all peers share: what they are given, batches and packs as tensors, and a packer around an endless stream."""
+"""Shared parts of all peers: their input, batches and packs as tensors, and a packer around an endless stream."""
 
 import dataclasses
 import json

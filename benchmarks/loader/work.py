@@ -1,4 +1,4 @@
-"""What every contender of bench-loader does with a sample, and how it is measured: the same functions for all.
+"""The work of every contender of bench-loader on a sample, and how it is measured: the same functions for all.
 
 Only the way from a JPEG to its pixels may be another: by Pillow, or by our package's function.
 """

@@ -1,4 +1,4 @@
-"""What ranks ask of a bucket: requests and bytes for one engine, for eight on one machine, and for eight machines.
+"""Load of ranks on a bucket: requests and bytes for one engine, for eight on one machine, and for eight machines.
 
 Then three machines have a budget; one is killed, and the server refuses requests for a second.
 

@@ -1,4 +1,4 @@
-"""What the output of ranks costs: through the launcher's pipes, files and printer, beside a plain file.
+"""Cost of the output of ranks: through the launcher's pipes, files and printer, beside a plain file.
 
 Usage: run.py [--rounds 6] [--steps 100] [--lines 10]
 """

@@ -1,4 +1,4 @@
-"""How full packs are, beside two other packers on the same stream of samples, and how unequal their cost is over ranks.
+"""Fullness of packs, beside two other packers on the same stream of samples, and imbalance of their cost over ranks.
 
 Usage: run.py [--steps 32] [--seeds 3]
 """

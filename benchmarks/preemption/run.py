@@ -1,4 +1,4 @@
-"""Which gangs to preempt for one that requires one block of a packed cluster: time and cost of a decision, by size.
+"""Choice of gangs to preempt for one that requires one block of a packed cluster: time and cost of a decision, by size.
 
 Usage: run.py [--decisions 200] [--runs 3] [--kueue CHECKOUT]
 """

@@ -1,4 +1,4 @@
-"""How long it takes until a waiting job's status says what has become of it: from a change of the cluster to the word.
+"""Time from a change of the cluster until a waiting job's status gives the new reason.
 
 Usage: run.py [--rounds 15] [--others 0,1000]
 """

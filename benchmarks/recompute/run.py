@@ -1,4 +1,4 @@
-"""What a changed operation costs: a recipe of six runs whole, and once more for each change, over the same images.
+"""Cost of a changed operation: a recipe of six runs whole, and once more for each change, over the same images.
 
 Usage: run.py [--images 1000] [--rounds 3] [--folder DIRECTORY]
 """

@@ -1,4 +1,4 @@
-"""How a command line ends: one message on standard error and a documented exit code, whatever went wrong."""
+"""End of a command line: one message on standard error and a documented exit code, whatever went wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users see of datasets: the list, and one version with its operations, indexes and dead letters."""
+"""Views of datasets for users: the list, and one version with its operations, indexes and dead letters."""
 
 from __future__ import annotations
 

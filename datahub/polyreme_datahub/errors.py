@@ -1,4 +1,4 @@
-"""What goes wrong in the data plane, by what the caller does next."""
+"""Errors of the data plane, by what the caller does next."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job's ranks read of an object store: which objects, whether they are there, and what was found damaged.
+"""Stored objects that a job's ranks read: which they are, whether they are there, and what was found damaged.
 
 It looks at names and sizes only, so it is cheap enough to ask while a run trains; bytes are checked where they are
 read.

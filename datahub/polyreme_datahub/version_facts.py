@@ -1,4 +1,4 @@
-"""What is known of the samples of a version: columns of a sealed one, statistics, and how a sample was made."""
+"""Facts about the samples of a version: columns of a sealed one, statistics, and how a sample was made."""
 
 from __future__ import annotations
 

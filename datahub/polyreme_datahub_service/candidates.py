@@ -1,4 +1,4 @@
-"""Which jobs need their data prepared, decided from their objects alone."""
+"""Jobs that need their data prepared, decided from their objects alone."""
 
 from __future__ import annotations
 

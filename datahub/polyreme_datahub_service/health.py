@@ -1,4 +1,4 @@
-"""Whether the servers of the data pipeline answer: looked at by a thread, reported in one sentence at a bounded rate.
+"""Health of the data pipeline's servers: checked by a thread, reported in one sentence at a bounded rate.
 
 A wrong address or a server that is away ends no process: it stays, is not ready, and works again when they answer.
 """

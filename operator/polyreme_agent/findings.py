@@ -1,4 +1,4 @@
-"""What collectors find, and what they can say about their hardware."""
+"""Findings of collectors, and what they can say about their hardware."""
 
 from __future__ import annotations
 

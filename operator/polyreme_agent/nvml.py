@@ -1,4 +1,4 @@
-"""What NVIDIA's management library says about the GPUs: count, memory, recovery action, XIDs.
+"""State of the GPUs by NVIDIA's management library: count, memory, recovery action, XIDs.
 
 A call about a sick GPU may block for minutes. So the library is asked in a thread of its own, and a look that takes too
 long is a failed one.

@@ -1,4 +1,4 @@
-"""How clients reach a cluster: address, certificate, tokens."""
+"""Access of clients to a cluster: address, certificate, tokens."""
 
 import base64
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What can be done with the cluster of a folder: up, down, status."""
+"""Actions on the cluster of a folder: up, down, status."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""What can be done with the services of a folder: up, down, status; PostgreSQL, Pulsar and S3 on this machine."""
+"""Actions on the services of a folder: up, down, status; PostgreSQL, Pulsar and S3 on this machine."""
 
 import contextlib
 import ipaddress

@@ -1,4 +1,4 @@
-"""What one process of a check is asked; without torch, since the launcher writes it."""
+"""Settings of one process of a check; without torch, since the launcher writes them."""
 
 from __future__ import annotations
 

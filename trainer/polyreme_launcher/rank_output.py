@@ -1,4 +1,4 @@
-"""What the processes of a pod write to their standard output and error: read from pipes by a thread.
+"""Output of the processes of a pod, standard output and error: read from pipes by a thread.
 
 Each process has one pipe for both, so that C libraries are read too and what it wrote last is there however it ended.
 The thread does nothing but to read, append to the process' file and pass the bytes on, so that no process waits for a

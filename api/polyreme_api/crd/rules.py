@@ -1,4 +1,4 @@
-"""What the types' validators say across fields, in the Common Expression Language, and lists that are maps.
+"""Rules across fields, in the Common Expression Language, as the types' validators check them, and lists that are maps.
 
 The words of a rule name the field, the value and the fix. Values stand in braces, as CEL: the API server puts them in.
 """

@@ -1,4 +1,4 @@
-"""What the model is trained and evaluated on: sources, mixture, packing, tokenizer."""
+"""The data of training and evaluation: sources, mixture, packing, tokenizer."""
 
 from typing import Annotated, Literal
 

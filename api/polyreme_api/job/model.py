@@ -1,4 +1,4 @@
-"""What is trained: a model preset, changed sizes, precision, the optimizer and its schedule."""
+"""The model that is trained: a preset, changed sizes, precision, the optimizer and its schedule."""
 
 from typing import Annotated, Literal
 

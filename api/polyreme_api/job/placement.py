@@ -1,4 +1,4 @@
-"""Where the workers of an attempt sit, written short: 15,000 names of nodes fit into one status.
+"""Nodes of an attempt's workers, written short: 15,000 names of nodes fit into one status.
 
 Names of nodes are made by rule: some text with numbers in it. Names of the same text share one entry that says the text
 once and each of its numbers as a column; columns are runs of integers, as is the order in which workers sit on nodes.

@@ -1,4 +1,4 @@
-"""What happens when something fails: rules, budgets, heartbeat and loss health."""
+"""Policy for failures: rules, budgets, heartbeat and loss health."""
 
 from typing import Annotated, Literal
 

@@ -1,4 +1,4 @@
-"""What the operator says of a TrainingJob: conditions, the attempt record, accounting. Small: no per-step data."""
+"""Status of a TrainingJob: conditions, the attempt record, accounting. Small: no per-step data."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal

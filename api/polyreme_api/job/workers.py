@@ -1,4 +1,4 @@
-"""Where it runs: worker pods, their places in the network, the parallel layout, checkpoints, export."""
+"""Workers of a job: pods, their places in the network, the parallel layout, checkpoints, export."""
 
 from typing import Annotated, Any, Literal
 

@@ -1,4 +1,4 @@
-"""What a job names of a cluster, as one machine has it: its queue, without quota, and one domain of every level."""
+"""Cluster objects that a job names, as one machine has them: a queue without quota, one domain of every level."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a run ended, as the command says it: a row of figures and an exit code."""
+"""Outcome of a run, as the command prints it: a row of figures and an exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person sees of a run, and what is written for those who look later.
+"""Progress of a run for its user, and the records for those who look later.
 
 Read from the store, ten times a second.
 """

@@ -1,4 +1,4 @@
-"""What a command may still hand to a run that another process serves: changes of the mixture, appended to its file."""
+"""Changes that a command hands to a run that another process serves: mixture entries, appended to its file."""
 
 from __future__ import annotations
 

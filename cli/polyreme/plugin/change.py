@@ -1,4 +1,4 @@
-"""What the plugin changes: one field of a job's spec, as it was seen."""
+"""Changes by the plugin: one field of a job's spec, as it was seen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What kubectl completes: it runs ``kubectl_complete-polyreme`` with the words so far, and reads one answer a line.
+"""Completion for kubectl: it runs ``kubectl_complete-polyreme`` with the words so far, and reads one answer a line.
 
 The last line is a directive of cobra's, ``:4``: no files (https://pkg.go.dev/github.com/spf13/cobra).
 """

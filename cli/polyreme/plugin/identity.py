@@ -1,4 +1,4 @@
-"""Who acts: the user as the API server knows them, which a record on a node names."""
+"""The acting user as the API server knows them, which a record on a node names."""
 
 from __future__ import annotations
 

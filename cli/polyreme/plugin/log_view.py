@@ -1,4 +1,4 @@
-"""What ``logs`` shows of a job: lines of its pods, and where those are gone, what its launchers have stored."""
+"""The output of ``logs``: lines of a job's pods, and where those are gone, what its launchers have stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job's other conditions say beside the one that names its state."""
+"""Notes on a job from its other conditions, beside the one that names its state."""
 
 from __future__ import annotations
 

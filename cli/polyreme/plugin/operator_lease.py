@@ -1,4 +1,4 @@
-"""Whether an operator works on the cluster: by the Lease of its leading replica, and by what it has looked at."""
+"""Check that an operator works on the cluster: by the Lease of its leading replica, and by what it has looked at."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How answers are written: plain columns as kubectl's, trees and bars by rich, JSON and YAML for programs."""
+"""Formats of answers: plain columns as kubectl's, trees and bars by rich, JSON and YAML for programs."""
 
 from __future__ import annotations
 

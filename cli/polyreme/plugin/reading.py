@@ -1,4 +1,4 @@
-"""What a command reads of the cluster: only the kinds that it shows, and of one namespace where that is enough.
+"""Reads of a command from the cluster: only the kinds that it shows, and of one namespace where that is enough.
 
 A user of one namespace may read little else. What a command can do without is left out and named; what it can't do
 without is refused.

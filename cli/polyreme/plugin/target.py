@@ -1,4 +1,4 @@
-"""Which cluster and which namespace a command speaks to: kubectl's own options, kubectl's own defaults."""
+"""Cluster and namespace of a command: kubectl's own options, kubectl's own defaults."""
 
 from __future__ import annotations
 

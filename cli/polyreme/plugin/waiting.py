@@ -1,4 +1,4 @@
-"""Who goes next, worked out here from what the cluster holds, by the order that the operator itself uses."""
+"""Order of the waiting jobs, computed here from what the cluster holds, by the rules that the operator itself uses."""
 
 from __future__ import annotations
 

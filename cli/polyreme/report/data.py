@@ -1,4 +1,4 @@
-"""What a report shows: values only, which the caller gathers from the run's folder, registry and store."""
+"""Data of a report: values only, which the caller gathers from the run's folder, registry and store."""
 
 from __future__ import annotations
 

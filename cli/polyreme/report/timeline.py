@@ -1,4 +1,4 @@
-"""What an attempt's time was spent on: getting ready, steps that are history, pauses, lost work, hangs, finishing."""
+"""Uses of an attempt's time: getting ready, steps that are history, pauses, lost work, hangs, finishing."""
 
 from __future__ import annotations
 

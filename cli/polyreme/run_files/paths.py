@@ -1,4 +1,4 @@
-"""Where polyreme keeps things on one machine: the home, and a folder for each run."""
+"""Paths of polyreme's files on one machine: the home, and a folder for each run."""
 
 from __future__ import annotations
 

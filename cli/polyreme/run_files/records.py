@@ -1,4 +1,4 @@
-"""What a checkpoint root says of a run: resume points, step records, checkpoints, the held-out result."""
+"""Records of a run in its checkpoint root: resume points, step records, checkpoints, the held-out result."""
 
 from __future__ import annotations
 

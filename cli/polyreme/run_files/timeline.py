@@ -1,4 +1,4 @@
-"""When attempts began, were released and ended: lines that the serving process appends, across its own restarts."""
+"""Times of attempts: begin, release and end, in lines that the serving process appends, across its own restarts."""
 
 from __future__ import annotations
 

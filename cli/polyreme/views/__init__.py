@@ -1,1 +1,1 @@
-"""What commands print: tables, live progress, numbers in words."""
+"""Output of commands: tables, live progress, numbers in words."""

@@ -1,4 +1,4 @@
-"""What a run looks like while it runs: a table that renews itself on a terminal, plain lines everywhere else.
+"""Live view of a run: a table that renews itself on a terminal, plain lines everywhere else.
 
 Everything goes to standard error: standard output is for data. Nothing is animated off a terminal, and ``NO_COLOR`` is
 respected (rich does).

@@ -1,4 +1,4 @@
-"""What commands print: data on standard output as a table or JSON, everything else on standard error."""
+"""Output of commands: data on standard output as a table or JSON, everything else on standard error."""
 
 from __future__ import annotations
 

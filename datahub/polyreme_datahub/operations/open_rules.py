@@ -1,4 +1,4 @@
-"""How an image is opened where the default refuses it."""
+"""Rules for opening an image that the default refuses."""
 
 from __future__ import annotations
 

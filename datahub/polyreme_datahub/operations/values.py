@@ -1,4 +1,4 @@
-"""What passes between the steps of a recipe: blobs, values, and the reason why a sample was dropped.
+"""Values between the steps of a recipe: blobs, values, and the reason why a sample was dropped.
 
 Light to import: pixels are decoded by Pillow, which is imported with the first image.
 """

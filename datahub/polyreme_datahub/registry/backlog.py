@@ -1,4 +1,4 @@
-"""What is due, at work and done of the work items, by operation: for metrics, and for the sizes of worker pools."""
+"""Work items due, at work and done, by operation: for metrics, and for the sizes of worker pools."""
 
 from __future__ import annotations
 

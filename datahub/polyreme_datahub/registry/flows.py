@@ -1,4 +1,4 @@
-"""What a worker must know of a flow, by the flow's id: written once, before its first work item."""
+"""Description of a flow for its workers, by the flow's id: written once, before its first work item."""
 
 from __future__ import annotations
 

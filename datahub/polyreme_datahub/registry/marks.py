@@ -1,4 +1,4 @@
-"""What a collection can reach: from samples to their records, from there through actions to every output.
+"""Objects that a collection can reach: from samples to their records, from there through actions to every output.
 
 Outputs and records are JSON that names further blobs by digest: every run of 64 hexadecimal digits counts as a name,
 which may keep too much and never too little.

@@ -1,4 +1,4 @@
-"""What the registry holds of a flow's results, as values."""
+"""Rows of the registry with a flow's results, as values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What work needs of its process: stores, clocks, threads, and the sources that it has opened."""
+"""The context of work in its process: stores, clocks, threads, and the sources that it has opened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What came of each record of a version under one recipe: counts that add up, and the dead letters that count.
+"""Outcomes of a version's records under one recipe: counts that add up, and the dead letters that count.
 
 Rows of other recipes over the same version are no part of it.
 """

@@ -1,4 +1,4 @@
-"""When a worker commits a part of an item: soon after it began, then less and less often.
+"""Times at which a worker commits a part of an item: soon after it began, then less and less often.
 
 A worker that is killed again and again still gets further each time; one that lives long pays little.
 """

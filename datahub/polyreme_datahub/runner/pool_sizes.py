@@ -1,4 +1,4 @@
-"""How many workers a pool needs, from its backlog and the time that an item takes. Pure.
+"""Number of workers that a pool needs, from its backlog and the time that an item takes. Pure.
 
 A pool is made larger at once, and smaller only after its backlog has asked for less for a while: a worker that starts
 costs seconds, and one that ends gives its items back. With nothing to do, a pool has no workers.

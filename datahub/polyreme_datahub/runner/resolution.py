@@ -1,4 +1,4 @@
-"""What is known of some samples, and which steps are left to run. Pure apart from the lookups that it is given.
+"""Known outputs of some samples, and the steps left to run. Pure apart from the lookups that it is given.
 
 The key of a step's action is made of the digests of its inputs' outputs. So a step that changed costs the steps that
 read it, and none of them when its output is the same as before.

@@ -1,4 +1,4 @@
-"""What a sealed sample consists of: its record, its images as the last step left them, and the facts of its row. Pure.
+"""Files of a sealed sample: its record, its images as the last step left them, and the facts of its row. Pure.
 
 The last step whose value has images in the form of ``decode`` or of a record decides; shapes and masks come with them.
 Facts are the scalars of the small values of all steps, ``<step>_<field>``; of a list the first one.

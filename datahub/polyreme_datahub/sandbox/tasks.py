@@ -1,4 +1,4 @@
-"""What goes into a sandbox and what comes out: steps and limits, samples and their outcomes."""
+"""Input and output of a sandbox: steps and limits, samples and their outcomes."""
 
 from __future__ import annotations
 

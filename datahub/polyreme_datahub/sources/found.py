@@ -1,4 +1,4 @@
-"""What registering a source found, for the person who waits for it."""
+"""Findings of the registration of a source, for the person who waits for it."""
 
 from __future__ import annotations
 

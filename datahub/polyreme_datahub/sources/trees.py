@@ -1,4 +1,4 @@
-"""Where the files of a dataset lie: a folder of this machine. ``bucket.py`` has the same for a bucket."""
+"""The tree of files of a dataset: a folder of this machine. ``bucket.py`` has the same for a bucket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a source gives: records by ordinal, each with its raw bytes."""
+"""Types of sources: records by ordinal, each with its raw bytes."""
 
 from __future__ import annotations
 

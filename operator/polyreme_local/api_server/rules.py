@@ -1,4 +1,4 @@
-"""What the API server does to an object on its way in: names, subresources, defaults, what a caller may not change."""
+"""Rules of the API server for incoming objects: names, subresources, defaults, what a caller may not change."""
 
 from __future__ import annotations
 

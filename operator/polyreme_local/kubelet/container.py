@@ -1,4 +1,4 @@
-"""What of a pod a process can be: command, arguments, environment; and the list of what it can't honour. Pure."""
+"""The part of a pod that a process can be: command, arguments, environment; and the fields it can't honour. Pure."""
 
 from __future__ import annotations
 

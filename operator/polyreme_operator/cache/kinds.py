@@ -1,4 +1,4 @@
-"""Which kinds the operator watches, and how an object of a kind enters and leaves its cache."""
+"""Kinds that the operator watches, and the parts of their objects that it caches."""
 
 from __future__ import annotations
 

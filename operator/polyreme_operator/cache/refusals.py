@@ -1,4 +1,4 @@
-"""What the API server refuses to create for jobs, by kind of object.
+"""Objects that the API server refuses to create for jobs, by kind.
 
 A refusal is forgotten when an object of its kind is created, and never because something else was.
 """

@@ -1,4 +1,4 @@
-"""When repetition makes a fault graver: fatal errors of one device, repairs in a row, recurrences in probation."""
+"""Escalation of repeated faults: fatal errors of one device, repairs in a row, recurrences in probation."""
 
 from __future__ import annotations
 

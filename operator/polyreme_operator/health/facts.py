@@ -1,4 +1,4 @@
-"""What is known of a node when its state is decided, and what a decision is."""
+"""Facts about a node from which its state is decided, and the decision."""
 
 from __future__ import annotations
 

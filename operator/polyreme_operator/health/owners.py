@@ -1,4 +1,4 @@
-"""Who repairs a node: one annotation names the owner, and the marks of tools that do not know it are respected as well.
+"""Owner of a node's repair: one annotation names it, and the marks of tools that do not know it are respected as well.
 
 The annotation is taken and released in the same patch as the record, with the node's resource version, so two owners
 can't both hold it.

@@ -1,4 +1,4 @@
-"""Which policy a node has, and what it answers to a sign."""
+"""The policy of a node, and its answer to a sign."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a repair may begin, when a node is examined beside it, what it cures, and what is reported of it.
+"""Rules of repairs: when one may begin, when a node is examined beside it, what it cures, and what is reported of it.
 
 The agent shows an XID until the node boots, also if a reset has cured it. States, such as a missing GPU, are shown only
 while they last, so they count whatever a hook reports.

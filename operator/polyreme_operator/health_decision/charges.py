@@ -1,4 +1,4 @@
-"""What a policy may take out of service, and its status: the breaker is charged there before any node is tainted."""
+"""Charges to a policy's breaker, before any node is tainted, and the policy's status."""
 
 from __future__ import annotations
 

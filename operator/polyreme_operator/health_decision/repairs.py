@@ -1,4 +1,4 @@
-"""What a repair that a node's record asks for needs next: a look at its Job, a Job, the end of one, an empty node.
+"""Next need of a repair that a node's record asks for: a look at its Job, a Job, the end of one, an empty node.
 
 The record is decided first and only followed here. A Job is never created for a record that was not just read from the
 API server, so an older leader can't begin a repair that has moved on.

@@ -1,4 +1,4 @@
-"""What the health of nodes is decided from, and what is decided."""
+"""Input and output of the decision about the health of nodes."""
 
 from __future__ import annotations
 

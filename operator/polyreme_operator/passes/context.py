@@ -1,4 +1,4 @@
-"""What every pass works with."""
+"""The context that every pass works with."""
 
 from __future__ import annotations
 

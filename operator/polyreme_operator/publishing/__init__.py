@@ -1,1 +1,1 @@
-"""What the operator publishes: events, metrics, pending reasons, status of queues."""
+"""Publications of the operator: events, metrics, pending reasons, status of queues."""

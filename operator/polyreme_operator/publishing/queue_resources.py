@@ -1,4 +1,4 @@
-"""Whether the quotas of a queue name the devices that nodes offer: other devices are unlimited, and so is a typo."""
+"""Check that a queue's quotas name devices that nodes offer: other devices are unlimited, and so is a typo."""
 
 from __future__ import annotations
 

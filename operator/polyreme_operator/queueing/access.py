@@ -1,4 +1,4 @@
-"""Which jobs a queue accepts: by the labels of their namespace, their priority, and the resources that they request.
+"""Access to a queue: by the labels of a job's namespace, its priority, and the resources that it requests.
 
 A queue and all cohorts above it must accept a job. One that is refused waits for no capacity, so it can neither hold
 nor reserve anything. A job that was admitted before keeps its place, as under any other change of its queue.

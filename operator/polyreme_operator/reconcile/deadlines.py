@@ -1,4 +1,4 @@
-"""When time alone changes what is to be done for a job."""
+"""Deadlines: when time alone changes what is to be done for a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which workers leave a node that was taken out of service, and when: by the job's policy, or at once."""
+"""Workers that leave a node that was taken out of service, and when: by the job's policy, or at once."""
 
 from __future__ import annotations
 

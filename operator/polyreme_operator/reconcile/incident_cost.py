@@ -1,4 +1,4 @@
-"""What an incident of a node costs the jobs that had workers there: from restart records and progress, pure."""
+"""Cost of a node's incident to the jobs that had workers there: from restart records and progress, pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker pod may do where its template does not say: the restricted profile of the Pod Security Standards."""
+"""Security of a worker pod where its template says nothing: the restricted profile of the Pod Security Standards."""
 
 from __future__ import annotations
 

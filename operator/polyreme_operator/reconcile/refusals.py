@@ -1,4 +1,4 @@
-"""What follows from objects of a job that the API server refuses to create (400, 403, 422).
+"""Consequences of a job's objects that the API server refuses to create (400, 403, 422).
 
 A pod or a Lease that stays refused ends the attempt, which gives its nodes to others. Without its other objects an
 attempt can't start, but such an object may exist although it is refused, since a quota is checked first: the attempt

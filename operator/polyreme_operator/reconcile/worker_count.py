@@ -1,4 +1,4 @@
-"""Which worker count of a job is in force, and the condition ResizeRefused: why it is not the one of the spec.
+"""Worker count of a job that is in force, and the condition ResizeRefused: why it is not the one of the spec.
 
 A count is accepted when it has a layout, and in force once the job trains with it. A job keeps the count in force while
 another one is refused, also without an admission (``JobView.replicas``), so a refused count never ends it.

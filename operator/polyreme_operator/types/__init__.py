@@ -1,1 +1,1 @@
-"""What decisions read (views, snapshots) and what they answer (actions): frozen values, parsed once at the edge."""
+"""Input of decisions (views, snapshots) and their output (actions): frozen values, parsed once at the edge."""

@@ -1,4 +1,4 @@
-"""What the API server adds to a worker pod when it is created, known before: LimitRanges and RuntimeClasses."""
+"""Additions of the API server to a new worker pod, known before: LimitRanges and RuntimeClasses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which progress records count: a job's own leader signed it, and it is newer than all that counted before.
+"""Progress records that count: a job's own leader signed it, and it is newer than all that counted before.
 
 Every client that may patch a Lease can write its content. Where the pods of several jobs share a ServiceAccount, that
 is each of their leaders. A record that does not count changes nothing.

@@ -1,4 +1,4 @@
-"""How the containers of a pod ended, as its kubelet reports it."""
+"""Ends of the containers of a pod, as its kubelet reports them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a pod has run, and in which state its containers are, as its kubelet reports it."""
+"""Start of a pod: whether it has run, and the state of its containers, as its kubelet reports it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is applied to a cluster with nodes: CoreDNS, a default storage class with a pool of volumes."""
+"""Add-ons of a cluster with nodes: CoreDNS, a default storage class with a pool of volumes."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""What nodes need of a machine: programs, which one can install, and system calls, which it grants or refuses.
+"""Needs of nodes on a machine: programs, which one can install, and system calls, which it grants or refuses.
 
 Each system call is tried, in a child process whose namespaces end with it.
 """

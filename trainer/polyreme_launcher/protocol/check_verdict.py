@@ -1,4 +1,4 @@
-"""Which workers are bad, from what the checks measured: pure.
+"""Verdict on workers, from what the checks measured: pure.
 
 Compute, memory and disk are measured on each worker alone. The all-reduce needs two: workers are paired, and each
 worker of a pair that failed is paired again with one of a pair that passed. A worker is bad if it failed with two

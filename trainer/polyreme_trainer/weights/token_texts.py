@@ -1,4 +1,4 @@
-"""Whether two tokenizers write the same text by the same number, which no shape in the files of weights shows."""
+"""Check that two tokenizers write the same text by the same number, which no shape in the files of weights shows."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a run trains on, as people see it."""
+"""The data that a run trains on, shown to people."""

@@ -1,4 +1,4 @@
-"""What a step trains on, for people: made of the very packs that a rank would get.
+"""Preview of what a step trains on, for people: made of the very packs that a rank would get.
 
 A source that knows more of its images than ranks need (``notes``) has boxes, masks and augmentation shown too. A mask
 is laid over its image as that was augmented. Ranks never read masks: models here do not train on them, and what a step

@@ -1,4 +1,4 @@
-"""What a mixture comes to over a run: shares, epochs, and when limits of epochs leave nothing to train on.
+"""Outlook of a mixture over a run: shares, epochs, and when limits of epochs leave nothing to train on.
 
 Computed from mean lengths, as if packs had no gaps and samples flowed: a few operations for each source and change,
 where the order itself would pack every window. Steps are exact to some percent.

@@ -1,4 +1,4 @@
-"""What the order of a run is made of, and what can be wrong with it."""
+"""The plan that the order of a run is made from, and its validation."""
 
 from __future__ import annotations
 

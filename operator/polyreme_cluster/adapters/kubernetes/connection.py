@@ -1,4 +1,4 @@
-"""Which API server, and who we are: kubeconfigs and service accounts, as the ``kubernetes`` library loads them."""
+"""API server and identity of a client: kubeconfigs and service accounts, as the ``kubernetes`` library loads them."""
 
 from __future__ import annotations
 

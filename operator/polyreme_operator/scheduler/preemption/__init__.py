@@ -1,1 +1,1 @@
-"""Which running jobs to preempt for a waiting one: policy, cost, freed space, search."""
+"""Choice of running jobs to preempt for a waiting one: policy, cost, freed space, search."""

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import json
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from polyreme_api import environment as names
 from polyreme_api.clock import Clock
@@ -22,23 +20,18 @@ from polyreme_api.errors import (
     RefusedError,
 )
 from polyreme_api.exit_codes import ExitCode
-from polyreme_api.history import ResumePoint
 from polyreme_launcher.api_client import ApiClient
 from polyreme_launcher.exit_message import short_sentence
 from polyreme_launcher.job_watch import watch_attempts
 from polyreme_launcher.lease import LeaseKeeper
+from polyreme_launcher.mixture_leader import write_schedule
 from polyreme_launcher.peers import BACKLOG, LeaderServer
 from polyreme_launcher.protocol import leader as machine
 from polyreme_launcher.protocol.follower import Tick
 from polyreme_launcher.protocol.messages import Message
-from polyreme_launcher.resume import fix_resume
+from polyreme_launcher.resume import ResumeFixer
 from polyreme_system.addresses import is_loopback, listen, split_address
 
-if TYPE_CHECKING:
-    from polyreme_api.job import TrainingJobSpec
-
-RESUME_TRIES_MAX = 5
-RESUME_RETRY_S = 1.0
 FLUSH_S = 2.0
 
 
@@ -47,13 +40,11 @@ class LeaderAgent:
 
     Args:
         pod: The pod's environment.
-        environment: All variables, for the optional ones.
-        launcher: Name of this process.
         secret: Secret of the job.
         clock: Clock.
+        resume: Fixes resume points.
         to_own_follower: Takes the leader's messages to index 0.
         on_fail: Called with an error that the launcher cannot survive.
-        on_schedule: Takes ``spec.data.schedule`` as JSON, whenever it has changed.
         serve_checks: Called with a listening socket, its address and the request, to let pairs of a check meet there.
     """
 
@@ -61,31 +52,22 @@ class LeaderAgent:
         self,
         *,
         pod: PodEnvironment,
-        environment: Mapping[str, str],
-        launcher: str,
         secret: bytes,
         clock: Clock,
+        resume: ResumeFixer,
         to_own_follower: Callable[[Message], None],
         on_fail: Callable[[PolyremeError], None],
-        on_schedule: Callable[[str], None],
         serve_checks: Callable[[socket.socket, str, machine.MeetForChecks], None],
     ) -> None:
         self._serve_checks = serve_checks
-        self._pod, self._launcher = pod, launcher
-        self._clock = clock
+        self._pod, self._clock, self._resume = pod, clock, resume
         self._to_own_follower = to_own_follower
         self._on_fail = on_fail
-        self._on_schedule = on_schedule
-        self._inherited = environment.get(names.LEADER_FD)
-        self._objects_url = environment.get(names.OBJECTS_URL)
         self._state = machine.LeaderState(replacement=pod.replacement)
         self._api = ApiClient(url=pod.api_url, token_file=Path(pod.token_file), namespace=pod.namespace)
         self._lease = LeaseKeeper(
             self._api,
-            namespace=pod.namespace,
-            job=pod.job,
-            job_uid=pod.job_uid,
-            holder=pod.pod,
+            pod=pod,
             key=secret,
             clock=clock,
             on_written=lambda record: self.feed(machine.LeaseWritten(record=record)),
@@ -102,14 +84,10 @@ class LeaderAgent:
         self.master: socket.socket | None = None
         """Listening socket for the ranks' rendezvous of the newest attempt."""
 
-    async def start(self) -> None:
-        """Listen, connect, watch.
-
-        Raises:
-            EnvironmentFailedError: If the leader's port is not available.
-        """
+    async def start(self, listener: socket.socket) -> None:
+        """Accept followers on a bound socket, connect, watch."""
         await self._api.open()
-        await self._server.start(self._listener())
+        await self._server.start(listener)
         self._spawn(self._lease.run())
         self._spawn(self._watch())
         self.feed(machine.PeerConnected(index=0, replacement=self._pod.replacement))
@@ -174,14 +152,25 @@ class LeaderAgent:
                 clock=self._clock,
                 on_attempt=lambda attempt: self.feed(machine.JobChanged(attempt=attempt)),
                 on_refused=lambda number, why: self.feed(machine.AttemptRefused(attempt=number, message=why)),
-                on_schedule=self._on_schedule,
+                on_schedule=functools.partial(write_schedule, Path(self._pod.pod_directory)),
             )
         except PolyremeError as error:
             self._on_fail(error)
 
     async def _fix_resume(self, attempt: int) -> None:
-        point = await self._resume_point(attempt)
+        view = self._state.attempt
+        job_json = None if view is None or view.number != attempt else view.job_json
+        try:
+            point = await self._resume.fix(attempt, job_json)
+        except (RefusedError, InvalidConfigError) as error:
+            self._refuse(attempt, str(error), ExitCode.USAGE)
+            return
+        except EnvironmentFailedError as error:
+            self._refuse(attempt, str(error), ExitCode.ENVIRONMENT)
+            return
         if point is None:
+            print(f"attempt {attempt} had a leader before, which may have released it", file=sys.stderr)
+            self.feed(machine.Fenced(attempt=attempt))
             return
         try:
             address, port = self._listen_for_ranks()
@@ -197,46 +186,6 @@ class LeaderAgent:
                 master_port=port,
             )
         )
-
-    async def _resume_point(self, attempt: int) -> ResumePoint | None:
-        from polyreme_api.job import parse_job
-        from polyreme_datahub.objects import open_store
-
-        view = self._state.attempt
-        spec = None if view is None or view.number != attempt else parse_job(json.loads(view.job_json)).spec
-        entries_of = functools.partial(self._entries_of, spec)
-        fix = functools.partial(fix_resume, attempt=attempt, by=self._launcher, spec=spec, entries_of=entries_of)
-        last = ""
-        for _ in range(RESUME_TRIES_MAX):
-            try:
-                store, now_s = open_store(self._pod.checkpoint_url), self._clock.now_s()
-                point = await asyncio.to_thread(fix, store, now_s=now_s)
-            except (RefusedError, InvalidConfigError) as error:
-                self._refuse(attempt, str(error), ExitCode.USAGE)
-                return None
-            except (PolyremeError, OSError) as error:
-                last = str(error)
-                print(f"resume point of attempt {attempt} is not fixed: {last}", file=sys.stderr)
-                await self._clock.sleep(RESUME_RETRY_S)
-            else:
-                if point is None:
-                    print(f"attempt {attempt} had a leader before, which may have released it", file=sys.stderr)
-                    self.feed(machine.Fenced(attempt=attempt))
-                return point
-        self._refuse(attempt, f"checkpoint root failed {RESUME_TRIES_MAX} times: {last}", ExitCode.ENVIRONMENT)
-        return None
-
-    def _entries_of(self, spec: TrainingJobSpec | None, state: Mapping[str, Any]) -> int | None:
-        """Return how many entries of the schedule the loader knew that saved a state; None if its data is not there."""
-        from polyreme_datahub.loader.open import entries_of_state
-
-        if spec is None or not self._objects_url:
-            return None
-        try:
-            return entries_of_state(self._objects_url, spec, state, job=self._pod.job_uid)
-        except PolyremeError as error:
-            print(f"the schedule of a checkpoint is not known: {error}", file=sys.stderr)
-            return None
 
     def _refuse(self, attempt: int, why: str, code: ExitCode) -> None:
         print(f"attempt {attempt} is refused: {why}", file=sys.stderr)
@@ -266,17 +215,6 @@ class LeaderAgent:
         self.master, host = self._listen()
         return host, self.master.getsockname()[1]
 
-    def _listener(self) -> socket.socket:
-        if self._inherited:
-            return socket.socket(fileno=os.dup(int(self._inherited)))
-        host, port = split_address(self._pod.leader_address)
-        try:
-            return listen(host if is_loopback(host) else "", port, backlog=BACKLOG)
-        except OSError as error:
-            raise EnvironmentFailedError(
-                f"leader can't listen on port {port}: {error.strerror}", field=names.LEADER_ADDRESS
-            ) from error
-
     def _spawn(self, work: object) -> None:
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)  # type: ignore[arg-type]
         self._tasks.add(task)
@@ -286,3 +224,24 @@ class LeaderAgent:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._on_fail(EnvironmentFailedError(f"leader's task failed: {type(error).__name__}: {error}"))
+
+
+def leader_listener(pod: PodEnvironment, inherited: str | None) -> socket.socket:
+    """Open the socket at which followers find the leader.
+
+    Args:
+        pod: The leader's pod.
+        inherited: Descriptor of a socket that already listens, where the host holds one.
+
+    Raises:
+        EnvironmentFailedError: If the leader's port is not available.
+    """
+    if inherited:
+        return socket.socket(fileno=os.dup(int(inherited)))
+    host, port = split_address(pod.leader_address)
+    try:
+        return listen(host if is_loopback(host) else "", port, backlog=BACKLOG)
+    except OSError as error:
+        raise EnvironmentFailedError(
+            f"leader can't listen on port {port}: {error.strerror}", field=names.LEADER_ADDRESS
+        ) from error

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from polyreme_api.clock import Clock
+from polyreme_api.environment import PodEnvironment
 from polyreme_api.errors import NotFoundError
 from polyreme_api.labels import job_object_name
 from polyreme_api.ownership import is_marked, job_object_metadata
@@ -32,10 +33,7 @@ class LeaseKeeper:
 
     Args:
         api: Client.
-        namespace: Namespace of the job.
-        job: Name of the job.
-        job_uid: UID of the job, the Lease's owner.
-        holder: Name of the leader's pod.
+        pod: The leader's pod.
         key: The job's key.
         clock: Clock.
         on_written: Called when the Lease holds a record.
@@ -46,22 +44,19 @@ class LeaseKeeper:
         self,
         api: ApiClient,
         *,
-        namespace: str,
-        job: str,
-        job_uid: str,
-        holder: str,
+        pod: PodEnvironment,
         key: bytes,
         clock: Clock,
         on_written: Callable[[ProgressRecord], None],
         on_lost: Callable[[], None],
     ) -> None:
         self._api = api
-        self._namespace, self._job, self._job_uid, self._holder = namespace, job, job_uid, holder
-        self._signer = ProgressSigner(key, job_uid)
+        self._pod = pod
+        self._signer = ProgressSigner(key, pod.job_uid)
         self._clock = clock
         self._on_written = on_written
         self._on_lost = on_lost
-        self._name = job_object_name(job, job_uid)
+        self._name = job_object_name(pod.job, pod.job_uid)
         self._pending: ProgressRecord | None = None
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
@@ -126,7 +121,7 @@ class LeaseKeeper:
                 patch = self._content(record)
                 patch["metadata"]["resourceVersion"] = self._version
                 if not self._marked:
-                    patch["metadata"] |= job_object_metadata(self._job, self._job_uid)
+                    patch["metadata"] |= job_object_metadata(self._pod.job, self._pod.job_uid)
                 result = await self._api.patch_lease(self._name, patch)
             except NotFoundError:
                 try:
@@ -144,21 +139,21 @@ class LeaseKeeper:
 
     def _seen(self, lease: dict[str, Any]) -> None:
         self._version = lease["metadata"]["resourceVersion"]
-        self._marked = is_marked(lease["metadata"], self._job_uid)
+        self._marked = is_marked(lease["metadata"], self._pod.job_uid)
 
     def _content(self, record: ProgressRecord) -> dict[str, Any]:
         now_s = self._clock.now_s()
         return {
             "metadata": {"annotations": self._signer.annotations(record, at_s=now_s)},
-            "spec": {"holderIdentity": self._holder, "leaseDurationSeconds": LEASE_S, "renewTime": rfc3339(now_s)},
+            "spec": {"holderIdentity": self._pod.pod, "leaseDurationSeconds": LEASE_S, "renewTime": rfc3339(now_s)},
         }
 
     def _new(self, record: ProgressRecord) -> dict[str, Any]:
         content = self._content(record)
         metadata = {
             "name": self._name,
-            "namespace": self._namespace,
-            **job_object_metadata(self._job, self._job_uid),
+            "namespace": self._pod.namespace,
+            **job_object_metadata(self._pod.job, self._pod.job_uid),
             **content["metadata"],
         }
         return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", **content, "metadata": metadata}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
@@ -20,6 +21,7 @@ from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.mixture import MixtureRecord
 from polyreme_api.store import ObjectExistsError, ObjectStore
 from polyreme_planner.mixture import STEPS_AHEAD_MAX, next_mixture
+from polyreme_system.files import write_atomically
 
 SCHEDULE_FILE = "schedule.json"
 """In the pod's folder: ``spec.data.schedule`` as index 0's launcher saw it last."""
@@ -89,3 +91,11 @@ class MixtureLeader:
             self._store.put_if_absent(
                 mixture_key(self._attempt, taken + 1), fixed.model_dump_json(by_alias=True).encode()
             )
+
+
+def write_schedule(directory: Path, schedule_json: str) -> None:
+    """Write the schedule down for rank 0; what can't be written takes effect with the next attempt."""
+    try:
+        write_atomically(directory / SCHEDULE_FILE, schedule_json, durable=False)
+    except OSError as error:
+        print(f"changes of data.schedule can't be passed to the ranks: {error}", file=sys.stderr)

@@ -16,11 +16,11 @@ from polyreme_launcher.protocol.follower import LEADER_SILENCE_MAX_S
 from polyreme_launcher.protocol.handshake import (
     GREETING_BYTES_MAX,
     NONCE_BYTES,
+    FollowerIdentity,
     Hello,
     check_hello,
     decode_hello,
     encode_hello,
-    follower_proof,
     leader_proof,
 )
 from polyreme_launcher.protocol.messages import LINE_BYTES_MAX, Message, decode, encode
@@ -157,10 +157,7 @@ class FollowerLink:
 
     Args:
         address: ``host:port``; the name is resolved again for every connection.
-        job_uid: UID of the job.
-        index: The follower's worker index.
-        replacement: Its replacement number.
-        secret: Secret of the job.
+        identity: The follower, and the job's secret.
         clock: Clock.
         on_connected: Called when the leader has authenticated itself.
         on_lost: Called when the connection breaks.
@@ -172,10 +169,7 @@ class FollowerLink:
         self,
         *,
         address: str,
-        job_uid: str,
-        index: int,
-        replacement: int,
-        secret: bytes,
+        identity: FollowerIdentity,
         clock: Clock,
         on_connected: Callable[[], None],
         on_lost: Callable[[], None],
@@ -184,7 +178,7 @@ class FollowerLink:
     ) -> None:
         self._silence_max_s = silence_max_s
         self._host, self._port = split_address(address)
-        self._job_uid, self._index, self._replacement, self._secret = job_uid, index, replacement, secret
+        self._identity = identity
         self._clock = clock
         self._tries = 0
         """Connections that brought no message."""
@@ -254,18 +248,14 @@ class FollowerLink:
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         leader_nonce, nonce = str(_field(await reader.readuntil(b"\n"), "nonce")), secrets.token_hex(NONCE_BYTES)
-        proof = follower_proof(
-            self._secret,
-            job_uid=self._job_uid,
-            index=self._index,
-            replacement=self._replacement,
+        writer.write(encode_hello(self._identity.hello(leader_nonce=leader_nonce, nonce=nonce)))
+        answer = str(_field(await reader.readuntil(b"\n"), "proof"))
+        expected = leader_proof(
+            self._identity.secret,
+            job_uid=self._identity.job_uid,
             leader_nonce=leader_nonce,
             follower_nonce=nonce,
         )
-        hello = Hello(job_uid=self._job_uid, index=self._index, replacement=self._replacement, nonce=nonce, proof=proof)
-        writer.write(encode_hello(hello))
-        answer = str(_field(await reader.readuntil(b"\n"), "proof"))
-        expected = leader_proof(self._secret, job_uid=self._job_uid, leader_nonce=leader_nonce, follower_nonce=nonce)
         return hmac.compare_digest(answer.encode(errors="replace"), expected.encode())
 
 

@@ -10,8 +10,8 @@ from polyreme_launcher.protocol.follower import RanksSampled
 SAMPLE_INTERVAL_S = 2.0
 IDLE_TICKS_MAX = 1
 """CPU time between two samples, in ticks of 10 ms, that a waiting process may use: its background threads wake up."""
-_STATE, _USER, _SYSTEM = 0, 11, 12
-"""Positions after the name: state, and CPU time in user and in system mode."""
+_STATE, _PARENT, _USER, _SYSTEM = 0, 1, 11, 12
+"""Positions after the name: state, parent, and CPU time in user and in system mode."""
 _STOPPED = frozenset("Tt")
 
 
@@ -46,6 +46,12 @@ def state_of(pid: int) -> str:
 def is_stopped(pid: int) -> bool:
     """Return whether a process is stopped (state T)."""
     return state_of(pid) in _STOPPED
+
+
+def parent_of(pid: int) -> int | None:
+    """Pid of a process's parent; None if there is no such process."""
+    fields = _stat(pid)
+    return None if fields is None else int(fields[_PARENT])
 
 
 def cpu_ticks(pid: int) -> int | None:

@@ -6,27 +6,24 @@ launcher. So the launcher can wait until none of them is alive before it reports
 
 from __future__ import annotations
 
-import array
 import asyncio
 import contextlib
 import ctypes
 import itertools
-import json
 import math
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from polyreme_api.errors import EnvironmentFailedError
 from polyreme_api.exit_codes import ExitCode
-from polyreme_launcher.fork_server import MESSAGE_BYTES_MAX
-from polyreme_launcher.proc_stats import is_stopped, state_of
+from polyreme_launcher.fork_server_channel import ForkServerChannel
+from polyreme_launcher.proc_stats import is_stopped, parent_of, state_of
 
 FORK_SERVER_DEATHS_MAX = 5
 """Fork servers that may die before one has run ranks; then the launcher gives up."""
@@ -47,8 +44,6 @@ By default the kernel takes most of it back after each use, and returns it page 
 reads the settings once, when a process starts, so they are the fork server's; ranks inherit its allocator. 32 MiB is
 the largest threshold that glibc takes. Variables of the pod take precedence.
 """
-OUTBOX_MAX = 4096
-"""Commands that may wait while a fork server warms; ranks of a pod are far fewer."""
 
 OnExit = Callable[[int, int, int | None, int | None, str], None]
 """Called with attempt, rank, code, signal, last message."""
@@ -77,11 +72,9 @@ class RankParent:
         self._on_forked = on_forked
         self._on_fail = on_fail
         self._process: subprocess.Popen[bytes] | None = None
-        self._socket: socket.socket | None = None
+        self._channel: ForkServerChannel | None = None
         self._live: dict[tuple[int, int], int | None] = {}
         """Pid by (attempt, rank), None until the fork server has forked it."""
-        self._outbox: deque[tuple[bytes, list[int]]] = deque()
-        """Commands that the socket did not take yet, with descriptors of their own."""
         self._deaths = 0
         self._failure = ""
         """Why the newest fork server ended, if it reported that."""
@@ -107,7 +100,6 @@ class RankParent:
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "polyreme_launcher.fork_server", str(theirs.fileno()), str(os.getpid())],
@@ -115,9 +107,8 @@ class RankParent:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
             )
-        self._socket = ours
+        self._channel = ForkServerChannel(ours, on_message=self._on_message, on_end=self._on_channel_end)
         self._warm = False
-        asyncio.get_running_loop().add_reader(ours, self._on_readable)
 
     def fork(
         self, *, attempt: int, rank: int, environment: Mapping[str, str], output: int, descriptors: Mapping[str, int]
@@ -168,7 +159,9 @@ class RankParent:
     async def close(self) -> None:
         """End the fork server, and the ranks with it."""
         self._closing = True
-        self._disconnect()
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
         if self._cleanup is not None:
             await self._cleanup
         if self._process is None:
@@ -188,50 +181,14 @@ class RankParent:
                 self._process.returncode = -signal.SIGKILL
             self._process = None
 
-    def _send(self, message: dict[str, Any], descriptors: list[int] | None = None) -> None:
-        if self._socket is None:
-            return
-        if len(self._outbox) >= OUTBOX_MAX:
-            # Only a fork server that hangs lets so many pile up: a new one is the remedy.
+    def _send(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+        if self._channel is not None and not self._channel.send(message, descriptors):
+            # Only a fork server that hangs lets so many commands pile up: a new one is the remedy.
             self._kill_all()
-            return
-        # Copies, since the caller closes its own while these may have to wait.
-        self._outbox.append((json.dumps(message).encode(), [os.dup(descriptor) for descriptor in descriptors or []]))
-        self._send_outbox()
 
-    def _send_outbox(self) -> None:
-        """Send what the socket takes now; the rest when it takes more."""
-        while self._outbox and self._socket is not None:
-            data, descriptors = self._outbox[0]
-            rights = array.array("i", descriptors)
-            ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if descriptors else []
-            try:
-                self._socket.sendmsg([data], ancillary)
-            except BlockingIOError:
-                asyncio.get_running_loop().add_writer(self._socket, self._send_outbox)
-                return
-            except (BrokenPipeError, ConnectionResetError):
-                # A dead fork server is noticed by the end of its socket.
-                return
-            self._outbox.popleft()
-            _close(descriptors)
-        if self._socket is not None:
-            asyncio.get_running_loop().remove_writer(self._socket)
-
-    def _on_readable(self) -> None:
-        while self._socket is not None:
-            try:
-                data = self._socket.recv(MESSAGE_BYTES_MAX)
-            except BlockingIOError:
-                return
-            except ConnectionResetError:
-                # Raised once, when the fork server dies with unread commands; its last messages still follow.
-                continue
-            if not data:
-                self._disconnect()
-                self._cleanup = asyncio.get_running_loop().create_task(self._clean_up())
-                return
-            self._on_message(json.loads(data))
+    def _on_channel_end(self) -> None:
+        self._channel = None
+        self._cleanup = asyncio.get_running_loop().create_task(self._clean_up())
 
     def _on_message(self, message: dict[str, Any]) -> None:
         if message["type"] == "ready":
@@ -266,18 +223,9 @@ class RankParent:
                 os.kill(fork_server, signal.SIGKILL)
         for pid in filter(None, self._live.values()):
             # A pid is only valid with its parent: a fork server that died right after reaping a rank never reported it.
-            if _parent(pid) in {fork_server, os.getpid()}:
+            if parent_of(pid) in {fork_server, os.getpid()}:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, signal.SIGKILL)
-
-    def _disconnect(self) -> None:
-        if self._socket is not None:
-            asyncio.get_running_loop().remove_reader(self._socket)
-            asyncio.get_running_loop().remove_writer(self._socket)
-            self._socket.close()
-            self._socket = None
-        while self._outbox:
-            _close(self._outbox.popleft()[1])
 
     async def _clean_up(self) -> None:
         """Handle a fork server's death: wait until its ranks are dead too, report them, and start another one."""
@@ -307,11 +255,6 @@ class RankParent:
         return f"{what}: {self._failure}" if self._failure else what
 
 
-def _close(descriptors: list[int]) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)
-
-
 async def _reap_all(*, kill: bool, wait_s: float = math.inf) -> None:
     """Wait until this process has no child; the fork server's ranks become its children when the fork server dies.
 
@@ -334,13 +277,3 @@ def _kill_children() -> None:
         for pid in path.read_text().split():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(int(pid), signal.SIGKILL)
-
-
-def _parent(pid: int) -> int | None:
-    """Pid of a process' parent; None if there is no such process."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    # The name in parentheses may contain anything; fields are counted after it (proc(5)).
-    return int(text.rpartition(")")[2].split()[1])

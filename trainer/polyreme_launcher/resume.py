@@ -8,23 +8,86 @@ With the point, the changes of the mixture are fixed that the attempt trains by.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import functools
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from polyreme_api.checkpoint_inventory import State, StoredCheckpoint, Survey, read_point, survey
+from polyreme_api.clock import Clock
 from polyreme_api.commit_marker import CommitMarker, ForeignFormatError
-from polyreme_api.errors import RefusedError
+from polyreme_api.environment import PodEnvironment
+from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError, PolyremeError, RefusedError
 from polyreme_api.history import ResumePoint, attempt_key, attempt_spans, claim_key, is_history
+from polyreme_api.job import parse_job
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.mixture import MixtureRecord
 from polyreme_api.progress import CheckpointRef
 from polyreme_api.resume_point import fix_resume_point
 from polyreme_api.store import ObjectExistsError, ObjectStore
+from polyreme_datahub.objects import open_store
 from polyreme_planner.mixture import first_mixture, next_mixture, restored_mixture
 
+RESUME_TRIES_MAX = 5
+RESUME_RETRY_S = 1.0
 EntriesOf = Callable[[Mapping[str, Any]], int | None]
+
+
+class ResumeFixer:
+    """Fixes the resume points of one leader's attempts, and retries while the checkpoint root fails.
+
+    Args:
+        pod: The leader's pod.
+        by: Name of the leader's process.
+        objects_url: The datahub's store; None where the job has no data of it.
+        clock: Clock.
+    """
+
+    def __init__(self, pod: PodEnvironment, *, by: str, objects_url: str | None, clock: Clock) -> None:
+        self._pod, self._by, self._objects_url, self._clock = pod, by, objects_url, clock
+
+    async def fix(self, attempt: int, job_json: str | None) -> ResumePoint | None:
+        """Fix an attempt's resume point and return it; None if a leader before may have released the attempt.
+
+        Args:
+            attempt: The attempt.
+            job_json: The job as the leader read it; None if it is of another attempt by now.
+
+        Raises:
+            InvalidConfigError: If a checkpoint can't be used by this version.
+            RefusedError: If a person has to look at the checkpoint root.
+            EnvironmentFailedError: If the checkpoint root stays unavailable.
+        """
+        spec = None if job_json is None else parse_job(json.loads(job_json)).spec
+        entries_of = functools.partial(self._entries_of, spec)
+        fix = functools.partial(fix_resume, attempt=attempt, by=self._by, spec=spec, entries_of=entries_of)
+        last = ""
+        for _ in range(RESUME_TRIES_MAX):
+            try:
+                store, now_s = open_store(self._pod.checkpoint_url), self._clock.now_s()
+                return await asyncio.to_thread(fix, store, now_s=now_s)
+            except (RefusedError, InvalidConfigError):
+                raise
+            except (PolyremeError, OSError) as error:
+                last = str(error)
+                print(f"resume point of attempt {attempt} is not fixed: {last}", file=sys.stderr)
+                await self._clock.sleep(RESUME_RETRY_S)
+        raise EnvironmentFailedError(f"checkpoint root failed {RESUME_TRIES_MAX} times: {last}")
+
+    def _entries_of(self, spec: TrainingJobSpec | None, state: Mapping[str, Any]) -> int | None:
+        """Return how many entries of the schedule the loader knew that saved a state; None if its data is not there."""
+        from polyreme_datahub.loader.open import entries_of_state
+
+        if spec is None or not self._objects_url:
+            return None
+        try:
+            return entries_of_state(self._objects_url, spec, state, job=self._pod.job_uid)
+        except PolyremeError as error:
+            print(f"the schedule of a checkpoint is not known: {error}", file=sys.stderr)
+            return None
 
 
 def fix_resume(

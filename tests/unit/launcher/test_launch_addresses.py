@@ -10,8 +10,10 @@ import pytest
 import torch.distributed as dist
 
 from polyreme_api.environment import PodEnvironment
-from polyreme_launcher.leader_agent import LeaderAgent
+from polyreme_launcher.leader_agent import LeaderAgent, leader_listener
 from polyreme_launcher.peers import FollowerLink
+from polyreme_launcher.protocol.handshake import FollowerIdentity
+from polyreme_launcher.resume import ResumeFixer
 from polyreme_planner.layout import Layout
 from polyreme_system.addresses import listen
 from polyreme_system.clock import SystemClock
@@ -49,29 +51,25 @@ def test_a_follower_reaches_the_leader_by_either_family(host: str, tmp_path: Pat
     async def story() -> None:
         (port,) = free_ports(1)
         secret, clock, connected = secrets.token_bytes(32), SystemClock(), asyncio.Event()
+        own = pod(tmp_path, port)
         leader = LeaderAgent(
-            pod=pod(tmp_path, port),
-            environment={},
-            launcher="j-0-0",
+            pod=own,
             secret=secret,
             clock=clock,
+            resume=ResumeFixer(own, by="j-0-0", objects_url=None, clock=clock),
             to_own_follower=lambda _: None,
             on_fail=lambda error: pytest.fail(str(error)),
-            on_schedule=lambda _: None,
             serve_checks=lambda *_: None,
         )
         link = FollowerLink(
             address=f"{host}:{port}",
-            job_uid="u",
-            index=1,
-            replacement=0,
-            secret=secret,
+            identity=FollowerIdentity(job_uid="u", index=1, replacement=0, secret=secret),
             clock=clock,
             on_connected=connected.set,
             on_lost=lambda: None,
             on_message=lambda _: None,
         )
-        await leader.start()
+        await leader.start(leader_listener(own, inherited=None))
         task = asyncio.create_task(link.run())
         async with asyncio.timeout(CONNECTED_S_MAX):
             await connected.wait()

@@ -29,6 +29,29 @@ class Hello:
     proof: str
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class FollowerIdentity:
+    """A follower as its job knows it."""
+
+    job_uid: str
+    index: int
+    replacement: int
+    secret: bytes
+    """The job's."""
+
+    def hello(self, *, leader_nonce: str, nonce: str) -> Hello:
+        """Answer the leader's nonce, with a nonce of the follower's own."""
+        proof = follower_proof(
+            self.secret,
+            job_uid=self.job_uid,
+            index=self.index,
+            replacement=self.replacement,
+            leader_nonce=leader_nonce,
+            follower_nonce=nonce,
+        )
+        return Hello(job_uid=self.job_uid, index=self.index, replacement=self.replacement, nonce=nonce, proof=proof)
+
+
 def follower_proof(
     secret: bytes, *, job_uid: str, index: int, replacement: int, leader_nonce: str, follower_nonce: str
 ) -> str:

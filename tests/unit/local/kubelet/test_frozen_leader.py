@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from polyreme_launcher.peers import FollowerLink, LeaderServer
+from polyreme_launcher.protocol.handshake import FollowerIdentity
 from polyreme_launcher.protocol.messages import Beat
 from polyreme_system.clock import SystemClock
 from tests.unit.local.kubelet.stack import Stack, lives
@@ -71,10 +72,7 @@ def test_a_follower_leaves_a_leader_that_falls_silent(tmp_path: Path) -> None:
         await server.start(listener)
         link = FollowerLink(
             address=f"127.0.0.1:{listener.getsockname()[1]}",
-            job_uid="u",
-            index=1,
-            replacement=0,
-            secret=secret,
+            identity=FollowerIdentity(job_uid="u", index=1, replacement=0, secret=secret),
             clock=SystemClock(),
             on_connected=lambda: told.append("connected"),
             on_lost=lambda: told.append("lost"),
@@ -120,10 +118,7 @@ def test_follower_finds_the_leader_beside_the_pod_of_an_earlier_one(monkeypatch:
             resolved.setattr(loop, "getaddrinfo", look_up)
             link = FollowerLink(
                 address=f"leader:{port}",
-                job_uid="u",
-                index=1,
-                replacement=0,
-                secret=secret,
+                identity=FollowerIdentity(job_uid="u", index=1, replacement=0, secret=secret),
                 clock=SystemClock(),
                 on_connected=lambda: told.append("connected"),
                 on_lost=lambda: None,

@@ -17,6 +17,7 @@ from polyreme_api.progress import ProgressRecord
 from polyreme_api.signed_progress import ProgressSigner
 from polyreme_cluster.port import ObjectRef
 from polyreme_launcher.peers import FollowerLink
+from polyreme_launcher.protocol.handshake import FollowerIdentity
 from polyreme_system.clock import SystemClock
 from tests.unit.local.kubelet.stack import ROOT, Stack, lives
 
@@ -179,10 +180,7 @@ def test_a_stranger_without_the_secret_never_hears_the_leader(tmp_path: Path) ->
             (port,) = {listener.getsockname()[1] for listener in stack.kubelet._leaders._sockets.values()}
             link = FollowerLink(
                 address=f"127.0.0.1:{port}",
-                job_uid=stack.uid,
-                index=1,
-                replacement=9,
-                secret=b"guessed",
+                identity=FollowerIdentity(job_uid=stack.uid, index=1, replacement=9, secret=b"guessed"),
                 clock=SystemClock(),
                 on_connected=lambda: heard.append("connected"),
                 on_lost=lambda: heard.append("lost"),

@@ -25,6 +25,7 @@ from polyreme_cluster.adapters.kubernetes.connection import from_kubeconfig
 from polyreme_cluster.port import ClusterPort, Manifest, ObjectRef
 from polyreme_datahub.hub import process
 from polyreme_local.kubelet.kubelet import ProcessKubelet
+from polyreme_local.kubelet.settings import KubeletSettings
 from polyreme_operator.controller import run_operator
 from polyreme_operator.reconcile.worker_pods import PodDefaults
 from polyreme_operator.settings import Settings
@@ -103,17 +104,19 @@ class Machine:
         authority = self._api.configuration.ssl_ca_cert
         return ProcessKubelet(
             port,
-            node=self.node,
-            devices=4,
-            directory=self._root / "pods",
+            KubeletSettings(
+                node=self.node,
+                devices=4,
+                directory=self._root / "pods",
+                run_token=secrets.token_hex(16),
+                api_url=self._api.configuration.host,
+                token_for=self._token,
+                device_resource=self.resource,
+                # In a cluster the authority lies in the pod; a process finds it by OpenSSL's own variable.
+                variables={} if authority is None else {"SSL_CERT_FILE": authority},
+                heartbeat_s=HEARTBEAT_S,
+            ),
             clock=self._clock,
-            run_token=secrets.token_hex(16),
-            api_url=self._api.configuration.host,
-            token_for=self._token,
-            device_resource=self.resource,
-            # In a cluster the authority lies in the pod; a process finds it by OpenSSL's own variable.
-            variables={} if authority is None else {"SSL_CERT_FILE": authority},
-            heartbeat_s=HEARTBEAT_S,
         )
 
     async def _operator(self, port: ClusterPort, settings: Settings | None) -> None:

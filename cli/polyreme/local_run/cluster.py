@@ -42,6 +42,7 @@ from polyreme_local.api_server.tokens import TokenTable
 from polyreme_local.kubelet.container import job_of
 from polyreme_local.kubelet.kubelet import ProcessKubelet
 from polyreme_local.kubelet.leader_sockets import LeaderSockets
+from polyreme_local.kubelet.settings import KubeletSettings
 from polyreme_operator.controller import run_operator
 from polyreme_operator.reconcile.status_builder import reopen
 from polyreme_operator.reconcile.worker_pods import PodDefaults
@@ -242,21 +243,23 @@ def _kubelets(
     return [
         ProcessKubelet(
             port,
-            node=node,
-            devices=least if devices is None else devices // len(nodes),
-            directory=directory,
-            clock=clock,
-            run_token=run_token,
-            api_url=api_url,
-            token_for=lambda pod: tokens.for_job(
-                namespace=pod["metadata"]["namespace"], job=job_of(pod)[0], uid=job_of(pod)[1]
+            KubeletSettings(
+                node=node,
+                devices=least if devices is None else devices // len(nodes),
+                directory=directory,
+                run_token=run_token,
+                api_url=api_url,
+                token_for=lambda pod: tokens.for_job(
+                    namespace=pod["metadata"]["namespace"], job=job_of(pod)[0], uid=job_of(pod)[1]
+                ),
+                device_resource=workers.device_resource,
+                # All are one place of every level, as they are one machine.
+                node_labels=node_labels(job, NODE),
+                variables={**variables, **({names.CHECK_FAULT: faults[number]} if number in faults else {})},
+                ends_leftovers=number == 0,
             ),
-            device_resource=workers.device_resource,
-            # All are one place of every level, as they are one machine.
-            node_labels=node_labels(job, NODE),
-            variables={**variables, **({names.CHECK_FAULT: faults[number]} if number in faults else {})},
+            clock=clock,
             leaders=leaders,
-            ends_leftovers=number == 0,
         )
         for number, node in enumerate(nodes)
     ]

@@ -27,6 +27,7 @@ from polyreme_datahub_service.controller import DataController
 from polyreme_datahub_service.preparation import LocalPreparation
 from polyreme_local.kubelet.kubelet import ProcessKubelet
 from polyreme_local.kubelet.leader_sockets import LeaderSockets
+from polyreme_local.kubelet.settings import KubeletSettings
 from polyreme_system.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -112,18 +113,20 @@ class _Host:
         }
         return ProcessKubelet(
             cluster,
-            node=node,
-            devices=self._settings.devices,
-            directory=self._home.path / "nodes" / node,
+            KubeletSettings(
+                node=node,
+                devices=self._settings.devices,
+                directory=self._home.path / "nodes" / node,
+                run_token=secrets.token_hex(16),
+                api_url=str(self._api.configuration.host),
+                token_for=self._token,
+                device_resource=self._settings.resource,
+                # In a cluster the authority lies in the pod; a process finds it by OpenSSL's own variable.
+                variables=variables | ({} if authority is None else {"SSL_CERT_FILE": str(authority)}),
+                heartbeat_s=HEARTBEAT_S,
+                node_labels=self._settings.labels.get(node, {}),
+            ),
             clock=self._clock,
-            run_token=secrets.token_hex(16),
-            api_url=str(self._api.configuration.host),
-            token_for=self._token,
-            device_resource=self._settings.resource,
-            # In a cluster the authority lies in the pod; a process finds it by OpenSSL's own variable.
-            variables=variables | ({} if authority is None else {"SSL_CERT_FILE": str(authority)}),
-            heartbeat_s=HEARTBEAT_S,
-            node_labels=self._settings.labels.get(node, {}),
             leaders=leaders,
         )
 

@@ -26,6 +26,8 @@ from polyreme_local.api_server.store import Store
 from polyreme_local.api_server.tokens import TokenTable
 from polyreme_local.kubelet.container import job_of
 from polyreme_local.kubelet.kubelet import ProcessKubelet
+from polyreme_local.kubelet.leader_sockets import LeaderSockets
+from polyreme_local.kubelet.settings import KubeletSettings
 from polyreme_planner.plan import Plan, plan_for
 from polyreme_system.clock import SystemClock
 
@@ -61,6 +63,7 @@ class Stack:
         self.server = ApiServer(self.cluster, tokens=self.tokens)
         self.script = root / "script"
         self.run_token = secrets.token_hex(16)
+        self.leaders = LeaderSockets()
         self.job: Manifest = {}
         self.kubelet: ProcessKubelet
 
@@ -75,18 +78,21 @@ class Stack:
         url = await self.server.start()
         self.kubelet = ProcessKubelet(
             self.cluster,
-            node="here",
-            devices=8,
-            directory=self.root / "pods",
+            KubeletSettings(
+                node="here",
+                devices=8,
+                directory=self.root / "pods",
+                run_token=self.run_token,
+                api_url=url,
+                token_for=self._token,
+                variables={
+                    "PYTHONPATH": str(ROOT),
+                    "SCRIPT": str(self.script),
+                    TARGET_VARIABLE: "tests.unit.local.kubelet.scripted_rank:main",
+                },
+            ),
             clock=self.clock,
-            run_token=self.run_token,
-            api_url=url,
-            token_for=self._token,
-            variables={
-                "PYTHONPATH": str(ROOT),
-                "SCRIPT": str(self.script),
-                TARGET_VARIABLE: "tests.unit.local.kubelet.scripted_rank:main",
-            },
+            leaders=self.leaders,
         )
         task = asyncio.create_task(self.kubelet.run())
         try:

@@ -177,7 +177,7 @@ def test_a_stranger_without_the_secret_never_hears_the_leader(tmp_path: Path) ->
             await stack.submit()
             await stack.until_training(1)
             heard: list[str] = []
-            (port,) = {listener.getsockname()[1] for listener in stack.kubelet._leaders._sockets.values()}
+            (port,) = {listener.getsockname()[1] for listener in stack.leaders._sockets.values()}
             link = FollowerLink(
                 address=f"127.0.0.1:{port}",
                 identity=FollowerIdentity(job_uid=stack.uid, index=1, replacement=9, secret=b"guessed"),

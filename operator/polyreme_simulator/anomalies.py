@@ -129,7 +129,7 @@ class Anomalies:
 
     def _refuse(self) -> bool:
         """An admission webhook, or a missing right, refuses some writes of one job, for a while or for good."""
-        facts = self._world.facts.anomalies
+        facts = self._world.facts.rules.anomalies
         if len(facts.refusals) >= REFUSALS_MAX:
             return False
         point = self._rng.choice(REFUSED)
@@ -150,7 +150,7 @@ class Anomalies:
 
         Someone may have deleted such an object of a job before, whose next pod needs it.
         """
-        facts, self._count = self._world.facts.anomalies.children, self._count + 1
+        facts, self._count = self._world.facts.rules.anomalies.children, self._count + 1
         namespace = self._rng.choice(NAMESPACES)
         kinds = self._rng.sample(CHILD_KINDS, self._rng.choice((1, 1, 2)))
         for_good, lasts_s = self._rng.random() < 0.2, self._rng.choice(FOREIGN_S)

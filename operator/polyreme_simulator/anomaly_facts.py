@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from polyreme_api import labels
 from polyreme_cluster.port import Manifest, ObjectRef
 from polyreme_simulator.batches import BatchFacts
-from polyreme_simulator.capacity import BLIND_S, CapacityFacts
+from polyreme_simulator.cluster_history import BLIND_S, ClusterHistory
 from polyreme_simulator.cluster_view import ClusterView
 from polyreme_simulator.observed_state import ObservedState
 from polyreme_simulator.ownership import MALFORMED, is_set_apart, owner_uid
@@ -22,30 +23,27 @@ TIMED = frozenset({"LeaderSilent", "StartTimedOut", "Hung"})
 """Restart causes that are timeouts."""
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class AnomalyFacts:
-    """Which anomalies are in force, and the rules that follow from them.
+    """Which anomalies are in force, and the rules that follow from them."""
 
-    Args:
-        observed: What the store's log showed; a broken rule is noted there.
-        capacity: Who holds what.
-        batches: The batch of intents that is being written.
-    """
+    observed: ObservedState
+    history: ClusterHistory
+    batches: BatchFacts
+    refusals: dict[tuple[str, str], tuple[str, float]] = dataclasses.field(default_factory=dict)
+    """Sentence and since when, by UID of the job and write point."""
+    refused: bool = False
+    """Whether writes of some job were ever refused: what jobs say may be old, for as long as retries take."""
+    quarantined: set[str] = dataclasses.field(default_factory=set)
+    """Jobs whose status was refused at some time: nothing is held for them."""
+    children: RefusedChildFacts = dataclasses.field(init=False)
+    _missing_s: dict[tuple[str, str], float] = dataclasses.field(default_factory=dict)
+    _refused_s: dict[tuple[str, str, int], float] = dataclasses.field(default_factory=dict)
+    """When the first create of a job's pods was refused since the job last said why, by UID, sentence and attempt.
+    The pods of a later attempt are created, and refused, again."""
 
-    def __init__(self, observed: ObservedState, *, capacity: CapacityFacts, batches: BatchFacts) -> None:
-        self._observed = observed
-        self._capacity = capacity
-        self._batches = batches
-        self.refusals: dict[tuple[str, str], tuple[str, float]] = {}
-        """Sentence and since when, by UID of the job and write point."""
-        self.refused = False
-        """Whether writes of some job were ever refused: what jobs say may be old, for as long as retries take."""
-        self.quarantined: set[str] = set()
-        """Jobs whose status was refused at some time: nothing is held for them."""
-        self.children = RefusedChildFacts(observed, capacity=capacity)
-        self._missing_s: dict[tuple[str, str], float] = {}
-        self._refused_s: dict[tuple[str, str, int], float] = {}
-        """When the first create of a job's pods was refused since the job last said why, by UID, sentence and attempt.
-        The pods of a later attempt are created, and refused, again."""
+    def __post_init__(self) -> None:
+        self.children = RefusedChildFacts(self.observed, self.history)
 
     # --------------------------------------------------------------------------------------------------------- writes
 
@@ -68,15 +66,15 @@ class AnomalyFacts:
             return ""
         uid = owner
         if ref.kind == labels.KIND_JOB:
-            uid = next((uid for uid, job in self._observed.jobs.items() if ObjectRef.of(job) == ref), "")
+            uid = next((uid for uid, job in self.observed.jobs.items() if ObjectRef.of(job) == ref), "")
         found = self.refusals.get((uid, f"{verb} {ref.kind}"))
         if found is None:
             return ""
         if ref.kind == labels.KIND_JOB:
-            self._batches.refused(uid)
+            self.batches.refused(uid)
             self.quarantined.add(uid)
         if ref.kind == "Pod":
-            attempt = _attempt(self._observed.jobs.get(uid))
+            attempt = _attempt(self.observed.jobs.get(uid))
             self._refused_s.setdefault((uid, found[0], attempt), world.time_s())
         return found[0]
 
@@ -88,7 +86,7 @@ class AnomalyFacts:
 
     def look(self, world: ClusterView) -> None:
         """Check what must hold once nothing else goes wrong."""
-        if self._capacity.blind(world):
+        if self.history.blind(world):
             return
         self._look_for_children(world)
         self.children.look(world)
@@ -96,8 +94,8 @@ class AnomalyFacts:
 
     def _look_for_children(self, world: ClusterView) -> None:
         there = {(owner_uid(record.manifest), kind) for kind in BACK_S for record in world.store.records(kind)}
-        for uid, job in self._observed.jobs.items():
-            active = self._observed.true(uid, "Admitted") and not job["metadata"].get("deletionTimestamp")
+        for uid, job in self.observed.jobs.items():
+            active = self.observed.true(uid, "Admitted") and not job["metadata"].get("deletionTimestamp")
             for kind, within_s in BACK_S.items():
                 refused = self.is_refused(uid, f"create {kind}") or self.is_refused(uid)
                 refused = refused or (job["metadata"]["namespace"], kind) in self.children.quotas
@@ -107,19 +105,19 @@ class AnomalyFacts:
                 since_s = self._missing_s.setdefault((uid, kind), world.time_s())
                 if world.time_s() - since_s > within_s:
                     what = f"{job['metadata']['name']} has no {kind} since t={since_s:.0f}"
-                    self._observed.broke("what a job owns comes back", what, world)
+                    self.observed.broke("what a job owns comes back", what, world)
 
     def _look_for_words(self, world: ClusterView) -> None:
         for key, since_s in list(self._refused_s.items()):
             uid, sentence, attempt = key
-            job, refusal = self._observed.jobs.get(uid), self.refusals.get((uid, "create Pod"))
-            waits = job is None or not self._observed.true(uid, "Admitted") or _attempt(job) != attempt
+            job, refusal = self.observed.jobs.get(uid), self.refusals.get((uid, "create Pod"))
+            waits = job is None or not self.observed.true(uid, "Admitted") or _attempt(job) != attempt
             over = refusal is None or refusal[0] != sentence
             if waits or over or self.is_refused(uid) or sentence in _messages(job or {}):
                 del self._refused_s[key]
             elif world.time_s() - since_s > EXPLAINED_S:
-                what = f"{self._observed.jobs[uid]['metadata']['name']} does not say that {sentence}"
-                self._observed.broke("a refused pod is explained", what, world)
+                what = f"{self.observed.jobs[uid]['metadata']['name']} does not say that {sentence}"
+                self.observed.broke("a refused pod is explained", what, world)
 
     def forcing(self, uid: str, world: ClusterView) -> None:
         """Check that a pod that is deleted by force is on a node that has been away, or was reported to be."""
@@ -128,17 +126,17 @@ class AnomalyFacts:
             return
         if world.time_s() - world.lost_s.get(launcher.node, float("-inf")) > BLIND_S:
             what = f"{launcher.pod.pod} lives, and {launcher.node} was never lost"
-            self._observed.broke("only pods of lost nodes are deleted by force", what, world)
+            self.observed.broke("only pods of lost nodes are deleted by force", what, world)
 
     def begun(self, uid: str, records: list[dict[str, Any]], number: int, world: ClusterView) -> None:
         """Check that an attempt that begins in the calm period was not called for by a timeout."""
-        if self._capacity.blind(world) or not records or records[-1].get("attempt") != number - 1:
+        if self.history.blind(world) or not records or records[-1].get("attempt") != number - 1:
             return
         cause = records[-1].get("cause")
         gang = world.gangs.get((uid, number - 1))
         if cause in TIMED and gang is not None and gang.whole:
-            what = f"{self._observed.jobs[uid]['metadata']['name']} attempt {number - 1} was restarted for {cause}"
-            self._observed.broke("a gang that works is not restarted for its silence", what, world)
+            what = f"{self.observed.jobs[uid]['metadata']['name']} attempt {number - 1} was restarted for {cause}"
+            self.observed.broke("a gang that works is not restarted for its silence", what, world)
 
     # ---------------------------------------------------------------------------------------------------------- the end
 
@@ -160,7 +158,7 @@ class AnomalyFacts:
             )
             if not reported:
                 what = f"{record.name} says nothing, its spec is {record.manifest.get('spec')}"
-                self._observed.broke("a malformed job says so", what, world)
+                self.observed.broke("a malformed job says so", what, world)
 
 
 def _attempt(job: Manifest | None) -> int:

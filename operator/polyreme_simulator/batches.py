@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -11,18 +12,14 @@ from polyreme_simulator.cluster_view import ClusterView
 from polyreme_simulator.observed_state import ObservedState
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class BatchFacts:
-    """The admissions that are about to be written to jobs.
+    """The admissions that are about to be written to jobs."""
 
-    Args:
-        observed: What the store's log showed; a broken rule is noted there.
-    """
-
-    def __init__(self, observed: ObservedState) -> None:
-        self._observed = observed
-        self._entries: list[dict[str, Any]] = []
-        self._refused: set[str] = set()
-        """Jobs of the batch whose write was refused: that is an answer, so none of their writes is in flight."""
+    observed: ObservedState
+    _entries: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    _refused: set[str] = dataclasses.field(default_factory=set)
+    """Jobs of the batch whose write was refused: that is an answer, so none of their writes is in flight."""
 
     def changed(self, manifest: Manifest, world: ClusterView) -> None:
         """Take a change of the object that stores the batch."""
@@ -36,7 +33,7 @@ class BatchFacts:
         for entry in self._entries:
             if self._open(entry):
                 what = f"{entry['name']} attempt {entry['attempt']} may still begin"
-                self._observed.broke("a batch is settled before the next", what, world)
+                self.observed.broke("a batch is settled before the next", what, world)
         self._entries, self._refused = entries, set()
 
     def refused(self, uid: str) -> None:
@@ -56,8 +53,8 @@ class BatchFacts:
         has ended, the write conflicts (``test_an_admission_never_lands_on_a_job_that_has_ended``).
         """
         uid = entry["uid"]
-        job = self._observed.jobs.get(uid)
-        if job is None or uid in self._refused or self._observed.true(uid, "Succeeded", "Failed"):
+        job = self.observed.jobs.get(uid)
+        if job is None or uid in self._refused or self.observed.true(uid, "Succeeded", "Failed"):
             return False
         status = job.get("status") or {}
         begun = (status.get("attempt") or {}).get("number", 0) >= entry["attempt"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ from polyreme_api.job import parse_job
 from polyreme_cluster.port import Manifest, WatchEventType
 from polyreme_local.api_server.record import Change
 from polyreme_simulator.anomaly_facts import AnomalyFacts
-from polyreme_simulator.capacity import CapacityFacts
+from polyreme_simulator.cluster_history import ClusterHistory
 from polyreme_simulator.cluster_view import ClusterView
 from polyreme_simulator.observed_state import ObservedState
 
@@ -18,24 +19,18 @@ FOLLOWS_S = 10.0
 """Time within which a job stops to wait for data after it was reported as ready."""
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class DataFacts:
-    """What was reported about each job's data.
+    """What was reported about each job's data."""
 
-    Args:
-        observed: What the store's log showed; a broken rule is noted there.
-        capacity: When the operator can know what is.
-        anomalies: Which anomalies are in force.
-    """
-
-    def __init__(self, observed: ObservedState, *, capacity: CapacityFacts, anomalies: AnomalyFacts) -> None:
-        self._observed = observed
-        self._anomalies = anomalies
-        self._capacity = capacity
-        self.gated = False
-        """Whether the operator was told that a datahub controller serves this cluster."""
-        self._about: dict[str, str] = {}
-        self._ready_s: dict[str, float] = {}
-        """Since when the data of a job has been reported as ready, by UID."""
+    observed: ObservedState
+    history: ClusterHistory
+    anomalies: AnomalyFacts
+    gated: bool = False
+    """Whether the operator was told that a datahub controller serves this cluster."""
+    _about: dict[str, str] = dataclasses.field(default_factory=dict)
+    _ready_s: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Since when the data of a job has been reported as ready, by UID."""
 
     def changed(self, change: Change, world: ClusterView) -> None:
         """Take a change of a job."""
@@ -63,7 +58,7 @@ class DataFacts:
         if (job.get("status") or {}).get("attempt") is not None and self._report(job) is None:
             # A report that is lost takes nothing away from a job that has had its data.
             return False
-        return self._ready_s.get(uid, float("inf")) > self._capacity.known_since_s(world)
+        return self._ready_s.get(uid, float("inf")) > self.history.known_since_s(world)
 
     def admitted(self, uid: str, before: Mapping[str, Any], world: ClusterView) -> None:
         """Check an admission, whose write holds for exactly the job that it saw.
@@ -75,27 +70,27 @@ class DataFacts:
         """
         if not self.gated:
             return
-        job, attempts = self._observed.jobs[uid], before.get("attempt") is not None
+        job, attempts = self.observed.jobs[uid], before.get("attempt") is not None
         report, name = self._report(job), job["metadata"]["name"]
         if self.reported(job) is not DataState.PROCESSED and (not attempts or report is not None):
             # A report that is lost takes nothing away from a job that has had its data.
             said = "nothing" if report is None else report.state
-            self._observed.broke("no job holds devices before its data is ready", f"{name}: {said} is reported", world)
+            self.observed.broke("no job holds devices before its data is ready", f"{name}: {said} is reported", world)
 
     def look(self, world: ClusterView) -> None:
         """Check that no job waits for data that is reported as ready."""
-        if not self.gated or self._capacity.blind(world) or self._anomalies.refused:
+        if not self.gated or self.history.blind(world) or self.anomalies.refused:
             # Where writes are refused, what jobs say may be old.
             return
         for uid, since_s in self._ready_s.items():
-            job = self._observed.jobs.get(uid)
+            job = self.observed.jobs.get(uid)
             if job is None or world.time_s() - max(since_s, world.calm_since_s) < FOLLOWS_S:
                 continue
             conditions = {entry["type"]: entry for entry in (job.get("status") or {}).get("conditions") or ()}
             queued = conditions.get("Queued") or {}
             if queued.get("status") == "True" and queued["reason"] in {"WaitingForData", "DataRefused"}:
                 what = f"{job['metadata']['name']} says {queued['reason']}, its data is ready since t={since_s:.0f}"
-                self._observed.broke("no job waits for data that is ready", what, world)
+                self.observed.broke("no job waits for data that is ready", what, world)
 
     @staticmethod
     def _report(job: Manifest) -> DataReport | None:

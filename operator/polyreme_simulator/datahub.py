@@ -64,7 +64,7 @@ class DataHub:
 
     def begin(self, lasts_s: float, *, faults: bool) -> None:
         """Start the controller, and plan its faults."""
-        self._world.facts.data.gated = True
+        self._world.facts.rules.data.gated = True
         self._faults = faults
         self._look()
         if not faults:
@@ -88,7 +88,7 @@ class DataHub:
             uid = job["metadata"]["uid"]
             if self._work.get(uid) == self._life or self._finished(job):
                 continue
-            state = self._world.facts.data.reported(job)
+            state = self._world.facts.rules.data.reported(job)
             if state is DataState.PROCESSED and uid in self._there:
                 continue
             self._work[uid] = life = self._life

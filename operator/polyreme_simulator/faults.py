@@ -27,7 +27,7 @@ from polyreme_cluster.port import (
     WatchEvent,
 )
 from polyreme_local.api_server.cluster import EmbeddedCluster
-from polyreme_simulator.invariants import LATENCY_S
+from polyreme_simulator.job_facts import LATENCY_S
 
 _Answer = TypeVar("_Answer")
 _Act: TypeAlias = Callable[[], Awaitable[Any]]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from polyreme_api import labels
 from polyreme_local.api_server.record import Change
 from polyreme_simulator.cluster_view import ClusterView
@@ -15,22 +17,18 @@ UNSERVED = frozenset({"QueueMissing", "WaitingForData", "DataRefused"})
 """That a queue is missing is noticed when the data is ready."""
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class ForeignQueueFacts:
-    """Which jobs these are, by the prefix of their names.
+    """Which jobs these are, by the prefix of their names."""
 
-    Args:
-        observed: What the store's log showed; a broken rule is noted there.
-    """
-
-    def __init__(self, observed: ObservedState) -> None:
-        self._observed = observed
-        self._uids: set[str] = set()
+    observed: ObservedState
+    _uids: set[str] = dataclasses.field(default_factory=set)
 
     def changed(self, change: Change, world: ClusterView) -> None:
         """Take one change of the store."""
         record = change.record
         if record.kind == "Pod" and record.name.startswith(FOREIGN):
-            self._observed.broke("a refused job has no pods", record.name, world)
+            self.observed.broke("a refused job has no pods", record.name, world)
         if record.kind != labels.KIND_JOB:
             return
         status = record.manifest.get("status")
@@ -38,9 +36,9 @@ class ForeignQueueFacts:
         if record.name.startswith(FOREIGN):
             self._uids.add(record.uid)
             if status.get("attempt"):
-                self._observed.broke("a refused job is never admitted", record.name, world)
+                self.observed.broke("a refused job is never admitted", record.name, world)
         elif self._uids and (status.get("preemption") or {}).get("by") in self._uids:
-            self._observed.broke("no job is preempted for a refused one", record.name, world)
+            self.observed.broke("no job is preempted for a refused one", record.name, world)
 
     def check_end(self, world: ClusterView) -> None:
         """Check that each of them says that its queue refuses it, or is missing."""
@@ -50,4 +48,4 @@ class ForeignQueueFacts:
             conditions = (record.manifest.get("status") or {}).get("conditions") or ()
             reasons = UNSERVED if record.manifest["spec"]["queueName"] == MISSING else REFUSED
             if not any(entry["type"] == "Queued" and entry["reason"] in reasons for entry in conditions):
-                self._observed.broke("a refused job says so", f"{record.name}: {conditions}", world)
+                self.observed.broke("a refused job says so", f"{record.name}: {conditions}", world)

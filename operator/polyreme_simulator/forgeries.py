@@ -43,7 +43,7 @@ class Forger:
         """Remember what leaders write, from now on."""
         for lease, job in self._leases():
             said, heard = _said(lease), self._heard[job["metadata"]["uid"]]
-            if said and said not in heard and not self._world.facts.forgeries.is_forged(said):
+            if said and said not in heard and not self._world.facts.rules.forgeries.is_forged(said):
                 heard.append(said)
         self._world.after(LISTEN_S, self.listen)
 
@@ -65,7 +65,7 @@ class Forger:
         for lease, job in self._leases():
             if ObjectRef.of(lease) == ref:
                 self._world.store.change(ref, {"metadata": metadata})
-                self._world.facts.overwritten(job["metadata"]["uid"])
+                self._world.facts.rules.gangs.overwritten(job["metadata"]["uid"])
 
     def _leases(self) -> list[tuple[Manifest, Manifest]]:
         """Return the Leases of jobs that run, and these jobs."""
@@ -110,7 +110,7 @@ class Forger:
         return {**self._rng.choice((self._rng.choice(heard), heard[-1], *own[:2]))}
 
     def _noted(self, annotations: dict[str, str]) -> dict[str, str | None]:
-        self._world.facts.forgeries.forged(annotations)
+        self._world.facts.rules.forgeries.forged(annotations)
         return {**annotations}
 
     def _record(self, job: Manifest) -> ProgressRecord:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,16 +17,12 @@ FORGED_WORDS = "said by another account"
 _MARKS = (str(FORGED_STEP).encode(), FORGED_WORDS.encode())
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class ForgeryFacts:
-    """What another account wrote.
+    """What another account wrote."""
 
-    Args:
-        observed: What the store's log showed; a broken rule is noted there.
-    """
-
-    def __init__(self, observed: ObservedState) -> None:
-        self._observed = observed
-        self._forged: set[tuple[str, str]] = set()
+    observed: ObservedState
+    _forged: set[tuple[str, str]] = dataclasses.field(default_factory=set)
 
     def forged(self, annotations: Mapping[str, str]) -> None:
         """Note a record that no leader of its job said."""
@@ -39,12 +36,12 @@ class ForgeryFacts:
         """Check a job's new status."""
         name, status = after["metadata"]["name"], after.get("status") or {}
         if any(mark in blob for mark in _MARKS):
-            self._observed.broke("a forged record changes no status", f"{name}: {status}", world)
+            self.observed.broke("a forged record changes no status", f"{name}: {status}", world)
         old, new = before.get("attempt") or {}, status.get("attempt") or {}
         fell = status.get("progressSequence", 0) < before.get("progressSequence", 0)
         if fell and old.get("number") == new.get("number"):
             what = f"{name} from {before['progressSequence']} to {status.get('progressSequence', 0)}"
-            self._observed.broke("no record counts after a newer one", what, world)
+            self.observed.broke("no record counts after a newer one", what, world)
 
 
 def _key(annotations: Mapping[str, str]) -> tuple[str, str]:

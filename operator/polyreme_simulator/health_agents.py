@@ -94,7 +94,7 @@ class HealthAgents:
 
     def begin(self, lasts_s: float, *, faults: bool) -> None:
         """Create the policy, and plan what happens."""
-        facts = self._world.facts.health
+        facts = self._world.facts.rules.health
         facts.percent, facts.nodes = self._rng.choice(PERCENTS), len(self._world.nodes)
         if self._hooks is not None:
             self._hooks.begin()
@@ -278,7 +278,7 @@ class HealthAgents:
                 **({} if self._hooks is None or name != POLICY else {"repairs": self._hooks.spec()}),
                 **({"evacuations": [{"name": "rack", **OF_A_RACK}]} if self._evacuations else {}),
                 "breaker": {
-                    "nodesPercent": self._world.facts.health.percent,
+                    "nodesPercent": self._world.facts.rules.health.percent,
                     "windowSeconds": self._rng.choice((1, 20, 60)),
                 },
             },
@@ -290,7 +290,7 @@ class HealthAgents:
         except PortError:
             return False
         enforces = spec.get("mode", "Enforce") == "Enforce"
-        self._world.facts.health.enforced_s = float("inf") if enforces else self._world.time_s()
+        self._world.facts.rules.health.enforced_s = float("inf") if enforces else self._world.time_s()
         return True
 
     def _reset(self) -> bool:

@@ -10,7 +10,7 @@ from polyreme_local.api_server.record import Change
 from polyreme_operator.health.breaker import limit_of
 from polyreme_operator.health.record import HEALTH, NodeState, Record, parse
 from polyreme_operator.health.signs import DOMAIN_FAULT
-from polyreme_simulator.capacity import CapacityFacts
+from polyreme_simulator.cluster_history import ClusterHistory
 from polyreme_simulator.cluster_view import ClusterView
 from polyreme_simulator.observed_state import ObservedState
 from polyreme_simulator.scenario import RACK
@@ -56,11 +56,11 @@ class HealthFacts:
 
     Args:
         observed: What the store's log showed; a broken rule is noted there.
-        capacity: When the operator can know what is.
+        history: When the operator can know what is.
     """
 
-    def __init__(self, observed: ObservedState, *, capacity: CapacityFacts) -> None:
-        self._observed, self._capacity = observed, capacity
+    def __init__(self, observed: ObservedState, *, history: ClusterHistory) -> None:
+        self._observed, self._history = observed, history
         self.percent: int | None = None
         """Share of the nodes that the policy's breaker allows; None: there is no policy in this seed."""
         self.nodes = 0
@@ -160,7 +160,7 @@ class HealthFacts:
 
     def look(self, world: ClusterView) -> None:
         """Check what must hold once the faults are over."""
-        if self.percent is None or self._capacity.blind(world):
+        if self.percent is None or self._history.blind(world):
             return
         for name, seen in self._seen.items():
             if not seen.tainted:
@@ -178,7 +178,7 @@ class HealthFacts:
 
     def _late_s(self, world: ClusterView) -> float:
         """Return how long a write may still land that was right when it was sent."""
-        return world.time_s() - self._capacity.known_since_s(world)
+        return world.time_s() - self._history.known_since_s(world)
 
 
 def _is_lost(seen: _Seen) -> bool:

@@ -9,7 +9,7 @@ from polyreme_cluster.port import Manifest, WatchEventType
 from polyreme_local.api_server.record import Change
 from polyreme_operator.health.incidents import Incident, concerns, name_of, parse_incident
 from polyreme_operator.health.record import HEALTH, parse
-from polyreme_simulator.capacity import BLIND_S, CapacityFacts
+from polyreme_simulator.cluster_history import BLIND_S, ClusterHistory
 from polyreme_simulator.cluster_view import ClusterView
 from polyreme_simulator.observed_state import ObservedState
 
@@ -39,11 +39,11 @@ class IncidentFacts:
 
     Args:
         observed: What the store's log showed; a broken rule is noted there.
-        capacity: When the operator can know what is.
+        history: When the operator can know what is.
     """
 
-    def __init__(self, observed: ObservedState, *, capacity: CapacityFacts) -> None:
-        self._observed, self._capacity = observed, capacity
+    def __init__(self, observed: ObservedState, *, history: ClusterHistory) -> None:
+        self._observed, self._history = observed, history
         self._outages: dict[str, float] = {}
         """Since when each outage was on record, by the name of its incident; not those that nothing can tell of."""
         self._ended_s: dict[str, float] = {}
@@ -133,7 +133,7 @@ class IncidentFacts:
         node = incident.spec.node
         if name != name_of(node, incident.since_s) or name not in self._ever:
             self._observed.broke("an incident is of a time that its node was out", name, world)
-        slack = RACING if self._capacity.blind(world) else 0
+        slack = RACING if self._history.blind(world) else 0
         of_node = sum(each.spec.node == node for each in self._incidents.values())
         if of_node > OF_NODE_MAX + slack or len(self._incidents) > OF_ALL_MAX + slack:
             self._observed.broke("the history is bounded", f"{of_node} of {node}, {len(self._incidents)}", world)

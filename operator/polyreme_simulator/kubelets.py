@@ -241,7 +241,7 @@ class Kubelets:
         if uid in self.foreign:
             return
         if node.rejects and owner_uid(pod):
-            self._world.facts.starts.rejected(pod, self._world)
+            self._world.facts.rules.starts.rejected(pod, self._world)
             self._set_status(ref, {"phase": "Failed", "reason": node.rejects, "message": "Pod was rejected"})
             return
         devices = devices_of(pod)

@@ -271,7 +271,7 @@ class SimLauncher:
         if leader is None:
             return
         if isinstance(message, Joined):
-            self.world.facts.joined(self, message)
+            self.world.facts.rules.gangs.joined(self, message)
         event = l.FromPeer(index=self.pod.index, replacement=self.pod.replacement, message=message)
         if leader is self:
             self.feed_leader(event)
@@ -293,7 +293,7 @@ class SimLauncher:
         self.world.forked(self, attempt, release)
 
     def _rank_ended(self, rank: Rank, code: int | None, signal: int | None) -> None:
-        self.world.facts.rank_ended(self.pod.job_uid, rank.attempt, code=code)
+        self.world.facts.rules.gangs.rank_ended(self.pod.job_uid, rank.attempt, code=code)
         event = f.RankExited(attempt=rank.attempt, rank=rank.rank, code=code, signal=signal)
         self.deliver(lambda: self.feed(event))
 
@@ -315,7 +315,7 @@ class SimLauncher:
                 self._to_peer(index, message)
             case l.Broadcast(message=message):
                 if isinstance(message, Release):
-                    self.world.facts.released(self, message, self.world)
+                    self.world.facts.rules.gangs.released(self, message, self.world)
                 for index in sorted(self.peers):
                     self._to_peer(index, message)
             case l.DropPeer(index=index, replacement=replacement):

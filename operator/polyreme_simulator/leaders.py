@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from polyreme_cluster.election import LEASE_S
 from polyreme_cluster.port import Manifest
 from polyreme_simulator.cluster_view import ClusterView
 from polyreme_simulator.observed_state import ObservedState
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class LeaderFacts:
-    """Renewals of the operator's Lease, and what replicas send.
+    """Renewals of the operator's Lease, and what replicas send."""
 
-    Args:
-        observed: What the store's log showed; a broken rule is noted there.
-    """
-
-    def __init__(self, observed: ObservedState) -> None:
-        self._observed = observed
-        self._renewed_s: dict[str, float] = {}
-        self._holder = ""
-        """Last replica that had the Lease."""
-        self._named = ""
-        """Holder that the Lease names; empty: it was given back."""
-        self._began_s: dict[str, float] = {}
-        self.rules_since_s = 0.0
-        """When the present leader sent its first write: before that it has listed every kind."""
+    observed: ObservedState
+    _renewed_s: dict[str, float] = dataclasses.field(default_factory=dict)
+    _holder: str = ""
+    """Last replica that had the Lease."""
+    _named: str = ""
+    """Holder that the Lease names; empty: it was given back."""
+    _began_s: dict[str, float] = dataclasses.field(default_factory=dict)
+    rules_since_s: float = 0.0
+    """When the present leader sent its first write: before that it has listed every kind."""
 
     def renewed(self, manifest: Manifest, world: ClusterView) -> None:
         """Take a change of the operator's Lease."""
@@ -50,4 +48,4 @@ class LeaderFacts:
         self.rules_since_s = self._began_s.setdefault(name, now_s)
         silent_s = now_s - self._renewed_s.get(name, float("-inf"))
         if silent_s > LEASE_S:
-            self._observed.broke("only the leader writes", f"{name}: {what}, {silent_s:.1f} s after its renewal", world)
+            self.observed.broke("only the leader writes", f"{name}: {what}, {silent_s:.1f} s after its renewal", world)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from polyreme_api import labels
@@ -10,7 +11,7 @@ from polyreme_cluster.port import Manifest
 from polyreme_local.api_server.record import Change
 from polyreme_simulator.anomaly_facts import AnomalyFacts
 from polyreme_simulator.batches import BatchFacts
-from polyreme_simulator.capacity import ENDED, CapacityFacts
+from polyreme_simulator.cluster_history import ENDED, ClusterHistory
 from polyreme_simulator.cluster_view import ClusterView
 from polyreme_simulator.data_facts import DataFacts
 from polyreme_simulator.observed_state import ObservedState
@@ -29,39 +30,23 @@ ASKED = (
 OVER = ("Admitted", "Succeeded", "Failed", "Suspended")
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class PlaceFacts:
-    """Jobs of one queue that ask for the same, and since when they have waited only for their turn.
+    """Jobs of one queue that ask for the same, and since when they have waited only for their turn."""
 
-    Args:
-        observed: What the store's log showed; a broken rule is noted there.
-        capacity: Who holds what.
-        batches: The batch of intents that is being written.
-        anomalies: Which anomalies are in force.
-        data: What is reported about the jobs' data.
-    """
-
-    def __init__(
-        self,
-        observed: ObservedState,
-        *,
-        capacity: CapacityFacts,
-        batches: BatchFacts,
-        anomalies: AnomalyFacts,
-        data: DataFacts,
-    ) -> None:
-        self._observed = observed
-        self._data = data
-        self._capacity = capacity
-        self._batches = batches
-        self._anomalies = anomalies
-        self._seen: dict[str, tuple[Any, ...]] = {}
-        self._changed_s: dict[str, float] = {}
+    observed: ObservedState
+    history: ClusterHistory
+    batches: BatchFacts
+    anomalies: AnomalyFacts
+    data: DataFacts
+    _seen: dict[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
+    _changed_s: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def changed(self, change: Change, world: ClusterView) -> None:
         """Note when a job, or a pod of it, was last otherwise."""
         record, manifest = change.record, change.record.manifest
         uid = (manifest["metadata"].get("labels") or {}).get(labels.LABEL_JOB_UID)
-        reported = self._data.reported(manifest) if record.kind == "TrainingJob" and self._data.gated else None
+        reported = self.data.reported(manifest) if record.kind == "TrainingJob" and self.data.gated else None
         if record.kind == "TrainingJob" and self._seen.get(record.uid) != (weight := (*_weight(manifest), reported)):
             self._seen[record.uid] = weight
             self._changed_s[record.uid] = world.time_s()
@@ -70,12 +55,12 @@ class PlaceFacts:
 
     def admitted(self, uid: str, world: ClusterView) -> None:
         """Check an admission: no earlier job that asks for the same has been waiting only for its turn for a while."""
-        job = self._observed.jobs[uid]
-        since_s = self._capacity.known_since_s(world)
-        if any(_made_way_for(victim) == uid for victim in self._observed.jobs.values()):
+        job = self.observed.jobs[uid]
+        since_s = self.history.known_since_s(world)
+        if any(_made_way_for(victim) == uid for victim in self.observed.jobs.values()):
             # What its victims left is reserved for it, also where a job that came first has lost its node meanwhile.
             return
-        for other, first in self._observed.jobs.items():
+        for other, first in self.observed.jobs.items():
             came_first = first["metadata"]["creationTimestamp"] < job["metadata"]["creationTimestamp"]
             if not came_first or _asked(first) != _asked(job):
                 continue
@@ -83,22 +68,22 @@ class PlaceFacts:
                 continue
             if self._waits_its_turn(other, first):
                 what = f"{job['metadata']['name']} goes before {first['metadata']['name']}, which came first"
-                self._observed.broke("a job keeps its place", what, world)
+                self.observed.broke("a job keeps its place", what, world)
 
     def _waits_its_turn(self, uid: str, job: Manifest) -> bool:
         """Tell whether nothing of its own keeps a job back: its pods have ended, and whom it made way for has begun."""
-        if job["spec"].get("suspend") or self._observed.true(uid, *OVER):
+        if job["spec"].get("suspend") or self.observed.true(uid, *OVER):
             return False
-        if self._data.awaits(job):
+        if self.data.awaits(job):
             return False
-        if uid in self._anomalies.quarantined:
+        if uid in self.anomalies.quarantined:
             # An admission is a write of its status: while these are refused, and until they are retried, others pass.
             return False
         by = _made_way_for(job)
-        pods = (pod for pod in self._observed.pods.values() if pod["metadata"]["labels"][labels.LABEL_JOB_UID] == uid)
+        pods = (pod for pod in self.observed.pods.values() if pod["metadata"]["labels"][labels.LABEL_JOB_UID] == uid)
         lingers = any((pod.get("status") or {}).get("phase") not in ENDED for pod in pods)
-        yields = by in self._observed.jobs and not self._observed.true(by, *OVER)
-        return not (lingers or yields or self._batches.intended(uid, job))
+        yields = by in self.observed.jobs and not self.observed.true(by, *OVER)
+        return not (lingers or yields or self.batches.intended(uid, job))
 
 
 def _retried_s(job: Manifest, world: ClusterView) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -12,6 +13,7 @@ from polyreme_cluster.port import Manifest
 from polyreme_simulator.anomaly_facts import AnomalyFacts
 from polyreme_simulator.batches import BatchFacts
 from polyreme_simulator.capacity import CapacityFacts
+from polyreme_simulator.cluster_history import ClusterHistory
 from polyreme_simulator.cluster_view import ClusterView
 from polyreme_simulator.data_facts import DataFacts
 from polyreme_simulator.observed_state import ObservedState
@@ -23,45 +25,30 @@ ROUNDING_S = 1.0
 MADE_WAY = frozenset({"Preempted", "Reclaimed"})
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class PreemptionFacts:
-    """What victims were asked, and when.
+    """What victims were asked, and when."""
 
-    Args:
-        observed: What the store's log showed; a broken rule is noted there.
-        capacity: Who holds what.
-        batches: The batch of intents that is being written.
-        anomalies: Which anomalies are in force.
-        data: What is reported about jobs' data.
-    """
-
-    def __init__(
-        self,
-        observed: ObservedState,
-        *,
-        capacity: CapacityFacts,
-        batches: BatchFacts,
-        anomalies: AnomalyFacts,
-        data: DataFacts,
-    ) -> None:
-        self._observed = observed
-        self._capacity = capacity
-        self._batches = batches
-        self._anomalies = anomalies
-        self._data = data
-        self._asked: dict[tuple[str, int], float] = {}
-        """When the gang of an attempt was asked to checkpoint and stop, by job and attempt."""
-        self._requested_s: dict[str, float] = {}
-        """When the newest preemption of each job was requested, by UID."""
-        self._pairs: Counter[tuple[str, str]] = Counter()
-        self._used: set[tuple[str, str, str]] = set()
-        """Whoever made way for one that was admitted since: victim, preemptor, when it was asked."""
-        self._heard: set[tuple[str, int]] = set()
-        """Attempts that reported an outcome."""
-        self._classes: dict[str, int] = {}
-        self._past: list[tuple[float, dict[str, int]]] = []
-        """Values of the priority classes that stood until when."""
-        self._resumed_s: dict[str, float] = {}
-        """When each job was last suspended no longer, by UID."""
+    observed: ObservedState
+    history: ClusterHistory
+    capacity: CapacityFacts
+    batches: BatchFacts
+    anomalies: AnomalyFacts
+    data: DataFacts
+    _asked: dict[tuple[str, int], float] = dataclasses.field(default_factory=dict)
+    """When the gang of an attempt was asked to checkpoint and stop, by job and attempt."""
+    _requested_s: dict[str, float] = dataclasses.field(default_factory=dict)
+    """When the newest preemption of each job was requested, by UID."""
+    _pairs: Counter[tuple[str, str]] = dataclasses.field(default_factory=Counter)
+    _used: set[tuple[str, str, str]] = dataclasses.field(default_factory=set)
+    """Whoever made way for one that was admitted since: victim, preemptor, when it was asked."""
+    _heard: set[tuple[str, int]] = dataclasses.field(default_factory=set)
+    """Attempts that reported an outcome."""
+    _classes: dict[str, int] = dataclasses.field(default_factory=dict)
+    _past: list[tuple[float, dict[str, int]]] = dataclasses.field(default_factory=list)
+    """Values of the priority classes that stood until when."""
+    _resumed_s: dict[str, float] = dataclasses.field(default_factory=dict)
+    """When each job was last suspended no longer, by UID."""
 
     def class_changed(self, name: str, manifest: Manifest, *, deleted: bool, world: ClusterView) -> None:
         """Take a change of a PriorityClass."""
@@ -88,7 +75,7 @@ class PreemptionFacts:
         if asked and asked.get("by") and (known is None or known.get("requestedAt") != asked["requestedAt"]):
             self._ask(uid, asked, world)
             if not stops:
-                self._observed.broke("a preempted job is asked to checkpoint", name, world)
+                self.observed.broke("a preempted job is asked to checkpoint", name, world)
         gone = (attempt.get("number"), _reason(new)) if _admitted(old) and not _admitted(new) else None
         if gone is not None and gone[1] in MADE_WAY:
             world.reached["preempted", ""] += 1
@@ -101,22 +88,22 @@ class PreemptionFacts:
         made free could not start there in any case, since nodes are gone, or taken by a job that goes before it.
         And whoever takes of the same nodes what it does not need takes nothing from it.
         """
-        capacity = self._capacity
+        capacity = self.capacity
         self._used |= {entry for entry in self._standing() if entry[1] == uid}
         for victim, by, asked_at in self._standing():
-            waits = by in self._observed.jobs and by != uid and self._waits(by, self._observed.jobs[by], world)
+            waits = by in self.observed.jobs and by != uid and self._waits(by, self.observed.jobs[by], world)
             if victim == uid or not waits or (victim, by, asked_at) in self._used:
                 continue
             shared = set(nodes) & set(capacity.nodes_of(victim))
-            lesser = self._lesser(self._observed.jobs[uid], self._observed.jobs[by], world)
+            lesser = self._lesser(self.observed.jobs[uid], self.observed.jobs[by], world)
             if shared and lesser and self._stands_in_the_way(uid, by, world):
-                name, other = (self._observed.jobs[each]["metadata"]["name"] for each in (uid, by))
+                name, other = (self.observed.jobs[each]["metadata"]["name"] for each in (uid, by))
                 what = f"{name} takes {sorted(shared)}, held for {other}"
-                self._observed.broke("what is made free for one goes to no lesser one", what, world)
+                self.observed.broke("what is made free for one goes to no lesser one", what, world)
 
     def _standing(self) -> list[tuple[str, str, str]]:
         """Return victim, preemptor and time of each preemption; it lasts until the victim is admitted again."""
-        standing = ((uid, (job.get("status") or {}).get("preemption")) for uid, job in self._observed.jobs.items())
+        standing = ((uid, (job.get("status") or {}).get("preemption")) for uid, job in self.observed.jobs.items())
         return [(uid, asked["by"], asked["requestedAt"]) for uid, asked in standing if asked and asked.get("by")]
 
     def _stands_in_the_way(self, uid: str, other: str, world: ClusterView) -> bool:
@@ -136,12 +123,12 @@ class PreemptionFacts:
             views: Whether there must be quota and room by all of what may be known of them, or by any.
             world: The cluster.
         """
-        capacity, job = self._capacity, self._observed.jobs[uid]
+        capacity, job = self.capacity, self.observed.jobs[uid]
         workers, queue = job["spec"]["workers"], job["spec"].get("queueName", "default")
         gone = {*without, *(victim for victim, by, _ in self._standing() if by == uid)}
         wanted = (workers.get("minReplicas") or workers["replicas"]) * workers.get("devices", 1)
         used = capacity.held_by_queue(without=gone)
-        known = [queues for queues, _ in capacity.possible(world)]
+        known = [queues for queues, _ in self.history.possible(world)]
         return capacity.has_room(uid, without=gone, views=views, world=world) and views(
             queues.admits(used, queue, labels.RESOURCE_DEVICE, wanted) for queues in known
         )
@@ -149,39 +136,39 @@ class PreemptionFacts:
     def _waits(self, uid: str, job: Manifest, world: ClusterView) -> bool:
         """Tell whether a job still wants what others make free, and may have it by all that may be known of queues."""
         queue = job["spec"].get("queueName", "default")
-        over = self._observed.true(uid, "Admitted", "Succeeded", "Failed")
-        if over or job["spec"].get("suspend") or self._batches.intended(uid, job):
+        over = self.observed.true(uid, "Admitted", "Succeeded", "Failed")
+        if over or job["spec"].get("suspend") or self.batches.intended(uid, job):
             return False
-        if self._resumed_s.get(uid, float("-inf")) > self._capacity.known_since_s(world):
+        if self._resumed_s.get(uid, float("-inf")) > self.history.known_since_s(world):
             # Nothing is held for a suspended job, and the admission that lands now may have been decided before.
             return False
         if (job.get("status") or {}).get("setAside"):
             return False
-        if uid in self._anomalies.quarantined or self._data.may_have_awaited(uid, job, world):
+        if uid in self.anomalies.quarantined or self.data.may_have_awaited(uid, job, world):
             return False
-        known = [queues for queues, _ in self._capacity.possible(world)]
+        known = [queues for queues, _ in self.history.possible(world)]
         return all(queues.in_order(queue) and not queues.held(queue) for queues in known)
 
     def _ask(self, uid: str, asked: dict[str, Any], world: ClusterView) -> None:
         world.reached["asked to stop for another job", ""] += 1
-        self._requested_s[uid] = self._observed.sent_s
+        self._requested_s[uid] = self.observed.sent_s
         self._pairs[uid, asked["by"]] += 1
-        name = self._observed.jobs[uid]["metadata"]["name"]
+        name = self.observed.jobs[uid]["metadata"]["name"]
         if self._pairs[uid, asked["by"]] > 1:
-            self._observed.broke(
+            self.observed.broke(
                 "no job is preempted twice for the same job", f"{name} for {asked.get('byName')}", world
             )
         if sum(count for (victim, _), count in self._pairs.items() if victim == uid) > PREEMPTIONS_MAX:
-            self._observed.broke("preemptions have an end", name, world)
-        victim, by = self._observed.jobs[uid], self._observed.jobs.get(asked["by"])
+            self.observed.broke("preemptions have an end", name, world)
+        victim, by = self.observed.jobs[uid], self.observed.jobs.get(asked["by"])
         if by is None or asked.get("reclaim"):
             return
         if (by.get("status") or {}).get("setAside"):
-            self._observed.broke("a job that was set aside preempts none", f"{name} for {asked.get('byName')}", world)
+            self.observed.broke("a job that was set aside preempts none", f"{name} for {asked.get('byName')}", world)
         least, most = min(self._priorities(victim, world)), max(self._priorities(by, world))
         if most <= least:
             what = f"{name} ({least}) for {asked.get('byName')} ({most})"
-            self._observed.broke("a preempted job has the lower priority", what, world)
+            self.observed.broke("a preempted job has the lower priority", what, world)
 
     def _lesser(self, job: Manifest, other: Manifest, world: ClusterView) -> bool:
         return max(self._priorities(job, world)) < min(self._priorities(other, world))
@@ -189,7 +176,7 @@ class PreemptionFacts:
     def _priorities(self, job: Manifest, world: ClusterView) -> set[int]:
         """Return the priorities that the operator may take a job to have: those of now and of a moment ago."""
         own, name = job["spec"].get("priority", 0), job["spec"].get("priorityClassName")
-        since_s = self._capacity.known_since_s(world)
+        since_s = self.history.known_since_s(world)
         known = [self._classes, *(classes for until_s, classes in self._past if until_s >= since_s)]
         return {classes.get(name, own) for classes in known}
 
@@ -198,7 +185,7 @@ class PreemptionFacts:
         key = (uid, job["status"]["attempt"]["number"])
         name = job["metadata"]["name"]
         if key not in self._asked:
-            self._observed.broke("a preempted job is asked to checkpoint first", name, world)
+            self.observed.broke("a preempted job is asked to checkpoint first", name, world)
             return
         left_s = self._left_s(uid, asked, world)
         lives = any(
@@ -208,7 +195,7 @@ class PreemptionFacts:
         )
         if lives and key not in self._heard and left_s > ROUNDING_S:
             what = f"{name} {left_s:.1f} s before its deadline"
-            self._observed.broke("a preempted job has its grace period", what, world)
+            self.observed.broke("a preempted job has its grace period", what, world)
 
     def _left_s(self, uid: str, asked: dict[str, Any], world: ClusterView) -> float:
         """Return how long a preempted job still has.
@@ -224,8 +211,8 @@ class PreemptionFacts:
 
     def _gang(self, key: tuple[str, int]) -> list[Manifest]:
         """Return the pods of an attempt, without those of the past that still run: these have nothing of it to save."""
-        fact, gang = self._observed.attempts[key], []
-        for pod in self._observed.pods.values():
+        fact, gang = self.observed.attempts[key], []
+        for pod in self.observed.pods.values():
             tags = pod["metadata"]["labels"]
             index, replacement = int(tags[labels.LABEL_INDEX]), int(tags[labels.LABEL_REPLACEMENT])
             current = index < fact.replicas and replacement == fact.replacements.get(index, 0)

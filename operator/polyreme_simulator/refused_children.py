@@ -5,9 +5,11 @@ A quota is checked before existence, so a create of what exists is refused too.
 
 from __future__ import annotations
 
+import dataclasses
+
 from polyreme_api import labels
 from polyreme_cluster.port import Manifest, NotFoundError, ObjectRef
-from polyreme_simulator.capacity import CapacityFacts
+from polyreme_simulator.cluster_history import ClusterHistory
 from polyreme_simulator.cluster_view import ClusterView
 from polyreme_simulator.observed_state import ObservedState
 
@@ -18,22 +20,18 @@ CREATED_S = 50.0
 """Time within which the object is created once it is accepted, however often it was refused before."""
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class RefusedChildFacts:
-    """Which kinds are refused in which namespaces, and the rules that follow.
+    """Which kinds are refused in which namespaces, and the rules that follow."""
 
-    Args:
-        observed: What the store's log showed; a broken rule is noted there.
-        capacity: Who holds what.
-    """
-
-    def __init__(self, observed: ObservedState, *, capacity: CapacityFacts) -> None:
-        self._observed, self._capacity = observed, capacity
-        self.quotas: dict[tuple[str, str], str] = {}
-        """Sentence by namespace and kind."""
-        self._refused: dict[tuple[str, str], tuple[str, int, float]] = {}
-        """Sentence, attempt and time of the first refusal, by UID of the job and kind."""
-        self._missing_s: dict[tuple[str, str], float] = {}
-        self._stale_s: dict[tuple[str, str], float] = {}
+    observed: ObservedState
+    history: ClusterHistory
+    quotas: dict[tuple[str, str], str] = dataclasses.field(default_factory=dict)
+    """Sentence by namespace and kind."""
+    _refused: dict[tuple[str, str], tuple[str, int, float]] = dataclasses.field(default_factory=dict)
+    """Sentence, attempt and time of the first refusal, by UID of the job and kind."""
+    _missing_s: dict[tuple[str, str], float] = dataclasses.field(default_factory=dict)
+    _stale_s: dict[tuple[str, str], float] = dataclasses.field(default_factory=dict)
 
     def refuse(self, namespace: str, kind: str, sentence: str) -> None:
         """New objects of a kind are refused in a namespace from now on."""
@@ -47,7 +45,7 @@ class RefusedChildFacts:
     def refusal(self, ref: ObjectRef, uid: str, world: ClusterView) -> str:
         """Return the sentence by which the creation of an object is refused; empty if it is not."""
         sentence = self.quotas.get((ref.namespace, ref.kind), "") if ref.kind in KINDS else ""
-        job = self._observed.jobs.get(uid)
+        job = self.observed.jobs.get(uid)
         if sentence and job is not None:
             known, number = self._refused.get((uid, ref.kind)), _attempt(job)
             if known is None or known[:2] != (sentence, number):
@@ -56,13 +54,13 @@ class RefusedChildFacts:
 
     def excuses(self, uid: str) -> bool:
         """Tell whether a job need not finish, since what it needs is refused to the end."""
-        job = self._observed.jobs.get(uid)
+        job = self.observed.jobs.get(uid)
         return job is not None and any(job["metadata"]["namespace"] == namespace for namespace, _ in self.quotas)
 
     def look(self, world: ClusterView) -> None:
         """Check what jobs report, once nothing else goes wrong."""
         for (uid, kind), (sentence, number, since_s) in list(self._refused.items()):
-            job = self._observed.jobs.get(uid)
+            job = self.observed.jobs.get(uid)
             if job is None or not self._runs(uid, job):
                 self._forget(uid, kind)
                 continue
@@ -72,18 +70,18 @@ class RefusedChildFacts:
             trains = gang is not None and gang.whole
             late = _attempt(job) == number and world.time_s() - since_s > REPORTED_S and not trains
             if now == sentence and not exists and late and not reported:
-                self._observed.broke("a refused object is reported", f"{name} says nothing of its {kind}", world)
+                self.observed.broke("a refused object is reported", f"{name} says nothing of its {kind}", world)
             if self._lasts((uid, kind), self._missing_s, not (now or exists or trains), CREATED_S, world):
-                self._observed.broke("a job continues once its object is accepted", f"{name} has no {kind}", world)
+                self.observed.broke("a job continues once its object is accepted", f"{name} has no {kind}", world)
             over = exists and (not now or trains)
             if self._lasts((uid, kind), self._stale_s, over and reported, REPORTED_S, world):
-                self._observed.broke("a refusal that is over is not reported", f"{name}: {sentence}", world)
+                self.observed.broke("a refusal that is over is not reported", f"{name}: {sentence}", world)
 
     def _runs(self, uid: str, job: Manifest) -> bool:
         """Tell whether a job tries to run, so that its objects are created and its status is written."""
         attempt = (job.get("status") or {}).get("attempt") or {}
         wanted = attempt.get("desired") == "Run" and not job["spec"].get("suspend")
-        return wanted and self._observed.true(uid, "Admitted") and not job["metadata"].get("deletionTimestamp")
+        return wanted and self.observed.true(uid, "Admitted") and not job["metadata"].get("deletionTimestamp")
 
     def _lasts(
         self, key: tuple[str, str], since: dict[tuple[str, str], float], holds: bool, for_s: float, world: ClusterView

@@ -8,7 +8,7 @@ from polyreme_local.api_server.record import Change
 from polyreme_operator.health.owners import OURS, REPAIR_OWNER
 from polyreme_operator.health.record import HEALTH, parse
 from polyreme_operator.health.repair import LATE_S, NODE
-from polyreme_simulator.capacity import CapacityFacts
+from polyreme_simulator.cluster_history import ClusterHistory
 from polyreme_simulator.cluster_view import ClusterView
 from polyreme_simulator.observed_state import ObservedState
 
@@ -18,11 +18,11 @@ class RepairFacts:
 
     Args:
         observed: What the store's log showed; a broken rule is noted there.
-        capacity: When the operator can know what is.
+        history: When the operator can know what is.
     """
 
-    def __init__(self, observed: ObservedState, *, capacity: CapacityFacts) -> None:
-        self._observed, self._capacity = observed, capacity
+    def __init__(self, observed: ObservedState, *, history: ClusterHistory) -> None:
+        self._observed, self._history = observed, history
         self._asked_s: dict[tuple[str, str], float] = {}
         """When a node's record asked last for a Job."""
         self._asks: dict[str, str] = {}
@@ -73,7 +73,7 @@ class RepairFacts:
         asked_s = now_s if self._asks.get(name) == job_name else self._asked_s.get((name, job_name), float("-inf"))
         if now_s - asked_s > LATE_S:
             self._observed.broke("a repair is on record before its Job exists", f"{name}: {job_name}", world)
-        late_s = now_s - self._capacity.known_since_s(world)
+        late_s = now_s - self._history.known_since_s(world)
         if self._latched_s is not None and now_s - self._latched_s > late_s:
             self._observed.broke("nothing is repaired while the breaker is latched", f"{name}: {job_name}", world)
         if name in self._claimed_s and now_s - self._claimed_s[name] > late_s:

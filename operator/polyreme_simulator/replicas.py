@@ -99,7 +99,7 @@ class Replica:
     def _go_on(self, process: Process) -> None:
         if process.stopped:
             process.go_on(self._loop)
-            self._world.facts.leaders.went_on(self._identity, self._world)
+            self._world.facts.rules.leaders.went_on(self._identity, self._world)
 
     # ------------------------------------------------------------------------------------------------ what it does
 
@@ -111,8 +111,8 @@ class Replica:
         """Note a write."""
         facts = self._world.facts
         if ref.name != LEASE_NAME:
-            facts.leaders.sending(self._identity, f"{verb} {ref.kind} {ref.name}", self._world)
-        facts.successors.sending(self._identity, verb, ref, uid=uid, world=self._world)
+            facts.rules.leaders.sending(self._identity, f"{verb} {ref.kind} {ref.name}", self._world)
+        facts.rules.successors.sending(self._identity, verb, ref, uid=uid, world=self._world)
 
     def landing(self, sent_s: float) -> None:
         """Note that a write lands."""
@@ -120,11 +120,11 @@ class Replica:
 
     def forcing(self, uid: str) -> None:
         """Note that a pod is deleted by force."""
-        self._world.facts.anomalies.forcing(uid, self._world)
+        self._world.facts.rules.anomalies.forcing(uid, self._world)
 
     def refusal(self, verb: str, ref: ObjectRef, *, uid: str) -> str:
         """Return why the API server refuses a write; empty: it takes it."""
-        sentence = self._world.facts.anomalies.refusal(verb, ref, uid, self._world)
+        sentence = self._world.facts.rules.anomalies.refusal(verb, ref, uid, self._world)
         if sentence:
             self._reached["refused", f"{verb} {ref.kind}"] += 1
         return sentence

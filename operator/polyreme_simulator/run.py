@@ -15,9 +15,9 @@ from typing import Any
 from polyreme_operator.reconcile.worker_pods import PodDefaults
 from polyreme_operator.settings import Settings
 from polyreme_simulator.anomalies import Anomalies, class_of
-from polyreme_simulator.capacity import SETTLED_S
 from polyreme_simulator.changes import Changes
 from polyreme_simulator.chaos import Chaos
+from polyreme_simulator.cluster_history import SETTLED_S
 from polyreme_simulator.datahub import DataHub, is_gated
 from polyreme_simulator.event_loop import VirtualLoop
 from polyreme_simulator.faults import NO_FAULTS, PortFaults
@@ -264,11 +264,7 @@ class _Simulation:
         until_s = self._loop.time() + for_s
         while self._loop.time() < until_s and not self._finished():
             await asyncio.sleep(LOOK_S)
-            self._facts.waiting.look(self._world)
-            self._facts.data.look(self._world)
-            self._facts.starts.look(self._world)
-            self._facts.anomalies.look(self._world)
-            self._facts.health.look(self._world)
+            self._facts.look(self._world)
 
     async def _wait_for_the_end(self) -> None:
         await self._watch(PEACE_S)
@@ -302,8 +298,8 @@ class _Simulation:
             trace=self._facts.trace,
             changes=self._facts.changes,
             attempts=len(self._facts.attempts),
-            succeeded=self._facts.succeeded,
-            restarts=sum(self._facts.restarts.values()),
+            succeeded=self._facts.job_facts.succeeded,
+            restarts=sum(self._facts.job_facts.restarts.values()),
             reached=dict(self._reached),
         )
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from polyreme_api import labels
 from polyreme_cluster.port import Manifest
 from polyreme_simulator.capacity import CapacityFacts
+from polyreme_simulator.cluster_history import ClusterHistory
 from polyreme_simulator.cluster_view import ClusterView
 from polyreme_simulator.observed_state import ObservedState
 
@@ -18,24 +20,20 @@ LONG_S = 30.0
 """Time within which two rejections of one worker by one node count as a return."""
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class StartFacts:
-    """Which pods were rejected, and where there was room.
+    """Which pods were rejected, and where there was room."""
 
-    Args:
-        observed: What the store's log showed; a broken rule is noted there.
-        capacity: Who holds what.
-    """
-
-    def __init__(self, observed: ObservedState, *, capacity: CapacityFacts) -> None:
-        self._observed = observed
-        self._capacity = capacity
-        self._rejected: dict[tuple[str, int, int], str] = {}
-        """UID of the pod that was rejected last, by job, worker index and replacement number."""
-        self._last: dict[tuple[str, int], tuple[str, float]] = {}
-        """Node and time of the last rejection of a worker."""
-        self._free_since_s: dict[str, float] = {}
-        """Since when each node has had a free device and taken pods."""
-        self._looked_s = 0.0
+    observed: ObservedState
+    history: ClusterHistory
+    capacity: CapacityFacts
+    _rejected: dict[tuple[str, int, int], str] = dataclasses.field(default_factory=dict)
+    """UID of the pod that was rejected last, by job, worker index and replacement number."""
+    _last: dict[tuple[str, int], tuple[str, float]] = dataclasses.field(default_factory=dict)
+    """Node and time of the last rejection of a worker."""
+    _free_since_s: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Since when each node has had a free device and taken pods."""
+    _looked_s: float = 0.0
 
     def rejected(self, pod: Manifest, world: ClusterView) -> None:
         """A kubelet rejects a pod."""
@@ -44,27 +42,27 @@ class StartFacts:
         self._rejected[worker] = pod["metadata"]["uid"]
         before = self._last.get((uid, index))
         self._last[uid, index] = (node, now_s)
-        if before is None or before[0] != node or now_s - before[1] > LONG_S or self._capacity.blind(world):
+        if before is None or before[0] != node or now_s - before[1] > LONG_S or self.history.blind(world):
             return
         if now_s - self._looked_s > FRESH_S:
             return
-        job = self._observed.jobs.get(uid)
+        job = self.observed.jobs.get(uid)
         if job is None or job["spec"].get("topology") or job["spec"]["workers"].get("devices", 1) > 1:
             # Which other node would do is not told from single devices.
             return
-        queues, queue = self._capacity.queues, job["spec"].get("queueName", "default")
-        used = self._capacity.held_by_queue(without={uid})
+        queues, queue = self.history.queues, job["spec"].get("queueName", "default")
+        used = self.capacity.held_by_queue(without={uid})
         size = job["spec"]["workers"]["replicas"]
         if not queues.in_order(queue) or not queues.admits(used, queue, labels.RESOURCE_DEVICE, size):
             # A queue that uses more than its quota has none for a move.
             return
-        if any(_holds_nodes(other) for other in self._observed.jobs.values()):
+        if any(_holds_nodes(other) for other in self.observed.jobs.values()):
             return
         failed = {each["node"] for each in (job.get("status") or {}).get("failedNodes") or ()}
         others = [name for name, since_s in self._free_since_s.items() if name not in failed and since_s <= before[1]]
         if others:
             what = f"{pod['metadata']['name']} is rejected by {node} again, {others[0]} has room"
-            self._observed.broke("a worker leaves a node that rejects it", what, world)
+            self.observed.broke("a worker leaves a node that rejects it", what, world)
 
     def begun(self, uid: str, name: str, record: dict[str, Any], old: dict[int, int], world: ClusterView) -> None:
         """An attempt begins after a failure.
@@ -83,23 +81,23 @@ class StartFacts:
         worker = (uid, index, old.get(index, 0))
         if worker not in self._rejected:
             return
-        present = {pod["metadata"]["uid"] for pod in self._observed.pods.values() if _worker_of(pod) == worker}
+        present = {pod["metadata"]["uid"] for pod in self.observed.pods.values() if _worker_of(pod) == worker}
         if record.get("cause") == "PodLost" and self._rejected[worker] not in present:
             # Another deleted it, perhaps before an operator saw how it ended; it may have been created again.
             return
         if record.get("counts", True) and record.get("cause") in {"PodFailed", "PodLost", "PodRejected"}:
             what = f"{name} worker {index}: {record.get('cause')}"
-            self._observed.broke("a pod that was rejected costs no budget", what, world)
+            self.observed.broke("a pod that was rejected costs no budget", what, world)
 
     def look(self, world: ClusterView) -> None:
         """Note since when nodes have had room."""
         self._looked_s = world.time_s()
-        taken = self._capacity.held_by_node()
-        for name, count, _ in self._capacity.foreign.values():
+        taken = self.capacity.held_by_node()
+        for name, count, _ in self.history.foreign.values():
             taken[name] += count
         for node in world.nodes.values():
             free = node.present and node.up and not node.fails and world.usable(node.name)
-            if free and taken[node.name] < node.devices and self._capacity.domains.labelled(node.name):
+            if free and taken[node.name] < node.devices and self.history.domains.labelled(node.name):
                 self._free_since_s.setdefault(node.name, world.time_s() + FREE_FOR_S)
             else:
                 self._free_since_s.pop(node.name, None)

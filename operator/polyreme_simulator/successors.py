@@ -6,11 +6,13 @@ sent, however late watches are. A pod that its kubelet does not end is not waite
 
 from __future__ import annotations
 
+import dataclasses
+
 from polyreme_api import labels
 from polyreme_api.times import parse_rfc3339
 from polyreme_cluster.port import Manifest, ObjectRef
 from polyreme_operator.types.views import ENDS_WITHIN_S
-from polyreme_simulator.capacity import ENDED
+from polyreme_simulator.cluster_history import ENDED
 from polyreme_simulator.cluster_view import ClusterView
 from polyreme_simulator.observed_state import ObservedState
 
@@ -18,17 +20,13 @@ CLOCK_S = 1.0
 """Times of deletion are whole seconds."""
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class SuccessorFacts:
-    """Pods that were deleted, by which replica.
+    """Pods that were deleted, by which replica."""
 
-    Args:
-        observed: What the store's log showed; a broken rule is noted there.
-    """
-
-    def __init__(self, observed: ObservedState) -> None:
-        self._observed = observed
-        self._deleted: dict[str, dict[str, None]] = {}
-        """UIDs of pods that each life of a replica has deleted."""
+    observed: ObservedState
+    _deleted: dict[str, dict[str, None]] = dataclasses.field(default_factory=dict)
+    """UIDs of pods that each life of a replica has deleted."""
 
     def sending(self, name: str, verb: str, ref: ObjectRef, *, uid: str, world: ClusterView) -> None:
         """A replica sends a write.
@@ -49,12 +47,12 @@ class SuccessorFacts:
                 self._check(ref, uid, deleted, world)
 
     def _check(self, ref: ObjectRef, job_uid: str, deleted: str, world: ClusterView) -> None:
-        pod = self._observed.pods.get(deleted)
+        pod = self.observed.pods.get(deleted)
         if pod is None or pod["metadata"]["labels"][labels.LABEL_JOB_UID] != job_uid:
             return
         if (pod.get("status") or {}).get("phase") not in ENDED and not _is_stuck(pod, world):
             what = f"{ref.name} is created while {pod['metadata']['name']} runs"
-            self._observed.broke("a worker waits for the end of those before it", what, world)
+            self.observed.broke("a worker waits for the end of those before it", what, world)
 
 
 def _is_stuck(pod: Manifest, world: ClusterView) -> bool:

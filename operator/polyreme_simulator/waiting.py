@@ -6,6 +6,7 @@ operator's order of decisions, it allows both; it looks only when nothing has ch
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from typing import Any
 
@@ -14,7 +15,8 @@ from polyreme_api.times import parse_rfc3339
 from polyreme_cluster.port import Manifest
 from polyreme_local.api_server.record import Change
 from polyreme_simulator.anomaly_facts import AnomalyFacts
-from polyreme_simulator.capacity import ENDED, CapacityFacts
+from polyreme_simulator.capacity import CapacityFacts
+from polyreme_simulator.cluster_history import ENDED, ClusterHistory
 from polyreme_simulator.cluster_view import ClusterView
 from polyreme_simulator.data_facts import DataFacts
 from polyreme_simulator.domains import HOST
@@ -33,51 +35,43 @@ SET_ASIDE = frozenset({"SetAside"})
 LEVELS = ("required", "preferred", "exclusive", "sliceLevel")
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class WaitingFacts:
-    """What waiting jobs report.
+    """What waiting jobs report."""
 
-    Args:
-        observed: What the store's log showed; a broken rule is noted there.
-        capacity: Who holds what.
-        anomalies: Which anomalies are in force.
-        data: What is reported about the jobs' data.
-    """
-
-    def __init__(
-        self, observed: ObservedState, *, capacity: CapacityFacts, anomalies: AnomalyFacts, data: DataFacts
-    ) -> None:
-        self._observed = observed
-        self._data = data
-        self._capacity = capacity
-        self._anomalies = anomalies
-        self._looked_s = -1.0
-        self._seen: dict[str, tuple[Any, ...]] = {}
+    observed: ObservedState
+    history: ClusterHistory
+    capacity: CapacityFacts
+    anomalies: AnomalyFacts
+    data: DataFacts
+    _looked_s: float = -1.0
+    _seen: dict[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
 
     def changed(self, change: Change, world: ClusterView) -> None:
         """Note when something changes that decides who waits, and why."""
         record = change.record
         if record.kind in {"TrainingJob", "Pod"}:
             weight = _job_weight(record.manifest) if record.kind == "TrainingJob" else _pod_weight(record.manifest)
-            if record.kind == "TrainingJob" and self._data.gated:
-                weight = (*weight, self._data.reported(record.manifest))
+            if record.kind == "TrainingJob" and self.data.gated:
+                weight = (*weight, self.data.reported(record.manifest))
             weight = (change.type, *weight)
             if self._seen.get(record.uid) != weight:
                 self._seen[record.uid] = weight
-                self._capacity.changed_s = world.time_s()
+                self.history.changed_s = world.time_s()
 
     def look(self, world: ClusterView) -> None:
         """Compare what waiting jobs report with the cluster, once per period in which nothing changes."""
-        capacity = self._capacity
-        quiet = world.time_s() - capacity.changed_s >= FOLLOWS_S + LOOK_S
-        if capacity.blind(world) or not quiet or self._looked_s >= capacity.changed_s:
+        history = self.history
+        quiet = world.time_s() - history.changed_s >= FOLLOWS_S + LOOK_S
+        if history.blind(world) or not quiet or self._looked_s >= history.changed_s:
             return
         self._looked_s = world.time_s()
-        if any((job.get("status") or {}).get("preemption") for job in self._observed.jobs.values()):
+        if any((job.get("status") or {}).get("preemption") for job in self.observed.jobs.values()):
             return
-        if self._anomalies.refused:
+        if self.anomalies.refused:
             # Intents of a refused job are settled only when no write of it can land any more; everyone waits for that.
             return
-        for uid, job in self._observed.jobs.items():
+        for uid, job in self.observed.jobs.items():
             if not self._waits(uid, job):
                 continue
             queued = next((entry for entry in _conditions(job) if entry["type"] == "Queued"), None)
@@ -89,26 +83,26 @@ class WaitingFacts:
             if allowed and said not in allowed:
                 message = "" if queued is None else queued.get("message", "")
                 what = f"{job['metadata']['name']} says {said} ({message}), expected {' or '.join(sorted(allowed))}"
-                self._observed.broke("a pending reason follows its cause", what, world)
+                self.observed.broke("a pending reason follows its cause", what, world)
 
     def _waits(self, uid: str, job: Manifest) -> bool:
         over = ("Admitted", "Succeeded", "Failed", "Suspended")
-        return not job["spec"].get("suspend") and not self._observed.true(uid, *over)
+        return not job["spec"].get("suspend") and not self.observed.true(uid, *over)
 
     def _reasons(self, uid: str, job: Manifest, world: ClusterView) -> frozenset[str]:
         """Return the reasons that would be true; none where the oracle does not know."""
-        capacity, spec = self._capacity, job["spec"]
+        capacity, history, spec = self.capacity, self.history, job["spec"]
         if set_aside_for_s(job, world) > -FOLLOWS_S:
             return SET_ASIDE | self._closed(job) if set_aside_for_s(job, world) > FOLLOWS_S else frozenset()
-        if self._data.awaits(job):
+        if self.data.awaits(job):
             return frozenset() if (job.get("status") or {}).get("attempt") else frozenset({"WaitingForData"})
         if closed := self._closed(job):
             return closed
         queue = spec.get("queueName", "default")
-        if any(pod["metadata"]["labels"][labels.LABEL_JOB_UID] == uid for pod in self._observed.pods.values()):
+        if any(pod["metadata"]["labels"][labels.LABEL_JOB_UID] == uid for pod in self.observed.pods.values()):
             return frozenset()
         topology = spec.get("topology") or {}
-        known = {HOST, *(name for name, _ in capacity.domains.levels)}
+        known = {HOST, *(name for name, _ in history.domains.levels)}
         if any(topology.get(field) not in {None, *known} for field in LEVELS):
             return frozenset({"Misconfigured", "ExceedsQuota"})
         workers = spec["workers"]
@@ -117,33 +111,33 @@ class WaitingFacts:
         empty = self._empty_slots(devices, world)
         if empty and all(node.devices < devices for node in world.nodes.values() if node.present):
             return frozenset({"Misconfigured"})
-        if empty and not capacity.domains.holds(topology, empty, least):
+        if empty and not history.domains.holds(topology, empty, least):
             # Not even an empty cluster holds it: that is said before quota and capacity.
             return SPACE | NEAR
         used = capacity.held_by_queue()
         within = [
             count
             for count in range(least, most + 1)
-            if capacity.queues.admits(used, queue, labels.RESOURCE_DEVICE, count * devices)
+            if history.queues.admits(used, queue, labels.RESOURCE_DEVICE, count * devices)
         ]
         slots = self._slots(uid, devices, world)
         if not within:
             # Both are true of a job that fits neither its quota nor the nodes.
-            fits = capacity.domains.holds(topology, slots, least)
+            fits = history.domains.holds(topology, slots, least)
             return frozenset({"ExceedsQuota"}) if fits else SPACE | NEAR | {"ExceedsQuota"}
         allowed = self._space(job, slots, (least, most), world)
         return allowed | {"ExceedsQuota"} if len(within) <= most - least else allowed
 
     def _closed(self, job: Manifest) -> frozenset[str]:
         """Return why the job's queue admits nothing; none if it does."""
-        queues, queue = self._capacity.queues, job["spec"].get("queueName", "default")
+        queues, queue = self.history.queues, job["spec"].get("queueName", "default")
         if not queues.in_order(queue):
             return frozenset({"QueueMissing"})
         return frozenset({"QueueStopped"}) if queues.held(queue) else frozenset()
 
     def _space(self, job: Manifest, slots: dict[str, int], size: tuple[int, int], world: ClusterView) -> frozenset[str]:
         """Return what the free places say about a job whose quota allows it."""
-        capacity, topology = self._capacity, job["spec"].get("topology") or {}
+        history, topology = self.history, job["spec"].get("topology") or {}
         devices = job["spec"]["workers"].get("devices", 1)
         empty = self._empty_slots(devices, world)
         if not empty:
@@ -151,72 +145,72 @@ class WaitingFacts:
         if topology.get("exclusive"):
             # Which domains are free of others depends on pods that are about to end; both words are true.
             return SPACE | NEAR | TURN
-        if capacity.domains.holds(topology, slots, size[0]):
+        if history.domains.holds(topology, slots, size[0]):
             # It fits: only others that go before it may keep it waiting.
             return TURN | SPACE if self._others_wait(job) else frozenset()
         total = sum(max(0, room) for room in slots.values())
         if total < size[0]:
             # Of sizes for which there is no plan the oracle does not know.
-            return SPACE if capacity.domains.holds(topology, empty, size[1]) else SPACE | NEAR
+            return SPACE if history.domains.holds(topology, empty, size[1]) else SPACE | NEAR
         return NEAR if total >= size[1] else SPACE | NEAR
 
     def _others_wait(self, job: Manifest) -> bool:
-        return any(other is not job and self._waits(uid, other) for uid, other in self._observed.jobs.items())
+        return any(other is not job and self._waits(uid, other) for uid, other in self.observed.jobs.items())
 
     def _others_leave(self, uid: str) -> bool:
-        for pod in self._observed.pods.values():
+        for pod in self.observed.pods.values():
             other, phase = pod["metadata"]["labels"][labels.LABEL_JOB_UID], (pod.get("status") or {}).get("phase")
             if other != uid and phase not in ENDED and not self._stays(other):
                 return True
         # One whose pods are gone has its grace period left if nothing tells how it ended.
-        admitted = (other for other in self._observed.jobs if self._observed.true(other, "Admitted"))
+        admitted = (other for other in self.observed.jobs if self.observed.true(other, "Admitted"))
         return any(other != uid and not self._stays(other) for other in admitted)
 
     def _stays(self, uid: str) -> bool:
         """Tell whether a job is admitted and has not been asked to stop, be it for a suspension that was revoked."""
-        job = self._observed.jobs.get(uid)
-        if job is None or not self._observed.true(uid, "Admitted"):
+        job = self.observed.jobs.get(uid)
+        if job is None or not self.observed.true(uid, "Admitted"):
             return False
         return bool(job["status"]["attempt"]["desired"] != "Stop")
 
     def _slots(self, uid: str, devices: int, world: ClusterView) -> dict[str, int]:
         """Return how many workers each node has room for."""
-        capacity = self._capacity
+        capacity, history = self.capacity, self.history
         taken = Counter(capacity.held_by_node())
-        for node, count, _ in capacity.foreign.values():
+        for node, count, _ in history.foreign.values():
             taken[node] += count
-        blocked, spec = self._domains_of_others(uid), self._observed.jobs[uid]["spec"]
-        closed = frozenset() if spec.get("acceptProbation") else capacity.opted_in_only
+        blocked, spec = self._domains_of_others(uid), self.observed.jobs[uid]["spec"]
+        closed = frozenset() if spec.get("acceptProbation") else history.opted_in_only
         level = (spec.get("topology") or {}).get("exclusive")
         if level is not None:
             busy = (node for node, count in capacity.held_by_node(without={uid}).items() if count)
-            blocked |= {(level, domain) for node in busy if (domain := capacity.domains.domain(level, node))}
+            blocked |= {(level, domain) for node in busy if (domain := history.domains.domain(level, node))}
         return {
             node.name: (node.devices - taken[node.name]) // devices
             for node in world.nodes.values()
             if node.present
             and world.usable(node.name)
             and node.name not in closed
-            and capacity.domains.labelled(node.name)
-            and not any(capacity.domains.domain(level, node.name) == domain for level, domain in blocked)
+            and history.domains.labelled(node.name)
+            and not any(history.domains.domain(level, node.name) == domain for level, domain in blocked)
         }
 
     def _empty_slots(self, devices: int, world: ClusterView) -> dict[str, int]:
         """Return how many workers each node could hold if nothing ran there and all were in service."""
-        domains = self._capacity.domains
+        domains = self.history.domains
         nodes = [node for node in world.nodes.values() if node.present]
         return {node.name: node.devices // devices if domains.labelled(node.name) else 0 for node in nodes}
 
     def _domains_of_others(self, uid: str) -> set[tuple[str, str]]:
         """Return the domains that running jobs have for themselves."""
-        capacity = self._capacity
+        capacity, history = self.capacity, self.history
         found = set()
-        for other, job in self._observed.jobs.items():
+        for other, job in self.observed.jobs.items():
             level = (job["spec"].get("topology") or {}).get("exclusive")
-            if other == uid or level is None or not self._observed.true(other, "Admitted"):
+            if other == uid or level is None or not self.observed.true(other, "Admitted"):
                 continue
             for node in capacity.nodes_of(other):
-                domain = capacity.domains.domain(level, node)
+                domain = history.domains.domain(level, node)
                 if domain is not None:
                     found.add((level, domain))
         return found

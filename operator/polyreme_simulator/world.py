@@ -186,7 +186,7 @@ class World:
     def forked(self, launcher: SimLauncher, attempt: int, release: Release) -> None:
         """Ranks were forked: when all of them are there, they train."""
         uid = launcher.pod.job_uid
-        self.facts.forked(launcher, attempt, release, self)
+        self.facts.rules.gangs.forked(launcher, attempt, release, self)
         known = self.facts.attempts[uid, attempt]
         gang = self.gangs.get((uid, attempt))
         if gang is None:

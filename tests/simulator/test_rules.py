@@ -124,7 +124,7 @@ class Scene:
     def look(self) -> None:
         """Let the rule of pending reasons look, once nothing has changed for a while."""
         self.wait(FOLLOWS_S + LOOK_S + 0.1)
-        self.facts.waiting.look(self.world)
+        self.facts.rules.waiting.look(self.world)
 
     def broken(self, rule: str) -> bool:
         return any(f" {rule}: " in violation for violation in self.facts.violations)
@@ -144,7 +144,7 @@ def test_a_refusal_is_to_be_explained_only_once_a_pod_is_refused_by_it(scene: Sc
     scene.admit(job, "n0")
     uid, rules, pod = (
         job["metadata"]["uid"],
-        scene.facts.anomalies,
+        scene.facts.rules.anomalies,
         ObjectRef(kind="Pod", namespace="default", name="p"),
     )
     rules.refuse(uid, "create Pod", "policy 1", scene.world)
@@ -163,7 +163,7 @@ def test_a_refusal_of_an_earlier_attempt_is_not_to_be_explained_by_a_later_one(s
     job = scene.job("j")
     scene.world.add_node("n0", 1)
     scene.admit(job, "n0", attempt=1)
-    uid, rules = job["metadata"]["uid"], scene.facts.anomalies
+    uid, rules = job["metadata"]["uid"], scene.facts.rules.anomalies
     pod = ObjectRef(kind="Pod", namespace="default", name="p")
     rules.refuse(uid, "create Pod", "policy 2", scene.world)
     assert rules.refusal("create", pod, uid, scene.world)
@@ -183,7 +183,7 @@ def test_others_pass_a_job_only_while_its_status_is_refused(scene: Scene, refuse
     scene.wait(2.0)
     twin = scene.job("twin")
     scene.world.add_node("n0", 1)
-    uid, rules = first["metadata"]["uid"], scene.facts.anomalies
+    uid, rules = first["metadata"]["uid"], scene.facts.rules.anomalies
     if refused:
         rules.refuse(uid, "patch TrainingJob", "policy 1", scene.world)
         assert rules.refusal("patch", ObjectRef.of(first), "", scene.world)
@@ -271,12 +271,12 @@ def test_pods_of_a_deleted_job_take_quota_if_the_leader_has_seen_the_job(
     for name in ("n0", "n1"):
         scene.world.add_node(name, 1)
     gone, job = scene.job("gone"), scene.job("j")
-    scene.facts.leaders.sending("first", "patch TrainingJob j", scene.world)
+    scene.facts.rules.leaders.sending("first", "patch TrainingJob j", scene.world)
     scene.wait(1.0)
     scene.runs(scene.pod(gone, nodeName="n0"))
     scene.delete(gone)
     if not seen_by_the_leader:
-        scene.facts.leaders.sending("second", "patch TrainingJob j", scene.world)
+        scene.facts.rules.leaders.sending("second", "patch TrainingJob j", scene.world)
     scene.admit(job, "n1")
     assert scene.broken("queues keep their quota") == seen_by_the_leader
 

@@ -59,7 +59,7 @@ def test_no_attempt_is_released_twice_though_the_job_knows_of_no_pod_and_the_lea
         assert not world.store.get(ObjectRef(kind="TrainingJob", **metadata))["status"].get("replicas")
         for ref in (pod, lease):
             world.store.delete(ref, uid=world.store.get(ref)["metadata"]["uid"], grace_period_s=0)
-        await until(lambda: facts.succeeded)
+        await until(lambda: facts.job_facts.succeeded)
         operator.cancel()
         await asyncio.gather(operator, return_exceptions=True)
 

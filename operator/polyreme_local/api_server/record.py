@@ -7,7 +7,7 @@ import json
 import marshal
 from typing import Any, cast
 
-from polyreme_cluster.port import InvalidObjectError, Manifest, WatchEvent, WatchEventType
+from polyreme_cluster.port import InvalidObjectError, Manifest, ObjectRef, WatchEvent, WatchEventType
 
 _ENCODER = json.JSONEncoder(allow_nan=False)
 _MARSHAL_VERSION = 2
@@ -47,6 +47,11 @@ class Record:
     def uid(self) -> str:
         """The object's UID."""
         return cast("str", self.manifest["metadata"]["uid"])
+
+    @property
+    def ref(self) -> ObjectRef:
+        """The object's name."""
+        return ObjectRef(kind=self.kind, namespace=self.namespace, name=self.name)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -134,12 +134,15 @@ class ProcessKubelet:
         for pod in seen.values():
             self._take(pod)
         async for event in self._cluster.watch("Pod", resource_version=page.resource_version):
-            if event.type is WatchEventType.BOOKMARK or event.object["spec"].get("nodeName") != self._settings.node:
+            if event.type is WatchEventType.BOOKMARK or not self._is_here(event.object):
                 continue
             if event.type is WatchEventType.DELETED:
                 self._vanished(event.object["metadata"]["uid"])
             else:
                 self._take(event.object)
+
+    def _is_here(self, pod: Manifest) -> bool:
+        return bool(pod["spec"].get("nodeName") == self._settings.node)
 
     def _take(self, pod: Manifest) -> None:
         """Do what a pod's state asks for, unless it is being done."""

@@ -1,4 +1,4 @@
-"""What a kubelet writes to the API server: its node, a pod's status, a pod's removal; each is retried until it is done."""
+"""Writes of a kubelet: its node, a pod's status, a pod's removal. Each is retried until it is done."""
 
 from __future__ import annotations
 

@@ -259,7 +259,7 @@ class Anomalies:
         names = [name for name, node in self._world.nodes.items() if node.present and node.up]
         if not names:
             return False
-        self._world.kubelets.flap(self._rng.choice(names), self._rng.choice(FLAP_S))
+        self._world.machines.flap(self._rng.choice(names), self._rng.choice(FLAP_S))
         return True
 
     def _step_clock(self) -> bool:

@@ -70,12 +70,12 @@ class Changes:
         for name, node in self._world.nodes.items():
             if not node.present:
                 self._node_again(name)
-            self._world.kubelets.patch(name, {"spec": {"unschedulable": None, "taints": self._taints()}})
+            self._world.machines.patch(name, {"spec": {"unschedulable": None, "taints": self._taints()}})
         for name, spec in self._scenario.queues.items():
             self._put_queue(name, spec)
         self._put_topology()
         for name, _, rack in self._scenario.nodes:
-            self._world.kubelets.patch(name, {"metadata": {"labels": {RACK: rack}}})
+            self._world.machines.patch(name, {"metadata": {"labels": {RACK: rack}}})
         for record in list(self._world.store.records("Pod")):
             if not owner_uid(record.manifest):
                 self._world.store.delete(ObjectRef.of(record.manifest), uid=record.uid)
@@ -125,20 +125,20 @@ class Changes:
         name = self._node()
         if name is None:
             return False
-        self._world.kubelets.remove(name)
+        self._world.machines.remove(name)
         self._world.after(self._rng.choice(AWAY_S), lambda: self._node_again(name))
         return True
 
     def _node_again(self, name: str) -> None:
         if not self._world.nodes[name].present:
-            self._world.kubelets.add_again(name, owned=self._scenario.owned)
+            self._world.machines.add_again(name, owned=self._scenario.owned)
 
     def _for_a_while(self, patch: dict[str, Any], back: dict[str, Any]) -> bool:
         name = self._node()
         if name is None:
             return False
-        self._world.kubelets.patch(name, patch)
-        self._world.after(self._rng.choice(AWAY_S), lambda: self._try(lambda: self._world.kubelets.patch(name, back)))
+        self._world.machines.patch(name, patch)
+        self._world.after(self._rng.choice(AWAY_S), lambda: self._try(lambda: self._world.machines.patch(name, back)))
         return True
 
     def _cordon(self) -> bool:
@@ -153,14 +153,14 @@ class Changes:
         name = self._node()
         if name is None or not self._world.nodes[name].up:
             return False
-        self._world.kubelets.away(name, dead=True)
+        self._world.machines.away(name, dead=True)
         taints = self._taints()
-        self._world.kubelets.patch(name, {"spec": {"taints": [*taints, NO_EXECUTE]}})
+        self._world.machines.patch(name, {"spec": {"taints": [*taints, NO_EXECUTE]}})
 
         def back() -> None:
             if self._world.nodes[name].present:
-                self._world.kubelets.patch(name, {"spec": {"taints": taints}})
-                self._world.kubelets.back(name)
+                self._world.machines.patch(name, {"spec": {"taints": taints}})
+                self._world.machines.back(name)
 
         self._world.after(self._rng.choice(AWAY_S), back)
         return True
@@ -170,7 +170,7 @@ class Changes:
         if name is None:
             return False
         rack = self._rng.choice(("r0", "r1", None))
-        self._world.kubelets.patch(name, {"metadata": {"labels": {RACK: rack}}})
+        self._world.machines.patch(name, {"metadata": {"labels": {RACK: rack}}})
         self._world.nodes[name].labels = {} if rack is None else {RACK: rack}
         return True
 

@@ -90,7 +90,7 @@ class Chaos:
             for rank in launcher.ranks.values():
                 rank.stopped = False
         for name in world.nodes:
-            world.kubelets.back(name)
+            world.machines.back(name)
         self._changes.mend()
         for record in self._jobs():
             if record.manifest["spec"].get("suspend"):
@@ -136,8 +136,8 @@ class Chaos:
 
     def _node(self, *, dead: bool) -> bool:
         name = self._rng.choice(sorted(self._world.nodes))
-        self._world.kubelets.away(name, dead=dead)
-        self._world.after(self._rng.choice((3.0, 15.0, 60.0)), lambda: self._world.kubelets.back(name))
+        self._world.machines.away(name, dead=dead)
+        self._world.after(self._rng.choice((3.0, 15.0, 60.0)), lambda: self._world.machines.back(name))
         return True
 
     def _freeze(self) -> bool:

@@ -226,7 +226,7 @@ class HealthAgents:
 
     def _lift(self, name: str) -> None:
         taints = (self._world.node_object(name).get("spec") or {}).get("taints") or ()
-        self._world.kubelets.patch(name, {"spec": {"taints": [each for each in taints if each["key"] != HEALTH]}})
+        self._world.machines.patch(name, {"spec": {"taints": [each for each in taints if each["key"] != HEALTH]}})
 
     def _release(self) -> bool:
         names = self._tainted()
@@ -240,14 +240,14 @@ class HealthAgents:
             name = self._rng.choice(names)
             taints = (self._world.node_object(name).get("spec") or {}).get("taints") or ()
             mine = {"key": HEALTH, "value": BY_HAND, "effect": "NoSchedule"}
-            self._world.kubelets.patch(name, {"spec": {"taints": [*taints, mine]}})
+            self._world.machines.patch(name, {"spec": {"taints": [*taints, mine]}})
         return bool(names)
 
     def _break_record(self) -> bool:
         names = [name for name, node in self._world.nodes.items() if node.present]
         if names:
             text = self._rng.choice(BROKEN)
-            self._world.kubelets.patch(self._rng.choice(names), {"metadata": {"annotations": {HEALTH: text}}})
+            self._world.machines.patch(self._rng.choice(names), {"metadata": {"annotations": {HEALTH: text}}})
         return bool(names)
 
     def _care(self) -> None:

@@ -86,4 +86,4 @@ class KubeletFaults:
     def _heal(self, node: SimNode) -> None:
         if node.fails:
             node.rejects, node.starts_pods, node.ends_pods = "", True, True
-            self._world.kubelets.resume(node.name)
+            self._world.machines.resume(node.name)

@@ -6,64 +6,31 @@ import random
 import signal
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
-from polyreme_api import labels
 from polyreme_api.environment import PodEnvironment
 from polyreme_api.exit_codes import code_of_signal
-from polyreme_api.job.status import replacements_by_index
-from polyreme_api.ownership import is_marked, job_object_metadata
-from polyreme_api.progress import ProgressRecord
-from polyreme_api.resume_point import fix_resume_point
-from polyreme_api.signed_progress import ProgressSigner
-from polyreme_cluster.port import Manifest, ObjectRef, PortError
+from polyreme_cluster.port import ObjectRef
 from polyreme_launcher.protocol import follower as f
 from polyreme_launcher.protocol import leader as l
 from polyreme_launcher.protocol.messages import Joined, Message, Release
-from polyreme_simulator.cluster_view import ClusterView
-from polyreme_simulator.invariants import Facts
-from polyreme_simulator.profiles import Profile
+from polyreme_simulator.cluster_view import LauncherView
+from polyreme_simulator.sim_leader import TICK_S, LauncherProcess, LeaderContext, SimLeader
 from polyreme_simulator.training import Rank
 
-TICK_S = 1.0
 NETWORK_S = 0.01
-API_S = 0.02
 KILL_S = 0.05
-LEASE_RETRY_S = 0.5
 KILLED = code_of_signal(signal.SIGKILL)
-STORE_RETRIES_S = (0.5, 2.0, 6.0)
-LEASE_FAILS = 0.1
-"""Chance that a write of the Lease fails while faults last."""
 
 
-class LauncherContext(ClusterView, Protocol):
+class LauncherContext(LeaderContext, Protocol):
     """What a launcher needs of the simulated cluster."""
 
-    @property
-    def facts(self) -> Facts:
-        """Where it reports what it does."""
-
-    @property
-    def profile(self) -> Profile:
-        """What the seed is about."""
-
-    def after(self, delay_s: float, act: Callable[[], Any]) -> None:
-        """Do something later."""
-
-    def job(self, uid: str) -> Manifest | None:
-        """Return a job by UID."""
-
-    def connected(self, one: SimLauncher, other: SimLauncher) -> bool:
+    def connected(self, one: LauncherView, other: LauncherView) -> bool:
         """Tell whether two processes reach each other."""
-
-    def reaches_api(self, launcher: SimLauncher) -> bool:
-        """Tell whether a process reaches the API server."""
 
     def leader_of(self, uid: str) -> SimLauncher | None:
         """Return the launcher to which a job's Service leads."""
-
-    def has_child(self, pod: PodEnvironment, kind: str) -> bool:
-        """Tell whether an object exists that a job's pods need."""
 
     def forked(self, launcher: SimLauncher, attempt: int, release: Release) -> None:
         """Take that ranks were forked."""
@@ -93,37 +60,32 @@ class SimLauncher:
         self.frozen = False
         self.zombie = False
         """Its pod was deleted by force while its node was away."""
-        self.ref = ObjectRef(kind="Pod", namespace=environment.namespace, name=environment.pod)
-        """Of its pod."""
         self.follower = f.FollowerState(
             index=environment.index,
             replacement=environment.replacement,
             devices=environment.devices,
             launcher=pod_uid,
         )
-        self.leading: l.LeaderState | None = None
+        self.leading = SimLeader(self, world, key=key, rng=rng) if environment.index == 0 else None
         self.ranks: dict[int, Rank] = {}
         self.leader: SimLauncher | None = None
         """The leader that this launcher is connected to."""
-        self.peers: dict[int, SimLauncher] = {}
-        self._signer = ProgressSigner(key, environment.job_uid)
         self._inbox: deque[Callable[[], None]] = deque()
-        self._lease_next: ProgressRecord | None = None
-        self._lease_busy = False
         self._sent_s: dict[int, float] = {}
         self._connecting = False
-        self._watches = False
-        """Whether it has been allowed to watch its job."""
+
+    @property
+    def ref(self) -> ObjectRef:
+        """Of its pod."""
+        return ObjectRef(kind="Pod", namespace=self.pod.namespace, name=self.pod.pod)
 
     def start(self) -> None:
         """Begin to run."""
-        if self.pod.index == 0:
-            self.leading = l.LeaderState(replacement=self.pod.replacement)
+        if self.leading is not None:
             self.leader = self
-            self.peers[0] = self
-            self.feed_leader(l.PeerConnected(index=0, replacement=self.pod.replacement))
+            self.leading.accept(self)
             self.feed(f.LeaderConnected())
-            self.read_job()
+            self.leading.read_job()
         self._tick()
 
     # ------------------------------------------------------------------------------------------------ process life
@@ -163,29 +125,29 @@ class SimLauncher:
         self.alive = False
         for rank in self.ranks.values():
             rank.end(signal=signal.SIGKILL)
-        for peer in [*self.peers.values(), *([self.leader] if self.leader is not None else [])]:
+        peers = [] if self.leading is None else list(self.leading.peers.values())
+        for peer in [*peers, *([self.leader] if self.leader is not None else [])]:
             if peer is not self:
                 self.world.after(self._rng.random() * NETWORK_S, lambda peer=peer: peer.lost(self))  # type: ignore[misc]
         self.world.launcher_ended(self, code)
 
     # ----------------------------------------------------------------------------------------------------- network
 
-    def lost(self, other: SimLauncher) -> None:
+    def lost(self, other: LauncherProcess) -> None:
         """A connection broke."""
         if not self.world.connected(self, other):
             return
         self.deliver(lambda: self.forget(other))
 
-    def forget(self, other: SimLauncher) -> None:
+    def forget(self, other: LauncherProcess) -> None:
         """Take the end of a connection."""
         if self.leader is other:
             self.leader = None
             self.feed(f.LeaderLost())
-        if self.peers.get(other.pod.index) is other:
-            del self.peers[other.pod.index]
-            self.feed_leader(l.PeerLost(index=other.pod.index, replacement=other.pod.replacement))
+        if self.leading is not None:
+            self.leading.forget(other)
 
-    def _send(self, to: SimLauncher, act: Callable[[], None]) -> None:
+    def send(self, to: LauncherProcess, act: Callable[[], None]) -> None:
         """Deliver in order, if the network still connects the two."""
         key = id(to)
         at_s = max(self.world.time_s() + self._rng.random() * NETWORK_S, self._sent_s.get(key, 0.0) + 1e-6)
@@ -203,7 +165,10 @@ class SimLauncher:
 
     def _connect(self) -> None:
         target = self.world.leader_of(self.pod.job_uid) if self.world.has_child(self.pod, "Service") else None
-        if self._connecting or target is None or target.frozen or not self.world.connected(self, target):
+        leading = None if target is None else target.leading
+        if self._connecting or target is None or leading is None or target.frozen:
+            return
+        if not self.world.connected(self, target):
             return
         self._connecting = True
 
@@ -211,16 +176,11 @@ class SimLauncher:
             self._connecting = False
             if not target.alive or not self.alive or self.leader is not None:
                 return
-            target.deliver(lambda: target.accept(self))
+            target.deliver(lambda: leading.accept(self))
             self.leader = target
             self.deliver(lambda: self.feed(f.LeaderConnected()))
 
         self.world.after(self._rng.random() * NETWORK_S, done)
-
-    def accept(self, peer: SimLauncher) -> None:
-        """Take a follower that has proved itself."""
-        self.peers[peer.pod.index] = peer
-        self.feed_leader(l.PeerConnected(index=peer.pod.index, replacement=peer.pod.replacement))
 
     # ---------------------------------------------------------------------------------------------------- machines
 
@@ -233,7 +193,7 @@ class SimLauncher:
             self.feed(self._look())
             self.feed(f.Tick())
             if self.leading is not None:
-                self.feed_leader(f.Tick())
+                self.leading.feed(f.Tick())
         self.world.after(TICK_S * (0.9 + 0.2 * self._rng.random()), self._tick)
 
     def _look(self) -> f.RanksSampled:
@@ -268,22 +228,23 @@ class SimLauncher:
 
     def _to_leader(self, message: Message) -> None:
         leader = self.leader
-        if leader is None:
+        leading = None if leader is None else leader.leading
+        if leader is None or leading is None:
             return
         if isinstance(message, Joined):
             self.world.facts.rules.gangs.joined(self, message)
         event = l.FromPeer(index=self.pod.index, replacement=self.pod.replacement, message=message)
         if leader is self:
-            self.feed_leader(event)
+            leading.feed(event)
         else:
             # A connection that the other end has given up answers with a reset.
             def arrive() -> None:
-                if leader.peers.get(self.pod.index) is self:
-                    leader.feed_leader(event)
+                if leading.peers.get(self.pod.index) is self:
+                    leading.feed(event)
                 else:
                     self.lost(leader)
 
-            self._send(leader, arrive)
+            self.send(leader, arrive)
 
     def _fork(self, attempt: int, release: Release) -> None:
         self.ranks = {}
@@ -296,138 +257,3 @@ class SimLauncher:
         self.world.facts.rules.gangs.rank_ended(self.pod.job_uid, rank.attempt, code=code)
         event = f.RankExited(attempt=rank.attempt, rank=rank.rank, code=code, signal=signal)
         self.deliver(lambda: self.feed(event))
-
-    def report(self, record: ProgressRecord) -> None:
-        """Take rank 0's word."""
-        self.deliver(lambda: self.feed_leader(l.ProgressFromRank(record=record)))
-
-    def feed_leader(self, event: l.LeaderEvent) -> None:
-        """Step the leader's machine, on index 0."""
-        if not self.alive or self.leading is None:
-            return
-        self.leading, effects = l.LeaderMachine.step(self.leading, event, self.world.time_s())
-        for effect in effects:
-            self._lead(effect)
-
-    def _lead(self, effect: l.LeaderEffect) -> None:
-        match effect:
-            case l.SendTo(index=index, message=message):
-                self._to_peer(index, message)
-            case l.Broadcast(message=message):
-                if isinstance(message, Release):
-                    self.world.facts.rules.gangs.released(self, message, self.world)
-                for index in sorted(self.peers):
-                    self._to_peer(index, message)
-            case l.DropPeer(index=index, replacement=replacement):
-                peer = self.peers.get(index)
-                if peer is not None and peer.pod.replacement == replacement:
-                    del self.peers[index]
-                    self._send(peer, lambda: peer.forget(self))
-            case l.FixResume(attempt=attempt):
-                self.world.after(self._rng.random() * API_S, lambda: self._fix(attempt))
-            case l.RenewLease(record=record):
-                self._lease_next = record
-                self._write_lease()
-            case f.ExitProcess(code=code):
-                self.kill(code)
-
-    def _to_peer(self, index: int, message: Message) -> None:
-        peer = self.peers.get(index)
-        if peer is self:
-            self.feed(f.FromLeader(message=message))
-        elif peer is not None:
-            self._send(
-                peer, lambda: peer.feed(f.FromLeader(message=message)) if peer.leader is self else self.lost(peer)
-            )
-
-    def _fix(self, attempt: int) -> None:
-        if not self.alive:
-            return
-        fails = self.world.faulty and self._rng.random() < self.world.profile.store_fails
-        root, now_s = self.world.root(self.pod.job_uid), self.world.clock.now_s()
-        lost = fails and self._rng.random() < 0.5
-        point = None if lost else fix_resume_point(root, attempt=attempt, by=self.pod_uid, now_s=now_s)
-        if fails:
-            self.world.after(self._rng.choice(STORE_RETRIES_S), lambda: self.deliver(lambda: self._fix(attempt)))
-            return
-        event: l.LeaderEvent = l.Fenced(attempt=attempt)
-        if point is not None:
-            event = l.ResumeFixed(
-                attempt=attempt, resume_from=point.resume_from, step=point.step, master_address="host", master_port=1
-            )
-        self.deliver(lambda: self.feed_leader(event))
-
-    # --------------------------------------------------------------------------------------------------------- API
-
-    def read_job(self) -> None:
-        """Hear of the job as it is now."""
-        self.world.after(self._rng.random() * API_S, lambda: self.deliver(self._read_job))
-
-    def _read_job(self) -> None:
-        if self.leading is None or not self.world.reaches_api(self):
-            return
-        if not self._watches and not all(self.world.has_child(self.pod, kind) for kind in ("Role", "RoleBinding")):
-            # Rights are checked when a watch begins.
-            self.world.after(TICK_S, self.read_job)
-            return
-        self._watches = True
-        job = self.world.job(self.pod.job_uid)
-        attempt = ((job or {}).get("status") or {}).get("attempt")
-        if attempt is None:
-            return
-        view = l.AttemptView(
-            number=attempt["number"],
-            run=attempt["desired"] == "Run",
-            checkpoint_requested=attempt["checkpointRequested"],
-            replicas=attempt["replicas"],
-            devices=attempt["devices"],
-            replacements=replacements_by_index(attempt["replacements"]),
-            job_json="{}",
-            plan_json="{}",
-        )
-        self.feed_leader(l.JobChanged(attempt=view))
-
-    def _write_lease(self) -> None:
-        if self._lease_busy or self._lease_next is None or not self.alive:
-            return
-        self._lease_busy = True
-        record, self._lease_next = self._lease_next, None
-
-        def again() -> None:
-            self._lease_busy = False
-            self._lease_next = self._lease_next or record
-            self._write_lease()
-
-        def write() -> None:
-            if not self.alive:
-                return
-            fails = self.world.faulty and self._rng.random() < LEASE_FAILS
-            if not self.world.reaches_api(self) or fails or not self._put_record(record):
-                self.world.after(LEASE_RETRY_S, again)
-                return
-            self._lease_busy = False
-            self._write_lease()
-
-        # A stopped process sends nothing; what it had sent already is not held up.
-        self.world.after(self._rng.random() * API_S, lambda: self.deliver(write))
-
-    def _put_record(self, record: ProgressRecord) -> bool:
-        name = labels.job_object_name(self.pod.job, self.pod.job_uid)
-        ref = ObjectRef(kind="Lease", namespace=self.pod.namespace, name=name)
-        try:
-            lease = self.world.store.shown(ref)
-            known = self._signer.read(lease)
-            if known is not None and known.outdates(record):
-                self.feed_leader(l.Fenced())
-                return True
-            annotations = self._signer.annotations(record, at_s=self.world.clock.now_s())
-            own = (self.pod.job, self.pod.job_uid)
-            marks = {} if is_marked(lease["metadata"], self.pod.job_uid) else job_object_metadata(*own)
-            self.world.store.change(ref, {"metadata": {"annotations": annotations, **marks}})
-            if marks:
-                # Its job may be deleted meanwhile.
-                self.world.after(API_S, self.world.store.collect_garbage)
-        except PortError:
-            return False
-        self.feed_leader(l.LeaseWritten(record=record))
-        return True

@@ -36,6 +36,8 @@ class ObservedState:
         """Worker pods, by UID; those of others are the capacity's."""
         self.conditions: dict[str, frozenset[str]] = {}
         """Conditions that hold, by UID of the job."""
+        self.reached: Counter[tuple[str, str]] = Counter()
+        """How often each fault or situation came about."""
         self.sent_s = 0.0
         """When the write of the operator that landed last was sent."""
 

@@ -83,7 +83,7 @@ class RepairHooks:
             self._set_owner(name, None)
 
     def _set_owner(self, name: str, owner: str | None) -> None:
-        self._world.kubelets.patch(name, {"metadata": {"annotations": {REPAIR_OWNER: owner}}})
+        self._world.machines.patch(name, {"metadata": {"annotations": {REPAIR_OWNER: owner}}})
 
     def _look(self) -> None:
         self._world.after(LOOK_S, self._look)

@@ -130,10 +130,8 @@ class _Simulation:
     def __init__(self, loop: VirtualLoop, seed: int, *, faults: bool, anomaly: str, health: bool) -> None:
         self._loop, self._seed = loop, seed
         self._rng = random.Random(seed)
-        self._facts = Facts()
         profile = profile_of(seed)
-        self._world = World(loop, random.Random(self._rng.random()), self._facts, profile=profile)
-        self._reached = self._world.reached
+        self._world = World(loop, random.Random(self._rng.random()), Facts(), profile=profile)
         self._enabled = faults
         self._faults = _draw_faults(self._rng, profile) if faults else NO_FAULTS
         self._scenario = draw_scenario(self._rng, profile, aim=self._faults.aim)
@@ -164,18 +162,18 @@ class _Simulation:
         ]
         self._changes = Changes(self._world, self._scenario, random.Random(self._rng.random()))
         self._chaos = Chaos(
-            self._world, self._changes, self._replicas, random.Random(self._rng.random()), self._reached
+            self._world, self._changes, self._replicas, random.Random(self._rng.random()), self._world.reached
         )
         self._anomalies = Anomalies(
             self._world,
             anomaly if faults else "",
             [replica.clock for replica in self._replicas],
             random.Random(f"anomalies of seed {seed}"),
-            self._reached,
+            self._world.reached,
         )
         kubelets = faults and has_kubelet_faults(seed)
         rng_of_kubelets = random.Random(f"kubelets of seed {seed}")
-        self._kubelets = KubeletFaults(self._world, rng_of_kubelets, self._reached) if kubelets else None
+        self._kubelets = KubeletFaults(self._world, rng_of_kubelets, self._world.reached) if kubelets else None
         self._datahub = DataHub(self._world, random.Random(f"datahub of seed {seed}")) if is_gated(seed) else None
         self._agents = (
             HealthAgents(
@@ -217,14 +215,14 @@ class _Simulation:
         for replica in replicas:
             replica.cancel()
         await asyncio.gather(*replicas, return_exceptions=True)
-        self._facts.check_end(world)
+        self._world.facts.check_end(world)
         return self._result()
 
     def stopped(self, error: Exception) -> Result:
         """Return what it showed until an error ended it."""
         at = traceback.extract_tb(error.__traceback__)[-1]
         what = f"{type(error).__name__}: {error} ({Path(at.filename).name}:{at.lineno})"
-        self._facts.violations.append(f"t={self._loop.time():.3f} the world continues: {what}")
+        self._world.facts.violations.append(f"t={self._loop.time():.3f} the world continues: {what}")
         return self._result()
 
     async def _disturb(self) -> None:
@@ -249,7 +247,7 @@ class _Simulation:
         for number in range(self._rng.choice(profile.calm_changes)):
             name, act = self._changes.draw()
             if act():
-                self._reached[name, ""] += 1
+                self._world.reached[name, ""] += 1
             if profile.calm_jobs:
                 self._world.soon(LATE_S, lambda number=number: self._submit(f"calm{number}"))  # type: ignore[misc]
             await self._watch(self._rng.choice((2.0, 8.0, 15.0)))
@@ -264,7 +262,7 @@ class _Simulation:
         until_s = self._loop.time() + for_s
         while self._loop.time() < until_s and not self._finished():
             await asyncio.sleep(LOOK_S)
-            self._facts.look(self._world)
+            self._world.facts.look(self._world)
 
     async def _wait_for_the_end(self) -> None:
         await self._watch(PEACE_S)
@@ -277,7 +275,7 @@ class _Simulation:
         self._submitted.append(job["spec"])
         uid = self._world.store.create(job)["metadata"]["uid"]
         self._world.steps[uid] = job["spec"]["training"]["steps"]
-        self._world.checkpoint_every[uid] = self._rng.choice((3, 4, 6))
+        self._world.training.checkpoint_every[uid] = self._rng.choice((3, 4, 6))
 
     def _finished(self) -> bool:
         conditions = [
@@ -294,13 +292,13 @@ class _Simulation:
     def _result(self) -> Result:
         return Result(
             seed=self._seed,
-            violations=tuple(dict.fromkeys(self._facts.violations)),
-            trace=self._facts.trace,
-            changes=self._facts.changes,
-            attempts=len(self._facts.attempts),
-            succeeded=self._facts.job_facts.succeeded,
-            restarts=sum(self._facts.job_facts.restarts.values()),
-            reached=dict(self._reached),
+            violations=tuple(dict.fromkeys(self._world.facts.violations)),
+            trace=self._world.facts.trace,
+            changes=self._world.facts.changes,
+            attempts=len(self._world.facts.attempts),
+            succeeded=self._world.facts.job_facts.succeeded,
+            restarts=sum(self._world.facts.job_facts.restarts.values()),
+            reached=dict(self._world.reached),
         )
 
 

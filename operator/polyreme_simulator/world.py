@@ -8,19 +8,19 @@ from collections.abc import Callable
 from typing import Any
 
 from polyreme_api.environment import PodEnvironment
-from polyreme_api.exit_codes import ExitCode
-from polyreme_api.history import parse_checkpoint_name
-from polyreme_api.progress import CheckpointRef, Outcome, ProgressRecord, RankPhase, StepRecord
 from polyreme_cluster.port import Manifest, NotFoundError, ObjectRef, WatchEventType
 from polyreme_launcher.protocol.messages import Release
 from polyreme_local.api_server.cluster import EmbeddedCluster
 from polyreme_local.api_server.record import Change
 from polyreme_local.api_server.schema import SCHEMAS
 from polyreme_local.api_server.store import Store
+from polyreme_simulator.cluster_view import LauncherView
 from polyreme_simulator.event_loop import SimClock, VirtualLoop
+from polyreme_simulator.gang_training import GangTraining
 from polyreme_simulator.invariants import Facts
 from polyreme_simulator.kubelets import KUBELET_S, Kubelets
 from polyreme_simulator.launcher import SimLauncher
+from polyreme_simulator.machines import Machines
 from polyreme_simulator.nodes import SimNode, takes_pods
 from polyreme_simulator.ownership import is_set_apart
 from polyreme_simulator.profiles import MIXED, Profile
@@ -29,12 +29,6 @@ from polyreme_simulator.scheduler import KubeScheduler
 from polyreme_simulator.training import Gang, Root
 
 GARBAGE_S = 1.0
-BOOT_S = 1.0
-STEP_S = 0.4
-COMMIT_S = 0.3
-LATE_PUT_S = 8.0
-"""Longest time by which a checkpoint's marker lands late."""
-POLL_S = 0.5
 
 
 class World:
@@ -58,20 +52,16 @@ class World:
             history_changes=2000,
         )
         self.cluster = EmbeddedCluster(self.store, collect_garbage=False)
-        self.reached: Counter[tuple[str, str]] = Counter()
         self.kubelets = Kubelets(self)
+        self.machines = Machines(self, self.kubelets)
         self.scheduler = KubeScheduler(self)
         self.launchers: dict[str, SimLauncher] = {}
-        self.roots: dict[str, Root] = {}
-        self.gangs: dict[tuple[str, int], Gang] = {}
-        self.stopping: set[tuple[str, int]] = set()
+        self.training = GangTraining(self)
         self.faulty = True
         self.launcher_rbac = False
         """Whether launchers need Roles to read their job."""
         self.calm_since_s = 0.0
         """When the faults ended."""
-        self.checkpoint_every: dict[str, int] = {}
-        self.steps: dict[str, int] = {}
 
     # ------------------------------------------------------------------------------------------------------- basics
 
@@ -99,21 +89,36 @@ class World:
 
     def root(self, uid: str) -> Root:
         """Return a job's checkpoint root."""
-        return self.roots.setdefault(uid, Root())
+        return self.training.root(uid)
+
+    @property
+    def gangs(self) -> dict[tuple[str, int], Gang]:
+        """Gangs by UID of the job and attempt."""
+        return self.training.gangs
+
+    @property
+    def steps(self) -> dict[str, int]:
+        """Steps that each job trains, by UID."""
+        return self.training.steps
+
+    @property
+    def reached(self) -> Counter[tuple[str, str]]:
+        """How often each fault or situation came about."""
+        return self.facts.reached
 
     @property
     def nodes(self) -> dict[str, SimNode]:
         """Machines by name, those that are gone too."""
-        return self.kubelets.nodes
+        return self.machines.nodes
 
     @property
     def lost_s(self) -> dict[str, float]:
         """When each machine was last away, or marked as out of service."""
-        return self.kubelets.lost_s
+        return self.machines.lost_s
 
     def add_node(self, name: str, devices: int, *, tags: dict[str, str] | None = None, owned: bool = False) -> None:
         """Add a machine."""
-        self.kubelets.add(SimNode(name=name, devices=devices, labels=tags or {}), owned=owned)
+        self.machines.add(SimNode(name=name, devices=devices, labels=tags or {}), owned=owned)
 
     def node_object(self, name: str) -> Manifest:
         """Return a machine's Node object, for looking at it only."""
@@ -140,18 +145,18 @@ class World:
             uid = manifest["metadata"]["uid"]
             for launcher in self.launchers.values():
                 if launcher.alive and launcher.pod.job_uid == uid and launcher.leading is not None:
-                    launcher.read_job()
+                    launcher.leading.read_job()
         if change.type is not WatchEventType.MODIFIED:
             # After creations, too: a late write may create a child of a job that is gone (test_port_objects.py).
             self.soon(GARBAGE_S, self.store.collect_garbage)
 
     # -------------------------------------------------------------------------------------------------------- network
 
-    def connected(self, one: SimLauncher, other: SimLauncher) -> bool:
+    def connected(self, one: LauncherView, other: LauncherView) -> bool:
         """Tell whether two processes reach each other."""
         return one.node == other.node or (self.nodes[one.node].up and self.nodes[other.node].up)
 
-    def reaches_api(self, launcher: SimLauncher) -> bool:
+    def reaches_api(self, launcher: LauncherView) -> bool:
         """Tell whether a process reaches the API server."""
         return self.nodes[launcher.node].up
 
@@ -177,119 +182,17 @@ class World:
             return True
         return exists_child(self, {"name": pod.job, "uid": pod.job_uid, "namespace": pod.namespace}, kind)
 
-    def launcher_ended(self, launcher: SimLauncher, code: int) -> None:
-        """Take that a launcher's process ended: its kubelet reports it."""
-        self.kubelets.launcher_ended(launcher, code)
-
-    # ------------------------------------------------------------------------------------------------------- training
-
     def forked(self, launcher: SimLauncher, attempt: int, release: Release) -> None:
-        """Ranks were forked: when all of them are there, they train."""
-        uid = launcher.pod.job_uid
-        self.facts.rules.gangs.forked(launcher, attempt, release, self)
-        known = self.facts.attempts[uid, attempt]
-        gang = self.gangs.get((uid, attempt))
-        if gang is None:
-            durable = None if release.resume_from is None else parse_checkpoint_name(release.resume_from)
-            step = 0 if durable is None else durable.step
-            gang = Gang(attempt=attempt, world=known.replicas * known.devices, resumed_from=step, step=step)
-            gang.durable = durable
-            self.gangs[uid, attempt] = gang
-        gang.ranks.update(launcher.ranks)
-        if len(gang.ranks) == gang.world:
-            self.soon(BOOT_S, lambda: self._train(uid, gang))
-
-    def _train(self, uid: str, gang: Gang) -> None:
-        if not gang.whole:
-            if gang.live and all(rank.alive for rank in gang.ranks.values()):
-                self.after(POLL_S, lambda: self._train(uid, gang))
-            return
-        if self.time_s() < gang.busy_until_s:
-            self.after(POLL_S, lambda: self._train(uid, gang))
-            return
-        stop = (uid, gang.attempt) in self.stopping
-        if stop or gang.step >= self.steps[uid]:
-            last_s = self.profile.final_save_s if stop else COMMIT_S
-            end = ExitCode.STOPPED if stop else ExitCode.OK
-            self._commit(uid, gang, gang.step, lambda: self._end(uid, gang, end), within_s=last_s)
-            return
-        gang.step += 1
-        self.root(uid).steps.setdefault(gang.attempt, []).append(
-            StepRecord(attempt=gang.attempt, step=gang.step, loss=1.0 / gang.step)
-        )
-        self._report(uid, gang, RankPhase.TRAINING)
-        if gang.step % self.checkpoint_every[uid] == 0:
-            self._commit(uid, gang, gang.step)
-        self.after(STEP_S * (0.5 + self.rng.random()), lambda: self._train(uid, gang))
-
-    def _commit(
-        self,
-        uid: str,
-        gang: Gang,
-        step: int,
-        then: Callable[[], None] | None = None,
-        *,
-        within_s: float = COMMIT_S,
-    ) -> None:
-        """Commit a checkpoint a little later; a stopped rank 0 commits when it continues, however late."""
-        rank, reference = gang.ranks[0], CheckpointRef(attempt=gang.attempt, step=step)
-
-        def write() -> None:
-            if rank.stopped:
-                self.after(POLL_S, write)
-            elif rank.alive:
-                late = self.faulty and self.rng.random() < self.profile.late_puts
-                self.after(LATE_PUT_S * self.rng.random() if late else 0.0, land)
-
-        def land() -> None:
-            if step > gang.resumed_from:
-                self.root(uid).commit(reference)
-            tell()
-
-        def tell() -> None:
-            if rank.stopped:
-                self.after(POLL_S, tell)
-            elif rank.alive:
-                if step > gang.resumed_from and (gang.durable is None or gang.durable.step < step):
-                    gang.durable = reference
-                self._report(uid, gang, RankPhase.TRAINING)
-                if then is not None:
-                    then()
-
-        self.soon(within_s, write)
-
-    def _end(self, uid: str, gang: Gang, code: int) -> None:
-        if not gang.whole:
-            if all(rank.alive for rank in gang.ranks.values()):
-                self.after(POLL_S, lambda: self._end(uid, gang, code))
-            return
-        if code == ExitCode.OK:
-            self._report(uid, gang, RankPhase.DONE)
-        for rank in gang.ranks.values():
-            self.soon(COMMIT_S, lambda rank=rank: rank.end(code=code))  # type: ignore[misc]
-
-    def _report(self, uid: str, gang: Gang, phase: RankPhase) -> None:
-        if gang.done:
-            return
-        gang.done = phase is RankPhase.DONE
-        record = ProgressRecord(
-            attempt=gang.attempt,
-            phase=phase,
-            step=gang.step,
-            steps=self.steps[uid],
-            step_seconds=STEP_S,
-            checkpoint=gang.durable,
-            outcome=Outcome.SUCCEEDED if phase is RankPhase.DONE else None,
-        )
-        for launcher in self.launchers.values():
-            if launcher.alive and launcher.pod.job_uid == uid and launcher.ranks.get(0) is gang.ranks[0]:
-                launcher.report(record)
+        """Ranks were forked: they train when all of them are there."""
+        self.training.forked(launcher, attempt, release)
 
     def signal_gang(self, uid: str, attempt: int, *, stop: bool) -> None:
         """Ranks were asked to checkpoint, and to stop if ``stop``."""
-        gang = self.gangs.get((uid, attempt))
-        if gang is not None and stop:
-            self.stopping.add((uid, attempt))
+        self.training.signal(uid, attempt, stop=stop)
+
+    def launcher_ended(self, launcher: SimLauncher, code: int) -> None:
+        """Take that a launcher's process ended: its kubelet reports it."""
+        self.kubelets.launcher_ended(launcher, code)
 
 
 def _relaxed(check: Callable[[Manifest], None]) -> Callable[[Manifest], None]:

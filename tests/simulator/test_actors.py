@@ -29,11 +29,11 @@ def test_a_node_that_rejoins_ends_its_deleted_pods() -> None:
     created = world.store.create(pod)["metadata"]
     ref = ObjectRef(kind="Pod", namespace="default", name="p")
     world.kubelets.sync(ref, created["uid"])
-    world.kubelets.away("n0", dead=False)
+    world.machines.away("n0", dead=False)
     world.store.delete(ref, uid=created["uid"], grace_period_s=30)
-    world.kubelets.remove("n0")
+    world.machines.remove("n0")
     assert len(list(world.store.records("Pod"))) == 1, "nobody ends what lies on a node that is no more"
-    world.kubelets.add_again("n0", owned=False)
+    world.machines.add_again("n0", owned=False)
     assert list(world.store.records("Pod")) == []
     loop.close()
 

@@ -57,7 +57,7 @@ def writes_of_a_running_job(*, checkpoint_every: int) -> Counter[str]:
         },
     }
     uid = world.store.create(job)["metadata"]["uid"]
-    world.steps[uid], world.checkpoint_every[uid] = NEVER, checkpoint_every
+    world.steps[uid], world.training.checkpoint_every[uid] = NEVER, checkpoint_every
 
     async def run() -> None:
         entropy = random.Random(2).randbytes
@@ -112,7 +112,7 @@ def test_a_job_that_starts_at_once_gets_no_pending_reason_and_one_event_for_its_
     uid = world.store.create(
         {"apiVersion": labels.API_VERSION, "kind": "TrainingJob", "metadata": metadata, "spec": spec}
     )["metadata"]["uid"]
-    world.steps[uid], world.checkpoint_every[uid] = 2, NEVER
+    world.steps[uid], world.training.checkpoint_every[uid] = 2, NEVER
 
     async def run() -> None:
         operator = loop.create_task(

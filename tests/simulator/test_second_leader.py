@@ -38,7 +38,7 @@ def test_no_attempt_is_released_twice_though_the_job_knows_of_no_pod_and_the_lea
     uid = world.store.create(
         {"apiVersion": labels.API_VERSION, "kind": "TrainingJob", "metadata": metadata, "spec": SPEC}
     )["metadata"]["uid"]
-    world.steps[uid], world.checkpoint_every[uid] = STEPS, 5
+    world.steps[uid], world.training.checkpoint_every[uid] = STEPS, 5
     lease = ObjectRef(kind="Lease", namespace="default", name=labels.job_object_name("j0", uid))
     pod = ObjectRef(kind="Pod", namespace="default", name=labels.pod_name("j0", uid, index=0, replacement=0))
 

@@ -45,7 +45,7 @@ STEPS = 10_000
 def submit(world: World, name: str) -> None:
     uid = world.store.create(manifest(name))["metadata"]["uid"]
     world.steps[uid] = STEPS
-    world.checkpoint_every[uid] = 20
+    world.training.checkpoint_every[uid] = 20
 
 
 def manifest(name: str) -> Manifest:

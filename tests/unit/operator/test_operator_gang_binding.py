@@ -54,7 +54,7 @@ def run(binding: BindingMode) -> tuple[CountedPort, World, list[dict[str, Any]],
         },
     }
     uid = world.store.create(job)["metadata"]["uid"]
-    world.steps[uid], world.checkpoint_every[uid] = 1_000_000, 1_000_000
+    world.steps[uid], world.training.checkpoint_every[uid] = 1_000_000, 1_000_000
     port = CountedPort(world.cluster)
 
     async def settle() -> tuple[list[dict[str, Any]], dict[str, Any]]:

@@ -66,7 +66,7 @@ class CountedRounds(Observer):
 def submit(world: World, job: Manifest) -> None:
     """Store a job whose gang, once it is released, trains for longer than any story lasts."""
     uid = world.store.create(job)["metadata"]["uid"]
-    world.steps[uid] = world.checkpoint_every[uid] = ENDLESS
+    world.steps[uid] = world.training.checkpoint_every[uid] = ENDLESS
 
 
 def test_jobs_without_victims_each_get_a_search_and_then_cycles_stop() -> None:

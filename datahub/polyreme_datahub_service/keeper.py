@@ -46,8 +46,7 @@ class DataKeeper:
         clock: Clock.
         report: Called with each sentence about damage, for the person who watches and for the report.
         reporter: Reports to the operator, which admits the job when its data is ready.
-        made: Returns what the pipeline made, once it has.
-        pin: Keeps the versions that it was made from, from removal; called in a thread.
+        made: Protects the versions that the data was made from, and returns what was made; called in a thread.
     """
 
     def __init__(
@@ -60,10 +59,9 @@ class DataKeeper:
         report: Callable[[str], None],
         reporter: Reporter,
         made: Callable[[], Prepared],
-        pin: Callable[[], None],
     ) -> None:
         self._work, self._objects_url, self._job = work, objects_url, job
-        self._reporter, self._made, self._pin = reporter, made, pin
+        self._reporter, self._made = reporter, made
         self._clock, self._report = clock, report
         self._in_bucket = is_bucket(objects_url)
         self._reported: set[tuple[str, str]] = set()
@@ -140,8 +138,7 @@ class DataKeeper:
         await self._report_made()
 
     async def _report_made(self) -> None:
-        await asyncio.to_thread(self._pin)
-        made = self._made()
+        made = await asyncio.to_thread(self._made)
         await self._reporter.report(DataState.PROCESSED, made.message, plan=made.plan)
 
     async def _make_again(self) -> None:

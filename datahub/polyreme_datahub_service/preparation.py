@@ -59,9 +59,8 @@ class LocalPreparation:
             await work.run()
         finally:
             await work.close()
-        report = folder / REPORT_NAME
-        await asyncio.to_thread(pin_versions, self._home.registry_url, self._prefix + uid, references(report))
-        return prepared(report)
+        report, registry_url, holder = folder / REPORT_NAME, self._home.registry_url, self._prefix + uid
+        return await asyncio.to_thread(pin_prepared, report, registry_url=registry_url, holder=holder)
 
     async def kept(self) -> set[str]:
         """Return the UIDs of jobs that something is kept for."""
@@ -86,14 +85,20 @@ class LocalPreparation:
         return self._home.path / "data" / "jobs" / uid
 
 
-def references(report_file: Path) -> list[str]:
-    """Return the dataset versions (``name@number``) that the pipeline's process used for a job."""
-    return [row["dataset"] for row in (read_json(report_file) or {}).get("datasets", ())]
+def pin_prepared(report_file: Path, *, registry_url: str, holder: str) -> Prepared:
+    """Pin the dataset versions that the pipeline's process used for a job; return its plan, samples and dead letters.
 
+    Args:
+        report_file: What that process left about the job.
+        registry_url: The registry.
+        holder: In whose name they are pinned.
 
-def prepared(report_file: Path) -> Prepared:
-    """Read what the pipeline's process left about a job: its plan, samples and dead letters."""
+    Raises:
+        DatasetNotFoundError: If one of the versions was removed meanwhile.
+        EnvironmentFailedError: If the registry stays away.
+    """
     report = read_json(report_file) or {}
+    pin_versions(registry_url, holder, [row["dataset"] for row in report.get("datasets", ())])
     samples = sum(int(row.get("samples", 0)) for row in report.get("datasets", ()))
     dead = sum(int(row.get("deadLetters", 0)) for row in report.get("stages", ()))
     words = counted(samples, "sample") + (f"; {counted(dead, 'dead letter')}" if dead else "")

@@ -13,7 +13,7 @@ import pytest
 
 from polyreme_api.errors import EnvironmentFailedError
 from polyreme_datahub.topics.open import open_topics
-from polyreme_datahub.topics.pulsar import PulsarTopics
+from polyreme_datahub.topics.pulsar import PulsarSettings, PulsarTopics
 from polyreme_datahub.topics.types import Message, Topics, dead_letters
 from tests.contract.datahub.topics_contract import PATIENCE_S, REDELIVERIES_MAX, REDELIVERY_S, TopicsContract
 from tools.services.guard import held
@@ -33,10 +33,12 @@ class TestPulsar(TopicsContract):
     @pytest.fixture
     def bus(self, pulsar_server: str) -> Iterator[Topics]:
         bus = PulsarTopics(
-            pulsar_server,
-            namespace="public/default",
-            redelivery_s=REDELIVERY_S,
-            redeliveries_max=REDELIVERIES_MAX,
+            PulsarSettings(
+                url=pulsar_server,
+                namespace="public/default",
+                redelivery_s=REDELIVERY_S,
+                redeliveries_max=REDELIVERIES_MAX,
+            )
         )
         yield bus
         bus.close()
@@ -64,7 +66,7 @@ class TestPulsar(TopicsContract):
 
 
 def test_a_broker_that_is_nowhere_is_an_error_of_the_environment() -> None:
-    bus = PulsarTopics("pulsar://127.0.0.1:1", namespace="a/b", operation_s=1)
+    bus = PulsarTopics(PulsarSettings(url="pulsar://127.0.0.1:1", namespace="a/b", operation_s=1))
     with pytest.raises(EnvironmentFailedError, match=r"topics at pulsar://127.0.0.1:1/a/b: opening the topic decode"):
         bus.publish(message("a"), timeout_s=1.0)
     with pytest.raises(EnvironmentFailedError, match=r"subscribing to decode failed: no broker answered"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import logging
 import os
 import shutil
@@ -48,8 +49,7 @@ from polyreme_api.job import TrainingJob
 from polyreme_api.pod_template import unknown_fields
 from polyreme_datahub.objects import open_store
 from polyreme_datahub_service.keeper import DataKeeper, is_quick
-from polyreme_datahub_service.pinning import pin_versions
-from polyreme_datahub_service.preparation import prepared, references
+from polyreme_datahub_service.preparation import pin_prepared
 from polyreme_datahub_service.stored_job import write_job
 from polyreme_datahub_service.worker_process import DataWork
 from polyreme_launcher.urls import checkpoint_folder
@@ -237,8 +237,9 @@ class _Session:
             clock=self._clock,
             report=report,
             reporter=reporter,
-            made=lambda: prepared(run.data_report),
-            pin=lambda: pin_versions(self._home.registry_url, known.metadata.uid, references(run.data_report)),
+            made=functools.partial(
+                pin_prepared, run.data_report, registry_url=self._home.registry_url, holder=known.metadata.uid
+            ),
         )
         restored = False
         try:

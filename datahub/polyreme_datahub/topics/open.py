@@ -53,13 +53,15 @@ def open_topics(url: str, *, environment: Mapping[str, str] = os.environ) -> Top
             field=URL,
         )
     # Imported here, since it is the only part that needs the client library.
-    from polyreme_datahub.topics.pulsar import PulsarTopics
+    from polyreme_datahub.topics.pulsar import PulsarSettings, PulsarTopics
 
     return PulsarTopics(
-        f"{parts.scheme}://{parts.netloc}",
-        namespace=namespace,
-        token=_token(environment),
-        authorities=environment.get(AUTHORITIES_FILE) or None,
+        PulsarSettings(
+            url=f"{parts.scheme}://{parts.netloc}",
+            namespace=namespace,
+            token=_token(environment),
+            authorities=environment.get(AUTHORITIES_FILE) or None,
+        )
     )
 
 

@@ -7,6 +7,7 @@ configured to. Messages are not batched: Pulsar would give a whole batch to one 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import threading
 import time
@@ -68,17 +69,31 @@ class _Send:
         self.failure = ""
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PulsarSettings:
+    """Where the broker is, and how long it may take."""
+
+    url: str
+    """``pulsar://host:port`` or ``pulsar+ssl://host:port``."""
+    namespace: str
+    """``tenant/namespace``."""
+    token: Callable[[], str] | None = None
+    """Returns the token of each connection; None where the broker asks for none."""
+    authorities: str | None = None
+    """File of the certificates of authorities; None for those that Python trusts."""
+    redelivery_s: float = REDELIVERY_S
+    """Time until a message that was given back comes again [s]."""
+    redeliveries_max: int = REDELIVERIES_MAX
+    """Times that it comes again."""
+    operation_s: int = OPERATION_S_MAX
+    """Longest time until a broker that can't be reached is reported [s]."""
+
+
 class PulsarTopics:
     """Topics on a Pulsar cluster. It connects at the first use, and again by itself.
 
     Args:
-        url: ``pulsar://host:port`` or ``pulsar+ssl://host:port``.
-        namespace: ``tenant/namespace``.
-        token: Returns the token of each connection; None where the broker asks for none.
-        authorities: File of the certificates of authorities; None for those that Python trusts.
-        redelivery_s: Time until a message that was given back comes again [s].
-        redeliveries_max: Times that it comes again.
-        operation_s: Longest time until a broker that can't be reached is reported [s].
+        settings: The broker.
         steady_s: A clock that never jumps [s].
         sleep: Waits between tries.
 
@@ -88,14 +103,8 @@ class PulsarTopics:
 
     def __init__(
         self,
-        url: str,
+        settings: PulsarSettings,
         *,
-        namespace: str,
-        token: Callable[[], str] | None = None,
-        authorities: str | None = None,
-        redelivery_s: float = REDELIVERY_S,
-        redeliveries_max: int = REDELIVERIES_MAX,
-        operation_s: int = OPERATION_S_MAX,
         steady_s: Callable[[], float] = time.monotonic,  # noqa: TID251 - the shell's default
         sleep: Callable[[float], None] = time.sleep,  # noqa: TID251 - the shell's default
     ) -> None:
@@ -103,19 +112,17 @@ class PulsarTopics:
             import pulsar
         except ImportError as error:
             raise InvalidConfigError(
-                f"topics at {url} need the package pulsar-client: install polyreme[services]",
+                f"topics at {settings.url} need the package pulsar-client: install polyreme[services]",
                 field="POLYREME_TOPICS_URL",
             ) from error
-        self._url, self._namespace = url, namespace
-        self._redelivery_s, self._redeliveries_max = redelivery_s, redeliveries_max
-        self._operation_s, self._steady_s, self._sleep = operation_s, steady_s, sleep
+        self._settings, self._steady_s, self._sleep = settings, steady_s, sleep
         self._client = pulsar.Client(
-            url,
-            authentication=pulsar.AuthenticationToken(token) if token else None,
-            operation_timeout_seconds=operation_s,
+            settings.url,
+            authentication=pulsar.AuthenticationToken(settings.token) if settings.token else None,
+            operation_timeout_seconds=settings.operation_s,
             connection_timeout_ms=int(CONNECT_S_MAX * 1000),
             stats_interval_in_seconds=0,
-            tls_trust_certs_file_path=authorities,
+            tls_trust_certs_file_path=settings.authorities,
             tls_validate_hostname=True,
             # What it would print on standard output is in the errors that we raise.
             logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull),
@@ -149,7 +156,9 @@ class PulsarTopics:
         import pulsar
 
         names = [self._topic(topic) for topic in topics]
-        policy = pulsar.ConsumerDeadLetterPolicy(self._redeliveries_max, self._topic(dead_letters(group)), group)
+        policy = pulsar.ConsumerDeadLetterPolicy(
+            self._settings.redeliveries_max, self._topic(dead_letters(group)), group
+        )
         consumer = self._try(
             f"subscribing to {', '.join(topics)}",
             lambda: self._client.subscribe(
@@ -159,7 +168,7 @@ class PulsarTopics:
                 # Keys that were sent before the first worker came are work all the same.
                 initial_position=pulsar.InitialPosition.Earliest,
                 receiver_queue_size=AHEAD_MAX,
-                negative_ack_redelivery_delay_ms=int(self._redelivery_s * 1000),
+                negative_ack_redelivery_delay_ms=int(self._settings.redelivery_s * 1000),
                 dead_letter_policy=policy,
             ),
         )
@@ -215,12 +224,12 @@ class PulsarTopics:
         return bool(self._producer(topic).is_connected())
 
     def _topic(self, name: str) -> str:
-        return f"persistent://{self._namespace}/{checked_name(name)}"
+        return f"persistent://{self._settings.namespace}/{checked_name(name)}"
 
     def _try(self, what: str, call: Callable[[], _Result]) -> _Result:
         import pulsar
 
-        until_s = self._steady_s() + self._operation_s
+        until_s = self._steady_s() + self._settings.operation_s
         for tried in range(1, TRIES_MAX + 1):
             try:
                 return call()
@@ -234,7 +243,7 @@ class PulsarTopics:
     def _failed(self, what: str, reason: str) -> EnvironmentFailedError:
         word = reason.removeprefix("Pulsar error: ")
         text = f"{_HINTS[word]} ({word})" if word in _HINTS else word
-        return EnvironmentFailedError(f"topics at {self._url}/{self._namespace}: {what}: {text}")
+        return EnvironmentFailedError(f"topics at {self._settings.url}/{self._settings.namespace}: {what}: {text}")
 
 
 class PulsarSubscription:

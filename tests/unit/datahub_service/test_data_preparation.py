@@ -113,6 +113,11 @@ def test_a_run_reports_on_its_own_data(tmp_path: Path, work: Work, state: DataSt
         about=data_digest(job.spec),
     )
     work.reporter = reporter
+
+    def made() -> Prepared:
+        pinned.append(job.metadata.uid)
+        return Prepared(plan="plans/p.json", message="3 samples")
+
     keeper = DataKeeper(
         work,
         objects_url=home.objects_url,
@@ -120,8 +125,7 @@ def test_a_run_reports_on_its_own_data(tmp_path: Path, work: Work, state: DataSt
         clock=clock,
         report=lambda _: None,
         reporter=reporter,
-        made=lambda: Prepared(plan="plans/p.json", message="3 samples"),
-        pin=lambda: pinned.append(job.metadata.uid),
+        made=made,
     )
 
     async def story() -> None:

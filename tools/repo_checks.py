@@ -13,6 +13,8 @@ from pathlib import Path, PurePosixPath
 
 FILE_LINES_MAX = 500
 FUNCTION_LINES_MAX = 70
+CLASS_MAX = {"lines": 250, "attributes": 15, "constructor parameters": 7}
+"""Attributes are the names that a class assigns on ``self``; a class with more has more than one concern."""
 README_LINES_MAX = 150
 SOURCE_ROOTS = ("api", "operator", "trainer", "datahub", "cli")
 
@@ -99,6 +101,37 @@ def long_functions(texts: Mapping[PurePosixPath, str]) -> list[str]:
         for path, node in _functions(texts)
         if (lines := (node.end_lineno or node.lineno) - node.lineno + 1) > FUNCTION_LINES_MAX
     ]
+
+
+def large_classes(texts: Mapping[PurePosixPath, str]) -> dict[str, int]:
+    """Sizes of classes over a limit, by ``name: measure``."""
+    return {
+        f"{node.name}: {measure}": size
+        for path, text in texts.items()
+        if path.suffix == ".py" and path.parts[0] in SOURCE_ROOTS
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.ClassDef)
+        for measure, size in _class_sizes(node).items()
+        if size > CLASS_MAX[measure]
+    }
+
+
+def _class_sizes(found: ast.ClassDef) -> dict[str, int]:
+    assigned = {
+        node.attr
+        for node in ast.walk(found)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+    }
+    constructors = [node.args for node in found.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"]
+    parameters = [len(each.posonlyargs) + len(each.args) + len(each.kwonlyargs) - 1 for each in constructors]
+    return {
+        "lines": (found.end_lineno or found.lineno) - found.lineno + 1,
+        "attributes": len(assigned),
+        "constructor parameters": max(parameters, default=0),
+    }
 
 
 def matches(texts: Mapping[PurePosixPath, str], pattern: re.Pattern[str]) -> list[str]:

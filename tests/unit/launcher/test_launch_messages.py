@@ -1,16 +1,17 @@
 """Messages and proofs between launchers."""
 
+import dataclasses
 import json
 
 import pytest
 
 from polyreme_api.errors import InvalidConfigError
 from polyreme_launcher.protocol.handshake import (
+    FollowerIdentity,
     Hello,
     check_hello,
     decode_hello,
     encode_hello,
-    follower_proof,
     leader_proof,
 )
 from polyreme_launcher.protocol.messages import (
@@ -85,10 +86,8 @@ def test_a_message_that_is_too_long_is_never_sent() -> None:
 
 
 def hello(secret: bytes, *, leader_nonce: str = "n1", index: int = 1) -> Hello:
-    proof = follower_proof(
-        secret, job_uid="job", index=index, replacement=0, leader_nonce=leader_nonce, follower_nonce="n2"
-    )
-    return Hello(job_uid="job", index=index, replacement=0, nonce="n2", proof=proof)
+    follower = FollowerIdentity(job_uid="job", index=index, replacement=0, secret=secret)
+    return follower.hello(leader_nonce=leader_nonce, nonce="n2")
 
 
 def test_a_follower_of_the_job_is_known() -> None:
@@ -123,10 +122,10 @@ def test_what_is_no_greeting_is_refused(line: bytes) -> None:
 
 def test_a_proof_for_another_job_and_a_greeting_that_is_no_ascii_are_refused() -> None:
     secret, job_uid = b"secret", "a"
-    proof = follower_proof(secret, job_uid=job_uid, index=1, replacement=0, leader_nonce="n", follower_nonce="m")
-    hello = Hello(job_uid=job_uid, index=1, replacement=0, nonce="m", proof=proof)
+    follower = FollowerIdentity(job_uid=job_uid, index=1, replacement=0, secret=secret)
+    hello = follower.hello(leader_nonce="n", nonce="m")
     assert check_hello(secret, hello, job_uid=job_uid, leader_nonce="n")
-    other = Hello(job_uid="b", index=1, replacement=0, nonce="m", proof=proof)
+    other = dataclasses.replace(hello, job_uid="b")
     assert not check_hello(secret, other, job_uid=job_uid, leader_nonce="n"), "it says that it belongs to another job"
     for field in ("job_uid", "nonce", "proof"):
         line = json.dumps({**json.loads(encode_hello(hello)), field: "\u00fc"}).encode()

@@ -41,22 +41,10 @@ class FollowerIdentity:
 
     def hello(self, *, leader_nonce: str, nonce: str) -> Hello:
         """Answer the leader's nonce, with a nonce of the follower's own."""
-        proof = follower_proof(
-            self.secret,
-            job_uid=self.job_uid,
-            index=self.index,
-            replacement=self.replacement,
-            leader_nonce=leader_nonce,
-            follower_nonce=nonce,
+        proof = _proof(
+            self.secret, "follower", self.job_uid, str(self.index), str(self.replacement), leader_nonce, nonce
         )
         return Hello(job_uid=self.job_uid, index=self.index, replacement=self.replacement, nonce=nonce, proof=proof)
-
-
-def follower_proof(
-    secret: bytes, *, job_uid: str, index: int, replacement: int, leader_nonce: str, follower_nonce: str
-) -> str:
-    """Compute a follower's proof."""
-    return _proof(secret, "follower", job_uid, str(index), str(replacement), leader_nonce, follower_nonce)
 
 
 def leader_proof(secret: bytes, *, job_uid: str, leader_nonce: str, follower_nonce: str) -> str:
@@ -66,14 +54,8 @@ def leader_proof(secret: bytes, *, job_uid: str, leader_nonce: str, follower_non
 
 def check_hello(secret: bytes, hello: Hello, *, job_uid: str, leader_nonce: str) -> bool:
     """Return whether a follower belongs to this job, in constant time."""
-    expected = follower_proof(
-        secret,
-        job_uid=job_uid,
-        index=hello.index,
-        replacement=hello.replacement,
-        leader_nonce=leader_nonce,
-        follower_nonce=hello.nonce,
-    )
+    known = FollowerIdentity(job_uid=job_uid, index=hello.index, replacement=hello.replacement, secret=secret)
+    expected = known.hello(leader_nonce=leader_nonce, nonce=hello.nonce).proof
     same_job = hmac.compare_digest(hello.job_uid.encode(), job_uid.encode())
     return hmac.compare_digest(hello.proof.encode(), expected.encode()) and same_job
 

@@ -8,21 +8,11 @@ from tools import repo_checks
 
 ROOT = Path(__file__).parents[3]
 STILL_LARGE = {
-    "ChainWork: constructor parameters": 9,
-    "ChainWork: lines": 305,
+    "ChainWork: lines": 280,
     "ClusterCache: attributes": 27,
     "ClusterCache: lines": 432,
     "HealthAgents: lines": 263,
-    "HealthWorker: attributes": 27,
-    "HealthWorker: constructor parameters": 11,
-    "HealthWorker: lines": 420,
-    "IncidentWorker: lines": 332,
-    "IndexWork: constructor parameters": 9,
-    "OriginBudget: attributes": 16,
-    "Pool: attributes": 19,
-    "Pool: constructor parameters": 12,
-    "Processing: lines": 338,
-    "_Sealing: attributes": 16,
+    "Pool: attributes": 16,
 }
 """Classes from before the limits: an entry may only shrink, and is removed with the class that it allows."""
 

@@ -12,62 +12,31 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from polyreme_api.errors import EnvironmentFailedError
-from polyreme_datahub.digests import action_key, canonical_json, digest_bytes, digest_value
+from polyreme_datahub.digests import canonical_json, digest_bytes
 from polyreme_datahub.errors import BadRecordError, IndexDamagedError
 from polyreme_datahub.operations.declare import RECORD, Device
 from polyreme_datahub.operations.values import Blob, Value
-from polyreme_datahub.recipes.recipe import INGEST, Chain, Recipe, Step
+from polyreme_datahub.recipes.recipe import INGEST, Chain, Recipe
 from polyreme_datahub.registry import results
 from polyreme_datahub.registry.datasets import DatasetVersion
 from polyreme_datahub.registry.result_lists import store_list
-from polyreme_datahub.registry.rows import VALUE_BYTES_MAX, Action, Drop, Letter, OperationCount, Results, SampleRow
+from polyreme_datahub.registry.rows import Letter, SampleRow
 from polyreme_datahub.registry.work_items import WorkItem
 from polyreme_datahub.runner.context import OnCounts, RunContext
 from polyreme_datahub.runner.flow import Flow
 from polyreme_datahub.runner.inputs import Inputs
 from polyreme_datahub.runner.pace import CommitPace
-from polyreme_datahub.runner.resolution import Keys, Output, Sample, letter_key, next_wave, resolve
-from polyreme_datahub.runner.stored import Stored
+from polyreme_datahub.runner.pending import Pending
+from polyreme_datahub.runner.resolution import Keys, Output, Sample, next_wave, resolve
 from polyreme_datahub.runner.walk import known_outputs, read_samples
 from polyreme_datahub.sandbox.sandbox import Sandbox
-from polyreme_datahub.sandbox.tasks import SampleOutcome, SampleTask, SandboxStep, StepMade, StepVerdict
+from polyreme_datahub.sandbox.tasks import SampleTask, SandboxStep
 from polyreme_datahub.sources.types import Source
 
 WINDOW_BYTES_MAX = 32 * 2**20
 """Bytes of inputs that one item holds in memory."""
 REMEMBERED_BYTES_MIN, REMEMBERED_MAX = 64 * 2**10, 1024
 """Stored bytes that a worker remembers, so that a document is stored once and not with each of its pages."""
-
-
-@dataclasses.dataclass(slots=True)
-class _Pending:
-    """The work on some ordinals: what was made of them and not committed."""
-
-    chain: Chain
-    version: DatasetVersion
-    keys: Keys
-    ends: Collection[str] = ()
-    """Keys of the letters and drops that there were before."""
-    samples: list[SampleRow] = dataclasses.field(default_factory=list)
-    actions: list[Action] = dataclasses.field(default_factory=list)
-    letters: list[Letter] = dataclasses.field(default_factory=list)
-    drops: list[Drop] = dataclasses.field(default_factory=list)
-    parts: dict[str, bytes] = dataclasses.field(default_factory=dict)
-    counts: dict[str, OperationCount] = dataclasses.field(default_factory=dict)
-    reused: set[str] = dataclasses.field(default_factory=set)
-    """Digests of stored bytes that were found and not made."""
-    stored: Collection[str] = ()
-    """Digests of raw bytes that this worker has stored before."""
-    remakes: bool = False
-    """Whether everything is recomputed, known or not: stored bytes of it are lost."""
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(map(len, self.parts.values()))
-
-    def count(self, name: str, *, hits: int = 0, misses: int = 0, dead: int = 0, dropped: int = 0) -> None:
-        more = OperationCount(operation=name, hits=hits, misses=misses, dead=dead, dropped=dropped)
-        self.counts[name] = self.counts[name] + more if name in self.counts else more
 
 
 class ChainWork:
@@ -99,7 +68,7 @@ class ChainWork:
         letters = results.letters_between(self._database, version.id, first=item.first, count=item.count)
         drops = results.drops_between(self._database, version.id, first=item.first, count=item.count)
         ends = {letter.key for letter in letters} | {drop.key for drop in drops}
-        pending = _Pending(chain, version, self._keys[version.id], ends, stored=self._stored.keys())
+        pending = Pending(chain, version, self._keys[version.id], ends, stored=self._stored.keys())
         samples = self._samples(item, pending, letters)
         hits = resolve(samples, chain.upto, pending.keys, outputs_of=self._outputs_of, ends=pending.ends)
         pending.reused = {digest for sample in samples for digest in _stored(sample)}
@@ -115,7 +84,7 @@ class ChainWork:
         self._run_known(item, known, pending)
         self._commit(item, pending, finished=True)
 
-    def _run_known(self, item: WorkItem, todo: Sequence[Sample], pending: _Pending) -> None:
+    def _run_known(self, item: WorkItem, todo: Sequence[Sample], pending: Pending) -> None:
         """Run the missing steps of samples that were read before."""
         probed, hits = False, 0
         while todo:
@@ -141,7 +110,7 @@ class ChainWork:
         chain = self._flow.chains[-1]
         steps = [step for step in chain.upto if not step.operation.barrier]
         rows = results.samples_between(self._database, version.id, first=first, count=count)
-        pending = _Pending(chain, version, self._keys[version.id], remakes=True)
+        pending = Pending(chain, version, self._keys[version.id], remakes=True)
         samples = {str(row.ordinal): Sample(ordinal=row.ordinal, missing=list(steps)) for row in rows}
         for _ in self._outcomes(list(samples.values()), pending):
             pass
@@ -169,7 +138,7 @@ class ChainWork:
             self._sandboxes[device] = Sandbox(steps, limits, shared=self._flow.shared)
         return self._sandboxes[device]
 
-    def _samples(self, item: WorkItem, pending: _Pending, letters: Sequence[Letter]) -> list[Sample]:
+    def _samples(self, item: WorkItem, pending: Pending, letters: Sequence[Letter]) -> list[Sample]:
         chain = pending.chain
         samples = read_samples(self._database, item.version_id, first=item.first, count=item.count)
         if not chain.reads_source:
@@ -183,14 +152,14 @@ class ChainWork:
         ]
         return sorted([*samples, *unread], key=lambda one: one.ordinal)
 
-    def _run(self, item: WorkItem, wave: Sequence[Sample], pending: _Pending) -> None:
+    def _run(self, item: WorkItem, wave: Sequence[Sample], pending: Pending) -> None:
         """Run a wave of samples, committing parts."""
         for _ in self._outcomes(wave, pending):
             if self._pace.due(pending.size_bytes):
                 self._commit(item, pending, finished=False)
                 self._pace.begin()
 
-    def _outcomes(self, wave: Sequence[Sample], pending: _Pending) -> Iterator[None]:
+    def _outcomes(self, wave: Sequence[Sample], pending: Pending) -> Iterator[None]:
         """Read samples and run their steps in the sandbox; yield after each."""
         by_key = {str(sample.ordinal): sample for sample in wave}
         tasks = self._tasks(wave, pending)
@@ -198,10 +167,10 @@ class ChainWork:
             yield from (None for _ in tasks)
             return
         for outcome in self._sandbox(pending.chain).run(tasks):
-            self._take(by_key[outcome.key], outcome, pending)
+            pending.take(by_key[outcome.key], outcome)
             yield
 
-    def _tasks(self, wave: Sequence[Sample], pending: _Pending) -> Iterator[SampleTask]:
+    def _tasks(self, wave: Sequence[Sample], pending: Pending) -> Iterator[SampleTask]:
         """Yield a task for each sample that has a step to run; a record that breaks its source's rules has none."""
         unread = [sample for sample in wave if not sample.record]
         source = self._context.sources.open(pending.version, self._lakehouse) if unread else None
@@ -213,24 +182,13 @@ class ChainWork:
         known = [sample for sample in wave if sample.record and sample not in unread]
         yield from self._inputs.tasks(known, window_bytes_max=WINDOW_BYTES_MAX)
 
-    def _read(self, source: Source, sample: Sample, pending: _Pending) -> SampleTask | None:
+    def _read(self, source: Source, sample: Sample, pending: Pending) -> SampleTask | None:
         """Read a record from its source."""
         try:
             raw = source.read(sample.ordinal)
             content = canonical_json(raw.content)
         except BadRecordError as error:
-            sample.ended = INGEST
-            pending.letters.append(
-                Letter(
-                    key=digest_value([INGEST, pending.version.digest, sample.ordinal]),
-                    operation=INGEST,
-                    ordinal=sample.ordinal,
-                    sample_id=error.sample_id or source.record_id(sample.ordinal),
-                    rule=error.rule,
-                    error=error.message,
-                )
-            )
-            pending.count(INGEST, dead=1)
+            pending.refuse(sample, error, sample_id=error.sample_id or source.record_id(sample.ordinal))
             return None
         sample.sample_id, sample.record = raw.sample_id, digest_bytes(content)
         pending.samples.append(SampleRow(ordinal=sample.ordinal, sample_id=sample.sample_id, record=sample.record))
@@ -248,7 +206,7 @@ class ChainWork:
         steps = tuple(step.name for step in sample.missing)
         return SampleTask(key=str(sample.ordinal), values={RECORD: value}, steps=steps)
 
-    def _known(self, sample: Sample, pending: _Pending) -> bool:
+    def _known(self, sample: Sample, pending: Pending) -> bool:
         """Take over what another version's steps made of the same record, if that is all of it."""
         steps = sample.missing
         hits = resolve([sample], steps, pending.keys, outputs_of=self._outputs_of, ends=pending.ends)
@@ -260,68 +218,10 @@ class ChainWork:
         pending.reused |= set(_stored(sample))
         return True
 
-    def _take(self, sample: Sample, outcome: SampleOutcome, pending: _Pending) -> None:
-        """Note what the sandbox made of a sample."""
-        steps = {step.name: step for step in pending.chain.upto}
-        for end in outcome.steps:
-            if isinstance(end, StepMade):
-                self._made(sample, steps[end.step], end.value, pending)
-                continue
-            action = pending.keys.key_of(sample, steps[end.step])
-            assert action is not None, "a step that ran has its inputs"
-            sample.ended = end.step
-            key, name = letter_key(action, sample.ordinal), sample.sample_id
-            if isinstance(end, StepVerdict):
-                pending.letters.append(
-                    Letter(
-                        key=key,
-                        operation=end.step,
-                        ordinal=sample.ordinal,
-                        sample_id=name,
-                        rule=end.rule,
-                        error=end.message,
-                    )
-                )
-                pending.count(end.step, dead=1)
-            else:
-                pending.drops.append(
-                    Drop(key=key, operation=end.step, ordinal=sample.ordinal, sample_id=name, reason=end.reason)
-                )
-                pending.count(end.step, dropped=1)
-
-    def _made(self, sample: Sample, step: Step, value: Value, pending: _Pending) -> None:
-        stored = Stored.of(value.data, value.blobs)
-        data = stored.to_bytes()
-        digest = digest_bytes(data)
-        inputs = pending.keys.inputs_of(sample, step)
-        assert inputs is not None, "a step that ran has its inputs"
-        small = len(data) <= VALUE_BYTES_MAX
-        if not small:
-            pending.parts[digest] = data
-        for name in value.new:
-            pending.parts[name] = value.blobs[name].data
-        key = action_key(step.prefix, ":".join(inputs))
-        inline = data.decode() if small else None
-        pending.actions.append(
-            Action(key=key, operation=step.operation.name, inputs=inputs, output=digest, value=inline)
-        )
-        sample.outputs[step.name] = Output(digest, value=stored if small else None)
-        pending.count(step.name, misses=1)
-
-    def _commit(self, item: WorkItem, pending: _Pending, *, finished: bool) -> None:
+    def _commit(self, item: WorkItem, pending: Pending, *, finished: bool) -> None:
         """Store the bytes, then commit the rows that name them."""
         artifacts = self._lakehouse.put_digested(pending.parts) if pending.parts else []
-        counts = tuple(pending.counts.values())
-        outcome = Results(
-            version_id=item.version_id,
-            samples=tuple(pending.samples),
-            artifacts=artifacts,
-            actions=tuple(pending.actions),
-            letters=tuple(pending.letters),
-            drops=tuple(pending.drops),
-            counts=counts,
-            reused=sorted(pending.reused) if finished else (),
-        )
+        outcome = pending.results(artifacts, finished=finished)
         store_list(self._lakehouse.store, pending.version, outcome)
         written = results.commit(
             self._database,
@@ -334,12 +234,9 @@ class ChainWork:
         )
         if not written and not finished:
             raise LeaseLostError(f"work item {item.key} was taken over by another worker")
-        self._on_counts(item, counts)
+        self._on_counts(item, outcome.counts)
         self._remember(pending.parts)
-        for part in (pending.samples, pending.actions, pending.letters, pending.drops):
-            part.clear()
-        pending.parts.clear()
-        pending.counts.clear()
+        pending.clear()
 
     def _remember(self, parts: Mapping[str, bytes]) -> None:
         for digest, data in parts.items():

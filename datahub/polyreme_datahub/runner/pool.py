@@ -7,6 +7,7 @@ a minute (``OUTAGE_BACKOFFS``). A bus that is away is waited for without an end:
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -86,6 +87,17 @@ def delay_s(failures: int, backoff_s: float) -> float:
     return float(min(backoff_s * 2.0 ** (failures - 1), BACKOFF_MAX_S))
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Outages:
+    """What may be away."""
+
+    registry: Outage
+    looks: Outage
+    """At the question whether all is done."""
+    items: Outage
+    """What items need: store, registry, source."""
+
+
 class Pool:
     """Workers of one process.
 
@@ -114,7 +126,7 @@ class Pool:
         self._stopped = threading.Event()
         self._changed = threading.Condition()
         self._failure: BaseException | None = None
-        self._registry, self._looks, self._items = (Outage(context.backoff_s, context.steady_s) for _ in range(3))
+        self._away = _Outages(*(Outage(context.backoff_s, context.steady_s) for _ in range(3)))
         self._busy = 0
         bodies = [self._publish, *[self._work] * context.workers]
         self._threads = [threading.Thread(target=self._guarded, args=(body,), daemon=True) for body in bodies]
@@ -148,10 +160,10 @@ class Pool:
         except Exception as error:
             if not _is_away(error):
                 raise
-            self._stopped.wait(self._looks.failed(error))
+            self._stopped.wait(self._away.looks.failed(error))
             return False
-        self._looks.over()
-        self._registry.over()
+        self._away.looks.over()
+        self._away.registry.over()
         return found
 
     def _wait(self) -> None:
@@ -176,7 +188,7 @@ class Pool:
             try:
                 self._publisher.run(self._stopped)
             except EnvironmentFailedError as error:
-                self._stopped.wait(self._registry.failed(error))
+                self._stopped.wait(self._away.registry.failed(error))
 
     def _work(self) -> None:
         """Work by what a subscription brings; while the bus is away, by what the registry has."""
@@ -230,12 +242,12 @@ class Pool:
         with self._working():
             try:
                 claimed = claim()
-                self._registry.over()
+                self._away.registry.over()
                 if claimed is None:
                     return False
                 self._handle(handler, claimed.item)
                 self._leases.forget(claimed.item.key)
-                self._items.over()
+                self._away.items.over()
             except Exception as error:  # noqa: BLE001 - raised again when the tries are used up
                 wait_s = self._failed(claimed, error)
                 if claimed is None:
@@ -271,7 +283,7 @@ class Pool:
         wait_s = 0.0
         last = not away and not ours
         if away:
-            wait_s = (self._registry if claimed is None else self._items).failed(error)
+            wait_s = (self._away.registry if claimed is None else self._away.items).failed(error)
         elif ours:
             tries = claimed.tries if claimed is not None else TRIES_MAX
             last = tries >= TRIES_MAX

@@ -150,7 +150,7 @@ def run_campaign(
         until_violation: Whether to stop at the first seed that breaks a rule.
         anomaly: The class of anomalies, in place of each seed's own.
         health: Whether nodes have agents and the operator a NodeFaultPolicy.
-        on_done: Told, after each seed, how many are done and which of them broke a rule.
+        on_done: Called after each seed with how many are done and which of them broke a rule.
     """
     reached: Counter[tuple[str, str]] = Counter()
     broken: list[Result] = []

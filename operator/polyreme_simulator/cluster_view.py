@@ -1,4 +1,4 @@
-"""What the rules read of the simulated cluster: its time, machines, launchers and gangs."""
+"""The simulated cluster as the rules read it: its time, machines, launchers and gangs."""
 
 from __future__ import annotations
 

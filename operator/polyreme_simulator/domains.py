@@ -61,10 +61,10 @@ class Domains:
         return len(found) == 1 and None not in found
 
     def apart(
-        self, wish: Mapping[str, Any], nodes: Sequence[str], other: Mapping[str, Any], theirs: Sequence[str]
+        self, topology: Mapping[str, Any], nodes: Sequence[str], other: Mapping[str, Any], theirs: Sequence[str]
     ) -> bool:
         """Tell whether neither of two gangs lies in a domain that the other wants for itself."""
-        for level in {wish.get("exclusive"), other.get("exclusive")} - {None}:
+        for level in {topology.get("exclusive"), other.get("exclusive")} - {None}:
             mine = {self.domain(str(level), node) for node in nodes} - {None}
             if mine & {self.domain(str(level), node) for node in theirs}:
                 return False

@@ -27,7 +27,7 @@ _CANCELLED_SHARE = 0.5
 class Process:
     """A process of the simulated world, as SIGSTOP sees it: while it is stopped, none of its code runs.
 
-    What runs belongs to a process by its context: tasks and callbacks take it from whoever made them.
+    What runs belongs to a process by its context: tasks and callbacks take it from their creator.
     """
 
     def __init__(self) -> None:
@@ -149,7 +149,7 @@ class _Timers:
 
 
 class SimStalledError(PolyremeError):
-    """The simulated world would wait for ever, or turn for ever while no time passes."""
+    """The simulated world would wait forever, or loop forever while no time passes."""
 
 
 class VirtualLoop(asyncio.BaseEventLoop):

@@ -8,7 +8,7 @@ from polyreme_cluster.port import Manifest
 MALFORMED = "malformed-"
 """Prefix of the names of objects that break their schemas: oracles, kubelets and kube-scheduler skip them."""
 FOREIGN = "foreign-queue-"
-"""Prefix of the names of jobs that no queue accepts, and of their queues, of which one oracle alone knows."""
+"""Prefix of the names of jobs that no queue accepts, and of their queues; only one oracle knows them."""
 
 
 def owner_uid(manifest: Manifest) -> str:

@@ -1,4 +1,4 @@
-"""What a seed is about: profiles that come to situations which the mixture of everything seldom comes to.
+"""Profiles of seeds, which lead to situations that the mixture of everything seldom comes to.
 
 Seeds take turns among them, so that each gets its share of any range. A profile moves chances and weights; all else is
 drawn as in the mixture.
@@ -47,7 +47,7 @@ class Profile:
     sizes: tuple[tuple[int, int], ...] = ()
     """Workers and devices of each, of one job after the other; drawn if there are none."""
     rising: float = 0.3
-    """Chance that each job comes with a higher priority than those before it, so that they make way for it."""
+    """Chance that each job comes with a higher priority than those before it, so that it preempts them."""
     twins: float = 0.0
     """Chance that a job asks for the same as one before it."""
     jobs: int = 0
@@ -169,8 +169,8 @@ HOLDS = Profile(
     final_save_s=8.0,
     api_faults=0.1,
 )
-"""Two make way for a third, one of them sooner than the other, when a fourth comes that goes before it and exceeds the
-quota: then nothing but what is held for the third keeps a lesser job of another queue from what came free first."""
+"""Two are preempted for a third, one of them sooner than the other, when a fourth comes that goes before it and exceeds
+the quota: then nothing but what is held for the third keeps a lesser job of another queue from what came free first."""
 _ONE_TURN = (RACKS, OTHERS, RANKS, QUOTAS, WAYS, WRITES, PODS)
 PROFILES = (MIXED, *_ONE_TURN, HOLDS, *_ONE_TURN)
 

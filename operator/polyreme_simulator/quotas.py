@@ -1,4 +1,4 @@
-"""What quotas allow, computed from the queues' specs: the oracle for the operator's ledger.
+"""Limits by quotas, computed from the queues' specs: the oracle for the operator's ledger.
 
 It shares no code with the operator. Semantics are Kueue's: a queue takes its own nominal quota, what its children lend
 it, and what it may borrow of its parent's tree; of what is its own it lends at most its lending limit.

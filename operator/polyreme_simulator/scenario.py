@@ -1,4 +1,4 @@
-"""What a seed is about: nodes and how they lie, queues, jobs; all of it drawn before anything goes wrong."""
+"""Scenario of a seed: nodes and how they lie, queues, jobs; all of it drawn before anything goes wrong."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Scenario:
     late_jobs: int
     """How many in the calm period after them."""
     rising: bool
-    """Whether each job comes with a higher priority than those before it, so that they make way for it."""
+    """Whether each job comes with a higher priority than those before it, so that it preempts them."""
     short_lived: bool
     """Whether jobs are short and their TTL is over soon, so that they are deleted while faults last."""
     profile: Profile

@@ -1,4 +1,4 @@
-"""What ranks do, reduced to what the control plane can see or harm: steps, checkpoints, exits."""
+"""Simulated ranks, reduced to what the control plane can see or harm: steps, checkpoints, exits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from polyreme_api.progress import CheckpointRef, StepRecord
 
 @dataclasses.dataclass(slots=True)
 class Root:
-    """A job's checkpoint root: survives everything, takes writes from whoever reaches it."""
+    """A job's checkpoint root: survives everything, takes writes from every process that reaches it."""
 
     claims: set[int] = dataclasses.field(default_factory=set)
     points: dict[int, ResumePoint] = dataclasses.field(default_factory=dict)
@@ -53,7 +53,7 @@ class Rank:
     attempt: int
     rank: int
     ended: Callable[[Rank, int | None, int | None], None]
-    """Told once, with exit code or signal."""
+    """Called once, with exit code or signal."""
     alive: bool = True
     stopped: bool = False
     """Stopped by SIGSTOP."""

@@ -59,7 +59,7 @@ FOREIGN_EVERY, FOREIGN_AT = 25, 10
 def class_of(seed: int) -> str:
     """Return the class of a seed's anomalies; empty for most seeds."""
     turn, at = divmod(seed, SEEDS_PER_CLASS)
-    # Shifted after each round of the profiles, of which there are sixteen, so that each class meets each of them.
+    # Shifted after each round of the sixteen profiles, so that each class meets each of them.
     turned = 2 * turn + (at == 4) + seed // (SEEDS_PER_CLASS * len(PROFILES))
     if seed % FOREIGN_EVERY == FOREIGN_AT:
         return "foreign queues"

@@ -26,7 +26,7 @@ class BatchFacts:
         if manifest["metadata"]["name"] != labels.INTENTS_NAME:
             return
         text = (manifest.get("data") or {}).get("intents.json")
-        # Without a batch: whoever reads it cancels every admission before the next one.
+        # Without a batch: a replica that reads it cancels every admission before the next one.
         entries = self._entries if text is None else json.loads(text)
         if entries == self._entries:
             return

@@ -46,7 +46,7 @@ class CapacityFacts:
             self._deleted_s[record.uid] = world.time_s()
 
     def begun(self, uid: str, world: ClusterView, *, takes: bool) -> None:
-        """Check an attempt that begins; what it takes only if the last one did not have all its places.
+        """Check an attempt that begins; its places only if the last one did not have them all.
 
         Quotas are lowered, nodes relabelled and filled beneath what runs, and what runs may be restarted where it is.
         """

@@ -1,4 +1,4 @@
-"""What people and others change in the cluster: nodes, labels, queues, topologies, namespaces, pods of their own."""
+"""Changes by people and others in the cluster: nodes, labels, queues, topologies, namespaces, pods of their own."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Changes:
         name = self._rng.choices(names, [favours.get(name, self.acts[name][0]) for name in names])[0]
         return name, self.acts[name][1]
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """Put everything back in order, so that every job that fits can run."""
         for name, node in self._world.nodes.items():
             if not node.present:

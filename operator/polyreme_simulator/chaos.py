@@ -1,4 +1,4 @@
-"""What goes wrong outside the API: processes, nodes, the operator's replicas, and users who change their minds."""
+"""Faults outside the API: processes, nodes, the operator's replicas, and users who change their minds."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Chaos:
                 rank.stopped = False
         for name in world.nodes:
             world.machines.back(name)
-        self._changes.mend()
+        self._changes.repair()
         for record in self._jobs():
             if record.manifest["spec"].get("suspend"):
                 world.store.change(ObjectRef.of(record.manifest), {"spec": {"suspend": False}})

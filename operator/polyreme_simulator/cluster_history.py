@@ -1,4 +1,4 @@
-"""What of the cluster decides whether a job has room, now and a short while ago: queues, domains, nodes, others' pods.
+"""Current and recent state of the cluster that decides whether a job has room: queues, domains, nodes, others' pods.
 
 The operator decides on what it has seen, which may be old: so rules ask what it may have known.
 """
@@ -92,7 +92,7 @@ class ClusterHistory:
         return self._usable.union(*self._usable_lately(world))
 
     def foreign_lately(self, world: ClusterView) -> list[tuple[str, int]]:
-        """Return node and devices of others' pods that are gone, and of which it may not know that."""
+        """Return node and devices of others' pods that are gone, which it may not know yet."""
         since_s = self.known_since_s(world)
         return [(node, count) for until_s, node, count in self._foreign_past if until_s >= since_s]
 

@@ -27,7 +27,7 @@ class DataFacts:
     history: ClusterHistory
     anomalies: AnomalyFacts
     gated: bool = False
-    """Whether the operator was told that a datahub controller serves this cluster."""
+    """Whether the operator's settings say that a datahub controller serves this cluster."""
     _about: dict[str, str] = dataclasses.field(default_factory=dict)
     _ready_s: dict[str, float] = dataclasses.field(default_factory=dict)
     """Since when the data of a job has been reported as ready, by UID."""

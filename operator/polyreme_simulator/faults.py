@@ -142,7 +142,7 @@ class FaultyPort(ForwardingPort):
             yield event
 
     async def _forward(self, call: Call, act: Callable[[], Awaitable[_Answer]]) -> _Answer:
-        """Send a call on its way and wait for its answer, perhaps in vain."""
+        """Send a call and wait for its answer, which may never come."""
         self._check(call)
         verb, ref, uid = call.verb, call.ref, call.uid or ""
         if verb == "create" and call.body is not None:

@@ -71,7 +71,7 @@ class HealthFacts:
         self._malformed: dict[str, float] = {}
         """Until when malformed nodes were there."""
         self._lost_s: dict[tuple[str, str], float] = {}
-        """When nodes last showed what takes a whole rack out, by rack and name; a node's object may be made again."""
+        """When nodes last showed what takes a whole rack out, by rack and name; a node's object may be recreated."""
 
     def changed(self, change: Change, world: ClusterView) -> None:
         """Take a change of a node."""
@@ -128,7 +128,7 @@ class HealthFacts:
             self._check_rack(name, record, world)
         out = sorted(each for each, seen in self._seen.items() if seen.tainted and _is_policys(seen))
         since_s = world.time_s() - self._late_s(world) - SLACK_S
-        # A malformed node is one of those of which the policy allows a share.
+        # A malformed node counts among the nodes that the policy allows a share of.
         more = sum(until_s >= since_s for until_s in self._malformed.values())
         limit = limit_of(self.nodes + more, self.percent or 0)
         if len(out) > limit:

@@ -28,7 +28,7 @@ class LeaderFacts:
         """Take a change of the operator's Lease."""
         holder = (manifest.get("spec") or {}).get("holderIdentity") or ""
         if holder != self._named:
-            # Whoever takes the Lease lists every kind again, also if it gave it back itself a moment ago.
+            # A replica that takes the Lease lists every kind again, also if it gave it back itself a moment ago.
             self._began_s.pop(holder, None)
             self._named = holder
         if holder:

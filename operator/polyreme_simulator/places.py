@@ -71,7 +71,7 @@ class PlaceFacts:
                 self.observed.broke("a job keeps its place", what, world)
 
     def _waits_its_turn(self, uid: str, job: Manifest) -> bool:
-        """Tell whether nothing of its own keeps a job back: its pods have ended, and whom it made way for has begun."""
+        """Tell whether nothing of its own keeps a job back: its pods have ended, and its preemptor has begun."""
         if job["spec"].get("suspend") or self.observed.true(uid, *OVER):
             return False
         if self.data.awaits(job):

@@ -1,4 +1,4 @@
-"""Rules for preemption: victims are asked first, get their time, and make way once per preemptor, not forever."""
+"""Rules for preemption: victims are asked first, get their time, and are preempted once per preemptor, not forever."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class PreemptionFacts:
     """When the newest preemption of each job was requested, by UID."""
     _pairs: Counter[tuple[str, str]] = dataclasses.field(default_factory=Counter)
     _used: set[tuple[str, str, str]] = dataclasses.field(default_factory=set)
-    """Whoever made way for one that was admitted since: victim, preemptor, when it was asked."""
+    """Preemptions whose preemptor was admitted since: victim, preemptor, when it was asked."""
     _heard: set[tuple[str, int]] = dataclasses.field(default_factory=set)
     """Attempts that reported an outcome."""
     _classes: dict[str, int] = dataclasses.field(default_factory=dict)
@@ -86,28 +86,28 @@ class PreemptionFacts:
 
         What is made free is held for one start. It is held no longer when it is of no use: when the one for whom it was
         made free could not start there in any case, since nodes are gone, or taken by a job that goes before it.
-        And whoever takes of the same nodes what it does not need takes nothing from it.
+        And a job that takes from the same nodes what the other does not need takes nothing from it.
         """
         capacity = self.capacity
-        self._used |= {entry for entry in self._standing() if entry[1] == uid}
-        for victim, by, asked_at in self._standing():
+        self._used |= {entry for entry in self._open_preemptions() if entry[1] == uid}
+        for victim, by, asked_at in self._open_preemptions():
             waits = by in self.observed.jobs and by != uid and self._waits(by, self.observed.jobs[by], world)
             if victim == uid or not waits or (victim, by, asked_at) in self._used:
                 continue
             shared = set(nodes) & set(capacity.nodes_of(victim))
             lesser = self._lesser(self.observed.jobs[uid], self.observed.jobs[by], world)
-            if shared and lesser and self._stands_in_the_way(uid, by, world):
+            if shared and lesser and self._blocks(uid, by, world):
                 name, other = (self.observed.jobs[each]["metadata"]["name"] for each in (uid, by))
                 what = f"{name} takes {sorted(shared)}, held for {other}"
                 self.observed.broke("what is made free for one goes to no lesser one", what, world)
 
-    def _standing(self) -> list[tuple[str, str, str]]:
+    def _open_preemptions(self) -> list[tuple[str, str, str]]:
         """Return victim, preemptor and time of each preemption; it lasts until the victim is admitted again."""
-        standing = ((uid, (job.get("status") or {}).get("preemption")) for uid, job in self.observed.jobs.items())
-        return [(uid, asked["by"], asked["requestedAt"]) for uid, asked in standing if asked and asked.get("by")]
+        requests = ((uid, (job.get("status") or {}).get("preemption")) for uid, job in self.observed.jobs.items())
+        return [(uid, asked["by"], asked["requestedAt"]) for uid, asked in requests if asked and asked.get("by")]
 
-    def _stands_in_the_way(self, uid: str, other: str, world: ClusterView) -> bool:
-        """Tell whether a job could start but for one that was admitted, once those are gone that make way for it."""
+    def _blocks(self, uid: str, other: str, world: ClusterView) -> bool:
+        """Tell whether a job could start but for one that was admitted, once its victims are gone."""
         return self._could_start(other, without={uid}, views=all, world=world) and not self._could_start(
             other, without=set(), views=any, world=world
         )
@@ -115,7 +115,7 @@ class PreemptionFacts:
     def _could_start(
         self, uid: str, *, without: set[str], views: Callable[[Iterable[bool]], bool], world: ClusterView
     ) -> bool:
-        """Tell whether a job could start now, were some not admitted, and those gone that make way for it.
+        """Tell whether a job could start now, were some not admitted, and its victims gone.
 
         Args:
             uid: The job.
@@ -125,7 +125,7 @@ class PreemptionFacts:
         """
         capacity, job = self.capacity, self.observed.jobs[uid]
         workers, queue = job["spec"]["workers"], job["spec"].get("queueName", "default")
-        gone = {*without, *(victim for victim, by, _ in self._standing() if by == uid)}
+        gone = {*without, *(victim for victim, by, _ in self._open_preemptions() if by == uid)}
         wanted = (workers.get("minReplicas") or workers["replicas"]) * workers.get("devices", 1)
         used = capacity.held_by_queue(without=gone)
         known = [queues for queues, _ in self.history.possible(world)]
@@ -181,7 +181,7 @@ class PreemptionFacts:
         return {classes.get(name, own) for classes in known}
 
     def _taken_off(self, uid: str, job: Manifest, asked: dict[str, Any], world: ClusterView) -> None:
-        """A job lost its admission because it made way: its gang was asked, and answered or had its time."""
+        """A job lost its admission to a preemption: its gang was asked, and answered or had its time."""
         key = (uid, job["status"]["attempt"]["number"])
         name = job["metadata"]["name"]
         if key not in self._asked:

@@ -192,7 +192,7 @@ class _Simulation:
         world, scenario = self._world, self._scenario
         for name, devices, rack in scenario.nodes:
             world.add_node(name, devices, tags={RACK: rack}, owned=scenario.owned)
-        self._changes.mend()
+        self._changes.repair()
         for number in range(scenario.jobs):
             from_s = scenario.profile.at_s[number] if scenario.profile.at_s else 0.0
             within_s = world.rng.random() * scenario.within_s
@@ -255,7 +255,7 @@ class _Simulation:
             # All may be finished before the last is submitted.
             await asyncio.sleep(LATE_S)
         await self._watch(LONGEST_CHANGE_S)
-        self._changes.mend()
+        self._changes.repair()
 
     async def _watch(self, for_s: float) -> None:
         """Let time pass, and check what waiting jobs report."""

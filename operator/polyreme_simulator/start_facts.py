@@ -48,7 +48,7 @@ class StartFacts:
             return
         job = self.observed.jobs.get(uid)
         if job is None or job["spec"].get("topology") or job["spec"]["workers"].get("devices", 1) > 1:
-            # Which other node would do is not told from single devices.
+            # Single devices do not show which other node would do.
             return
         queues, queue = self.history.queues, job["spec"].get("queueName", "default")
         used = self.capacity.held_by_queue(without={uid})

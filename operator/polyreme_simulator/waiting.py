@@ -112,7 +112,7 @@ class WaitingFacts:
         if empty and all(node.devices < devices for node in world.nodes.values() if node.present):
             return frozenset({"Misconfigured"})
         if empty and not history.domains.holds(topology, empty, least):
-            # Not even an empty cluster holds it: that is said before quota and capacity.
+            # Not even an empty cluster holds it: that is reported before quota and capacity.
             return SPACE | NEAR
         used = capacity.held_by_queue()
         within = [

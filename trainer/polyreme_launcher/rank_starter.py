@@ -1,4 +1,4 @@
-"""How the ranks of a pod are started: their job and plan on disk, their variables, their descriptors."""
+"""Start of the ranks of a pod: their job and plan on disk, their variables, their descriptors."""
 
 from __future__ import annotations
 

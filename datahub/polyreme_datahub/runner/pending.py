@@ -1,4 +1,4 @@
-"""What a worker made of some ordinals and has not committed yet."""
+"""Results of a worker for some ordinals that are not committed yet."""
 
 from __future__ import annotations
 

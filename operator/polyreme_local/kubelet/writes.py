@@ -58,7 +58,7 @@ async def write_pod_status(cluster: ClusterPort, pod: Manifest, status: Manifest
 
 
 async def remove_pod(cluster: ClusterPort, pod: Manifest, *, clock: Clock) -> None:
-    """Remove the object of a pod of which nothing runs."""
+    """Remove the object of a pod that has no processes left."""
     ref = ObjectRef.of(pod)
     while True:
         try:

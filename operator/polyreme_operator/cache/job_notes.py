@@ -1,4 +1,4 @@
-"""What the operator has noted about jobs beyond what the cluster shows of them."""
+"""The operator's notes on jobs, beyond what the cluster shows of them."""
 
 from __future__ import annotations
 

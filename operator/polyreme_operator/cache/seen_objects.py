@@ -1,4 +1,4 @@
-"""Which objects exist, and the newest resource version seen of each; older states are ignored except after a restore.
+"""Existing objects, and the newest resource version seen of each; older states are ignored except after a restore.
 
 Versions of one kind are ordered integers (KEP-5504) and lists are consistent, so a list shows an older state of an
 object than the one that is known only after a restore from a backup. Then every known version is void: states written

@@ -82,7 +82,7 @@ class OrderPlan:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Identity:
-    """Identity of a run's data and their order: a chain of digests, of which later links alter no earlier step."""
+    """Identity of a run's data and their order: a chain of digests whose later links alter no earlier step."""
 
     links: tuple[tuple[int, str], ...]
     """First step and digest of each link, by rising steps; the first begins at step 0."""

@@ -1,4 +1,4 @@
-"""Text that users read is in plain English: the check of avoided words passes, and finds planted ones."""
+"""Pages, messages, comments and names are in plain English: the check passes, and finds planted words."""
 
 from pathlib import Path, PurePosixPath
 
@@ -16,13 +16,13 @@ def lines(path: str, content: str, exceptions: dict[tuple[str, str], str] | None
     return [line for _, line, _ in found]
 
 
-def test_no_text_that_users_read_has_an_avoided_word() -> None:
-    assert avoided_words.findings(avoided_words.user_files(ROOT)) == []
+def test_no_text_and_no_name_has_an_avoided_word() -> None:
+    assert avoided_words.findings(avoided_words.checked_files(ROOT)) == []
 
 
 def test_pages_manifests_and_sources_are_read_and_generated_files_are_not() -> None:
-    paths = {str(path) for path in avoided_words.user_files(ROOT)}
-    assert {"README.md", "manifests/operator.yaml", "cli/polyreme/main.py"} <= paths
+    paths = {str(path) for path in avoided_words.checked_files(ROOT)}
+    assert {"README.md", "manifests/operator.yaml", "cli/polyreme/main.py", "tools/links.py"} <= paths
     assert not {path for path in paths if path.startswith(("manifests/crd", "docs/adr/"))}
 
 
@@ -67,16 +67,58 @@ def test_messages_in_sources_are_checked(source: str) -> None:
     assert lines(str(SOURCE), source) == [1]
 
 
-@pytest.mark.parametrize("source", ['"""Nobody reads this."""', "anew = 1", 'KEY = "anew"', "# begins anew"])
-def test_docstrings_names_and_comments_are_not_messages(source: str) -> None:
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [
+        ('"""Nobody reads this."""', 1),
+        ('def run() -> None:\n    """Run it.\n\n    The run goes on.\n    """\n', 4),
+        ("x = 1\ny = 2  # begins anew", 2),
+        ("# Each rank sends parts of the image that it\n# stands for, of\n# which two are free.\n", 2),
+    ],
+)
+def test_docstrings_and_comments_are_checked(source: str, line: int) -> None:
+    assert lines(str(SOURCE), source) == [line]
+
+
+@pytest.mark.parametrize("source", ["anew = 1", 'KEY = "anew"', "# `told` stands for it", "#: ``anew``"])
+def test_identifiers_and_code_in_comments_are_left_alone(source: str) -> None:
     assert lines(str(SOURCE), source) == []
 
 
-def test_docstrings_of_commands_are_their_help() -> None:
-    source = 'def run() -> None:\n    """The run goes on."""\n'
-    assert lines("cli/polyreme/commands/run.py", source) == [2]
-    assert lines("cli/polyreme/plugin/commands/looking.py", source) == [2]
-    assert lines("cli/polyreme/local_run/session.py", source) == []
+@pytest.mark.parametrize(
+    "source",
+    [
+        "class Standing: ...",
+        "class PastTheEnd:\n    told: str",
+        "def _until_told() -> None: ...",
+        "async def find(self, *, besides: str) -> None: ...",
+    ],
+)
+def test_names_with_avoided_words_are_found(source: str) -> None:
+    assert lines(str(SOURCE), source) == [source.count("\n") + 1]
+
+
+def test_a_docstring_of_a_module_begins_with_no_question() -> None:
+    assert lines(str(SOURCE), '"""What a run has."""') == [1]
+    assert lines(str(SOURCE), '"""Whatever a run has."""') == []
+    assert lines("tests/unit/test_example.py", '"""What a run has."""') == []
+
+
+def test_of_tests_comments_and_docstrings_are_checked() -> None:
+    source = '"""Nobody reads it."""\n\n\ndef test_told() -> None:\n    assert "anew"  # stands\n'
+    assert lines("tests/unit/test_example.py", source) == [1, 5]
+
+
+def test_the_name_of_a_module_is_checked() -> None:
+    assert lines("operator/polyreme_operator/told.py", "") == [1]
+    assert lines("operator/polyreme_operator/outstanding.py", "") == []
+
+
+@pytest.mark.parametrize(
+    "source", ["def threshold() -> None: ...", "class Understanding: ...", "def f(whole: int): ..."]
+)
+def test_other_names_are_left_alone(source: str) -> None:
+    assert lines(str(SOURCE), source) == []
 
 
 def test_an_exception_covers_its_own_text_in_its_own_file() -> None:
@@ -87,7 +129,7 @@ def test_an_exception_covers_its_own_text_in_its_own_file() -> None:
 
 
 def test_every_exception_is_still_needed() -> None:
-    files = avoided_words.user_files(ROOT)
+    files = avoided_words.checked_files(ROOT)
     for exception in avoided_words.EXCEPTIONS:
         others = {other: why for other, why in avoided_words.EXCEPTIONS.items() if other != exception}
         assert avoided_words.findings(files, others), exception

@@ -24,7 +24,7 @@ SHOWN_BY: dict[str, tuple[int, ...]] = {
     "absent_node_is_lost": (107,),
     "bound_without_uid": (0,),
     "breaker_charged_without_version": (0,),
-    "breaker_forgets_charges": (2,),
+    "breaker_forgets_charges": (13,),
     "data_of_another_spec_counts": (21,),
     "delete_without_uid": (0,),
     "examination_looks_at_nothing": (4,),

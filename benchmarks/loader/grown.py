@@ -14,12 +14,12 @@ from pathlib import Path
 from benchmarks.loader import growth, ours, work
 
 from polyreme_api import environment as names
-
-# Imported here, so that its memory counts as that of imports.
 from polyreme_datahub import (
-    hub,
     tokens,  # noqa: F401
 )
+
+# Imported here, so that its memory counts as that of imports.
+from polyreme_datahub.loader import job_packs
 from polyreme_datahub.loader.engine.client import EngineSource
 from polyreme_datahub.loader.sample import documents
 
@@ -44,7 +44,7 @@ def main(asked: Asked) -> None:
     spec, objects = growth.spec_of(asked.sources), f"file://{asked.place}/objects"
     imported_mib, began_s = work.pss_mib(os.getpid()), time.monotonic()
     if not asked.ranks:
-        source = hub.open_source(objects, spec)
+        source = job_packs.open_source(objects, spec)
         open_s = time.monotonic() - began_s
         for step in range(1, asked.steps + 1):
             source.packs(step, first=0, count=source.packs_in(step))

@@ -23,7 +23,7 @@ from polyreme_api import environment as names
 from polyreme_api.batch import BatchSource
 from polyreme_api.history import ResumePoint, attempt_key
 from polyreme_api.job import parse_job
-from polyreme_datahub import hub
+from polyreme_datahub.loader import job_packs
 from polyreme_datahub.loader.engine.client import EngineSource, OpenRequest
 from polyreme_datahub.loader.order.balance import StepSplit
 
@@ -57,7 +57,7 @@ def main(asked: Asked) -> None:
     take = take_packs if asked.packs else take_samples
     if not asked.engine:
         spec = parse_job(job).spec
-        take(hub.open_source(asked.objects, spec), asked.steps, meter)
+        take(job_packs.open_source(asked.objects, spec), asked.steps, meter)
         meter.report(pack_tokens=spec.data.sequence_tokens)
         return
     job["spec"]["training"]["steps"] = asked.steps

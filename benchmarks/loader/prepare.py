@@ -14,6 +14,7 @@ from polyreme_api.job import parse_job
 from polyreme_datahub import hub
 from polyreme_datahub.digests import blob_key
 from polyreme_datahub.index.sample_bytes import RECORD_FILE, member_files
+from polyreme_datahub.loader import job_packs
 from polyreme_datahub.loader.source import PackedSource
 from polyreme_datahub.objects import open_store
 
@@ -51,7 +52,7 @@ def prepare(folder: Path, counts: Mapping[str, int], job: Mapping[str, Any]) -> 
     for name, count in counts.items():
         hub.register(registry, objects, name, LISTINGS[name](folder, count))
     hub.process(spec, registry_url=registry, objects_url=objects)
-    source = hub.open_source(objects, spec)
+    source = job_packs.open_source(objects, spec)
     indexes = source._indexes  # noqa: SLF001 - the very samples and grids of the plan
     manifest = indexes[0].manifest
     (folder / "tokenizer.json").write_bytes((folder / "objects" / blob_key(manifest.tokenizer)).read_bytes())

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from polyreme_api.job.spec import TrainingJobSpec
-from polyreme_datahub import hub
+from polyreme_datahub.loader import job_packs
 
 
 def main() -> None:
@@ -14,7 +14,7 @@ def main() -> None:
     given = json.loads(Path(sys.argv[1]).read_text())
     rank, ranks = int(sys.argv[2]), int(sys.argv[3])
     begun_s, first_batch_s = time.perf_counter(), 0.0
-    source = hub.open_source(given["objects"], TrainingJobSpec.model_validate(given["spec"]), job=given["job"])
+    source = job_packs.open_source(given["objects"], TrainingJobSpec.model_validate(given["spec"]), job=given["job"])
     found: list[str] = []
     for step in range(1, given["steps"] + 1):
         count = source.packs_in(step) // ranks

@@ -20,6 +20,7 @@ from polyreme_api.job import parse_job
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_datahub import hub
 from polyreme_datahub.chat_format import OWN_TEMPLATE
+from polyreme_datahub.loader import job_packs
 from polyreme_datahub.objects import open_store
 from polyreme_datahub.runner.flow import GROUP
 from polyreme_datahub.sources.digits import QUESTION, describe
@@ -180,7 +181,7 @@ def train(folder: Path) -> dict[str, Any]:
 
     begun_s = time.perf_counter()
     spec = spec_of(folder)
-    source = hub.open_source(objects(folder), spec, job="bench")
+    source = job_packs.open_source(objects(folder), spec, job="bench")
     with tempfile.TemporaryDirectory(dir=folder) as saved:
         settings = TrainSettings(
             rank=RankSettings(rank=0, world=1, attempt=1),

@@ -21,6 +21,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from polyreme_api.errors import InvalidConfigError, RefusedError
 from polyreme_api.job.spec import TrainingJobSpec
+from polyreme_datahub.loader.job_packs import open_source
 from polyreme_datahub.loader.source import PackedSource
 
 TENSORS = ("tokens_T", "targets_T", "positions_T", "document_offsets", "patches_PC", "grids_I2")
@@ -119,8 +120,6 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
 
     def _open(self) -> PackedSource:
         """Open the data in the process that reads it: its threads and mappings are not for a fork."""
-        from polyreme_datahub.hub import open_source
-
         return open_source(self._objects_url, self._spec, job=self._job, wait_s=0.0)
 
     def _batch(self, source: PackedSource, step: int) -> dict[str, Any]:

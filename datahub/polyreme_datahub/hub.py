@@ -1,4 +1,4 @@
-"""The data plane's public functions. Importing this module is cheap: what a function needs it imports itself."""
+"""The data plane's public functions. Ranks open their packs by ``loader.job_packs``, which loads no database."""
 
 from __future__ import annotations
 
@@ -6,28 +6,37 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from polyreme_api.job.spec import TrainingJobSpec
+from polyreme_api.store import ObjectNotFoundError
+from polyreme_datahub.dataset_views import DatasetDetails, DatasetSummary, details, summaries
+from polyreme_datahub.digests import blob_key
+from polyreme_datahub.ingest_estimate import IngestEstimate, estimate
+from polyreme_datahub.lakehouse import Lakehouse
+from polyreme_datahub.lakehouse_admin import presigned_link
+from polyreme_datahub.loader.sample.page_references import digest_of, draw_png, place_of
+from polyreme_datahub.named_versions import check_spec
+from polyreme_datahub.objects import WORK, open_store
+from polyreme_datahub.operations.values import Blob
+from polyreme_datahub.processing import Processing, ProcessReport
+from polyreme_datahub.registration import add_dataset
+from polyreme_datahub.registry import datasets, rebuild
+from polyreme_datahub.registry.datasets import DatasetVersion, find_version
 from polyreme_datahub.registry.opening import opened_database
-
-if TYPE_CHECKING:
-    from polyreme_api.mixture import MixtureRecord
-    from polyreme_datahub.dataset_views import DatasetDetails, DatasetSummary
-    from polyreme_datahub.ingest_estimate import IngestEstimate
-    from polyreme_datahub.loader.evaluation import HeldOutSource
-    from polyreme_datahub.loader.source import PackedSource
-    from polyreme_datahub.operations.values import Blob
-    from polyreme_datahub.processing import ProcessReport
-    from polyreme_datahub.registry.datasets import DatasetVersion
-    from polyreme_datahub.registry.rows import OperationCount
-    from polyreme_datahub.registry.work_items import WorkItem
-    from polyreme_datahub.runner.context import RunContext
-    from polyreme_datahub.runner.flow_meter import OperationProgress
-    from polyreme_datahub.runner.replay import ReplayReport
-    from polyreme_datahub.source_ingestion import IngestReport
-    from polyreme_datahub.sources.found import Found
-    from polyreme_datahub.topics.types import Topics
+from polyreme_datahub.registry.results import places_of
+from polyreme_datahub.registry.rows import OperationCount
+from polyreme_datahub.registry.work_items import WorkItem
+from polyreme_datahub.runner.context import RunContext
+from polyreme_datahub.runner.flow_meter import OperationProgress
+from polyreme_datahub.runner.flow_run import serve
+from polyreme_datahub.runner.replay import ReplayReport
+from polyreme_datahub.runner.replay import replay as replay_letters
+from polyreme_datahub.sample_masks import masks_of
+from polyreme_datahub.source_ingestion import IngestReport, ingest_source
+from polyreme_datahub.sources.found import Found
+from polyreme_datahub.topics.open import open_topics
+from polyreme_datahub.topics.types import Topics
 
 
 def register(
@@ -54,10 +63,6 @@ def register(
         InvalidConfigError: If the name or the source breaks a rule.
         EnvironmentFailedError: If the registry stays away.
     """
-    from polyreme_datahub.lakehouse import Lakehouse
-    from polyreme_datahub.objects import open_store
-    from polyreme_datahub.registration import add_dataset
-
     lakehouse = Lakehouse(open_store(objects_url))
     with opened_database(registry_url) as database:
         return add_dataset(database, lakehouse, name, source, now_s=_now_s, progress=progress or (lambda _found: None))
@@ -65,8 +70,6 @@ def register(
 
 def list_datasets(registry_url: str) -> list[DatasetSummary]:
     """List all datasets by name, including the samples that ship with polyreme."""
-    from polyreme_datahub.dataset_views import summaries
-
     found: list[DatasetSummary] = []
     with opened_database(registry_url) as database:
         while page := summaries(database, after=found[-1].name if found else ""):
@@ -80,9 +83,6 @@ def show_dataset(registry_url: str, objects_url: str, reference: str) -> Dataset
     Raises:
         DatasetNotFoundError: Naming the nearest names there are.
     """
-    from polyreme_datahub.dataset_views import details
-    from polyreme_datahub.objects import open_store
-
     with opened_database(registry_url) as database:
         return details(database, open_store(objects_url), reference, now_s=_now_s())
 
@@ -99,9 +99,6 @@ def remove_dataset(registry_url: str, objects_url: str, reference: str) -> list[
         DatasetNotFoundError: Naming the nearest names there are.
         VersionPinnedError: If a job needs one of them.
     """
-    from polyreme_datahub.objects import open_store
-    from polyreme_datahub.registry import datasets, rebuild
-
     store = open_store(objects_url)
     with opened_database(registry_url) as database:
         found = datasets.find_version(database, reference)
@@ -118,8 +115,6 @@ def check_datasets(registry_url: str, spec: TrainingJobSpec) -> None:
     Raises:
         DatasetNotFoundError: Naming the nearest names there are.
     """
-    from polyreme_datahub.named_versions import check_spec
-
     with opened_database(registry_url) as database:
         check_spec(database, spec)
 
@@ -156,8 +151,6 @@ def process(
         InvalidConfigError: If a source changed since it was registered, or the recipe breaks a rule.
         EnvironmentFailedError: If store or registry stay away; the next call continues from there.
     """
-    from polyreme_datahub.processing import Processing
-
     with _context(registry_url, objects_url, topics_url, workers=workers, only_seals=only_seals) as context:
         return Processing(context, recipe=recipe, on_progress=progress).process(spec, job=job)
 
@@ -192,8 +185,6 @@ def ingest(
         InvalidConfigError: If the recipe, the name or the source breaks a rule, or no sample comes through.
         EnvironmentFailedError: If store or registry stay away; the next call continues from there.
     """
-    from polyreme_datahub.source_ingestion import ingest_source
-
     with _context(registry_url, objects_url, topics_url, workers=workers) as context:
         return ingest_source(context, source, name, recipe, progress)
 
@@ -211,10 +202,6 @@ def estimate_ingest(
 
     Arguments and errors as ``ingest``.
     """
-    from polyreme_datahub.ingest_estimate import estimate
-    from polyreme_datahub.lakehouse import Lakehouse
-    from polyreme_datahub.objects import open_store
-
     with opened_database(registry_url) as database:
         return estimate(
             database,
@@ -238,9 +225,6 @@ def replay(registry_url: str, reference: str, operation: str | None = None) -> R
     Raises:
         DatasetNotFoundError: Naming the nearest names there are.
     """
-    from polyreme_datahub.registry.datasets import find_version
-    from polyreme_datahub.runner.replay import replay as replay_letters
-
     with opened_database(registry_url) as database:
         return replay_letters(database, find_version(database, reference), operation)
 
@@ -271,7 +255,6 @@ def work(
     Raises:
         EnvironmentFailedError: If store or registry stay away; what was not done is still due.
     """
-    from polyreme_datahub.runner.flow_run import serve
 
     def counted(_: WorkItem, counts: Sequence[OperationCount]) -> None:
         if on_counts is not None:
@@ -279,47 +262,6 @@ def work(
 
     with _context(registry_url, objects_url, topics_url, workers=workers, on_item=on_item) as context:
         serve(context, operations, stopped=stopped, on_counts=counted)
-
-
-def open_source(
-    objects_url: str,
-    spec: TrainingJobSpec,
-    *,
-    job: str = "",
-    wait_s: float | None = None,
-    mixture: MixtureRecord | None = None,
-) -> PackedSource:
-    """Open the training data of a processed job; light enough for a forked rank.
-
-    Args:
-        objects_url: As in ``register``.
-        spec: The job's spec.
-        job: As in ``process``.
-        wait_s: How long to wait for the data [s]; None: ``spec.data.wait_seconds``.
-        mixture: Changes of the mixture, as an attempt's resume point has them; None: all of ``spec.data.schedule``,
-            each at its step.
-
-    Raises:
-        EnvironmentFailedError: If the data is not processed in time, or its index is damaged.
-    """
-    from polyreme_datahub.loader.open import open_packs, sleep_really
-    from polyreme_datahub.loader.read.origin_budget import origin_budget
-
-    limit_s = float(spec.data.wait_seconds) if wait_s is None else wait_s
-    gate = origin_budget(objects_url, spec, job=job)
-    return open_packs(objects_url, spec, job=job, wait_s=limit_s, sleep=sleep_really, gate=gate, mixture=mixture)
-
-
-def open_evaluation(
-    objects_url: str, spec: TrainingJobSpec, *, job: str = "", wait_s: float | None = None
-) -> HeldOutSource | None:
-    """Open the held-out data of a processed job, if it names any; arguments and errors as ``open_source``."""
-    from polyreme_datahub.loader.open import open_held_out, sleep_really
-    from polyreme_datahub.loader.read.origin_budget import origin_budget
-
-    limit_s = float(spec.data.wait_seconds) if wait_s is None else wait_s
-    gate = origin_budget(objects_url, spec, job=job)
-    return open_held_out(objects_url, spec, job=job, wait_s=limit_s, sleep=sleep_really, gate=gate)
 
 
 def read_image(registry_url: str, objects_url: str, reference: str) -> bytes:
@@ -337,12 +279,6 @@ def read_images(registry_url: str, objects_url: str, references: list[str]) -> d
     Raises:
         ObjectNotFoundError: If one of them was never made.
     """
-    from polyreme_api.store import ObjectNotFoundError
-    from polyreme_datahub.lakehouse import Lakehouse
-    from polyreme_datahub.loader.sample.page_references import digest_of, draw_png, place_of
-    from polyreme_datahub.objects import open_store
-    from polyreme_datahub.registry.results import places_of
-
     digests = {digest_of(reference) for reference in references}
     places = {place.digest: place for reference in references if (place := place_of(reference)) is not None}
     if older := digests - places.keys():
@@ -368,10 +304,6 @@ def read_masks(
         DatasetNotFoundError: If a version is unknown.
         ObjectNotFoundError: If what the registry names is not stored.
     """
-    from polyreme_datahub.lakehouse import Lakehouse
-    from polyreme_datahub.objects import open_store
-    from polyreme_datahub.sample_masks import masks_of
-
     if not samples:
         return {}
     with opened_database(registry_url) as database:
@@ -391,18 +323,11 @@ def link(objects_url: str, digest: str, *, seconds: int) -> str:
         ObjectNotFoundError: If there is no such blob.
         StoreFailedError: If the server can't be reached or refuses.
     """
-    from polyreme_datahub.digests import blob_key
-    from polyreme_datahub.lakehouse_admin import presigned_link
-
     return presigned_link(objects_url, blob_key(digest), seconds=seconds)
 
 
 @contextmanager
 def _context(registry_url: str, objects_url: str, topics_url: str, **settings: Any) -> Iterator[RunContext]:
-    from polyreme_datahub.lakehouse import Lakehouse
-    from polyreme_datahub.objects import WORK, open_store
-    from polyreme_datahub.runner.context import RunContext
-
     with opened_database(registry_url) as database, _topics(topics_url) as topics:
         lakehouse = Lakehouse(open_store(objects_url, patience=WORK))
         yield RunContext(database=database, lakehouse=lakehouse, topics=topics, **settings)
@@ -410,8 +335,6 @@ def _context(registry_url: str, objects_url: str, topics_url: str, **settings: A
 
 @contextmanager
 def _topics(url: str) -> Iterator[Topics | None]:
-    from polyreme_datahub.topics.open import open_topics
-
     if not url:
         yield None
         return

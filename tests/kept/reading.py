@@ -17,6 +17,7 @@ from polyreme.run_files.paths import Home
 from polyreme.run_files.records import read_records
 from polyreme_api.checkpoint_inventory import State, survey
 from polyreme_datahub import hub
+from polyreme_datahub.loader import job_packs
 from polyreme_datahub.objects import open_store
 from polyreme_system.files import read_json
 from polyreme_trainer.checkpoint.block_io import read_pieces
@@ -86,7 +87,7 @@ def pack_digests(home: Path, name: str) -> dict[str, str]:
     run = place.run("default", name)
     job = read_job(run.job_file)
     uid = str((read_json(run.data_report) or {})["job"])
-    source = hub.open_source(place.objects_url, job.spec, job=uid, wait_s=0.0)
+    source = job_packs.open_source(place.objects_url, job.spec, job=uid, wait_s=0.0)
     return {str(step): _packs(source, step) for step in PACKS_OF_STEPS}
 
 

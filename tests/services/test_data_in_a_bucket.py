@@ -13,6 +13,7 @@ from polyreme_api.environment import CACHE_DIRECTORY
 from polyreme_datahub import hub, stored_data
 from polyreme_datahub.digests import blob_key
 from polyreme_datahub.errors import IndexDamagedError, SampleDamagedError
+from polyreme_datahub.loader import job_packs
 from polyreme_datahub.loader.open import open_token_ids
 from polyreme_datahub.loader.read.part_files import PARTS
 from polyreme_datahub.loader.source import PackedSource
@@ -50,9 +51,9 @@ def test_a_bucket_gives_the_manifests_and_packs_of_a_folder_through_local_copies
     home = Home(tmp_path)
     registry = f"sqlite:///{tmp_path}/other.sqlite"
     assert processed(registry, bucket) == processed(home.registry, home.objects)
-    there, here = (read_all(hub.open_source(url, SPEC, job=JOB)) for url in (bucket, home.objects))
+    there, here = (read_all(job_packs.open_source(url, SPEC, job=JOB)) for url in (bucket, home.objects))
     assert all(np.array_equal(one, other) for one, other in zip(there, here, strict=True))
-    held = hub.open_evaluation(bucket, SPEC, job=JOB)
+    held = job_packs.open_evaluation(bucket, SPEC, job=JOB)
     assert held is not None
     assert len(held) == 10
     page = held.sample(0).image_digest
@@ -65,8 +66,8 @@ def test_a_copy_that_changes_under_a_rank_is_fetched_again_and_no_damage_is_note
     bucket: str, copies: Path, tmp_path: Path
 ) -> None:
     processed(f"sqlite:///{tmp_path}/one.sqlite", bucket)
-    before = read_all(hub.open_source(bucket, SPEC, job=JOB))
-    source = hub.open_source(bucket, SPEC, job=JOB)
+    before = read_all(job_packs.open_source(bucket, SPEC, job=JOB))
+    source = job_packs.open_source(bucket, SPEC, job=JOB)
     index = source._indexes[0]
     with (copies / f"{next(iter(index.manifest.sample_shards))}{PARTS}").open("r+b") as file:
         file.seek(600)
@@ -82,7 +83,7 @@ def test_damage_in_the_bucket_is_noted_there_and_made_again(
 ) -> None:
     registry = f"sqlite:///{tmp_path}/one.sqlite"
     processed(registry, bucket)
-    store, source = open_store(bucket), hub.open_source(bucket, SPEC, job=JOB)
+    store, source = open_store(bucket), job_packs.open_source(bucket, SPEC, job=JOB)
     before = read_all(source)
     key = blob_key(source._indexes[0].manifest.shards[0].digest)
     data = store.get(key)
@@ -96,12 +97,12 @@ def test_damage_in_the_bucket_is_noted_there_and_made_again(
     for path in copies.iterdir():
         path.unlink()
     with pytest.raises(IndexDamagedError, match=key) as raised:
-        hub.open_source(bucket, SPEC, job=JOB)
+        job_packs.open_source(bucket, SPEC, job=JOB)
     assert not isinstance(raised.value, SampleDamagedError)
     seen = stored_data.look(bucket, SPEC, job=JOB)
     assert [note.error for note in seen.notes] == [raised.value.message]
     assert seen.missing == (() if how == "changed" else (key,))
     hub.process(SPEC, registry_url=registry, objects_url=bucket, job=JOB)
     assert stored_data.look(bucket, SPEC, job=JOB).whole
-    again = read_all(hub.open_source(bucket, SPEC, job=JOB))
+    again = read_all(job_packs.open_source(bucket, SPEC, job=JOB))
     assert all(np.array_equal(one, other) for one, other in zip(before, again, strict=True))

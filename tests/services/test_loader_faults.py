@@ -18,6 +18,7 @@ from polyreme_api.store import StoreFailedError
 from polyreme_datahub import hub
 from polyreme_datahub.digests import blob_key
 from polyreme_datahub.errors import IndexDamagedError
+from polyreme_datahub.loader import job_packs
 from polyreme_datahub.loader.read import blob_files
 from polyreme_datahub.loader.source import PackedSource
 from polyreme_datahub.objects import SAMPLES, Patience, open_store
@@ -46,7 +47,7 @@ def proxy(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 
 def opened(bucket: str) -> PackedSource:
-    return hub.open_source(bucket, SPEC)
+    return job_packs.open_source(bucket, SPEC)
 
 
 def read(source: PackedSource) -> bytes:
@@ -89,7 +90,7 @@ def test_a_storm_of_refusals_and_cut_connections_that_ends_changes_no_sample(
 ) -> None:
     expected = read(opened(bucket))
     monkeypatch.setenv(CACHE_DIRECTORY, str(tmp_path / "others"))
-    source = hub.open_source(bucket, spec)
+    source = job_packs.open_source(bucket, spec)
     refuse(proxy)
     proxy.cut()
 

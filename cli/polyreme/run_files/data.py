@@ -30,7 +30,7 @@ def open_run_data(home: Home, run: RunDirectory, spec: TrainingJobSpec, mixture:
     Raises:
         EnvironmentFailedError: If its data is not processed.
     """
-    from polyreme_datahub.hub import open_source
+    from polyreme_datahub.loader.job_packs import open_source
 
     return open_source(home.objects_url, spec, job=run_uid(run), wait_s=0.0, mixture=mixture)
 

@@ -106,7 +106,7 @@ def open_packs(
     mixture: MixtureRecord | None = None,
     newest_mixture: Callable[[], MixtureRecord | None] | None = None,
 ) -> PackedSource:
-    """Open the training data; see ``polyreme_datahub.hub.open_source``.
+    """Open the training data; see ``polyreme_datahub.loader.job_packs.open_source``.
 
     Args:
         objects_url: See there.
@@ -118,7 +118,7 @@ def open_packs(
         split: How the trainer splits a step, for ``spec.data.packs_by: Cost``; None: packs keep the order's numbers.
         pixels: Whether batches have patches, which only ranks of the first pipeline stage need.
         gate: Where requests to a bucket wait.
-        mixture: See ``polyreme_datahub.hub.open_source``.
+        mixture: See ``polyreme_datahub.loader.job_packs.open_source``.
         newest_mixture: Reads the mixture that was fixed last, for changes while the data are open; None: none come.
     """
     threads = decode_threads(os.environ, processes=processes)
@@ -173,7 +173,7 @@ def decode_threads(environment: Mapping[str, str], *, processes: int) -> int:
 def open_held_out(
     objects_url: str, spec: TrainingJobSpec, *, job: str, wait_s: float, sleep: Sleep, gate: Gate | None = None
 ) -> HeldOutSource | None:
-    """Open the held-out data; see ``polyreme_datahub.hub.open_evaluation``."""
+    """Open the held-out data; see ``polyreme_datahub.loader.job_packs.open_evaluation``."""
     if spec.evaluation is None:
         return None
     data, sets = _stored(objects_url, spec, job, gate, wait_s=wait_s, sleep=sleep), spec.evaluation.sets

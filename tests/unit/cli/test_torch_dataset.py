@@ -17,7 +17,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from polyreme.torch_dataset import PackedDataset
 from polyreme_api.errors import InvalidConfigError, RefusedError
 from polyreme_api.job.spec import TrainingJobSpec
-from polyreme_datahub import hub
+from polyreme_datahub.loader import job_packs
 from tests.unit.datahub.jobs import Home, make_spec, picture, write_jsonl
 from tests.unit.datahub.shards_and_tables import write_shards
 
@@ -60,7 +60,7 @@ def seen(batches: Iterable[dict[str, Any]]) -> list[tuple[int, bytes, bytes, lis
 
 
 def test_batches_are_the_packs_of_each_step_shared_among_ranks(home: Home) -> None:
-    source = hub.open_source(home.objects, SPEC)
+    source = job_packs.open_source(home.objects, SPEC)
     shares = [list(dataset(home, rank=rank, ranks=2)) for rank in range(2)]
     assert [batch["step"] for batch in shares[0]] == list(range(1, STEPS + 1))
     for step, parts in enumerate(zip(*shares, strict=True), start=1):
@@ -84,7 +84,7 @@ def test_a_trace_names_the_steps_that_ranks_get_a_sample_in(home: Home, tmp_path
         packs_by=packs_by,
     )
     home.process(spec)
-    source = hub.open_source(home.objects, spec)
+    source = job_packs.open_source(home.objects, spec)
     trained = Counter(
         (batch["step"], name)
         for rank in range(3)

@@ -23,8 +23,8 @@ from PIL import Image
 from tokenizers import Tokenizer
 
 from polyreme_api.job import TrainingJobSpec, parse_job
-from polyreme_datahub import hub
 from polyreme_datahub.digests import blob_key
+from polyreme_datahub.loader import job_packs
 from polyreme_datahub.loader.open import open_tokenizer
 from polyreme_datahub.objects import store_folder
 from polyreme_planner.mixture import first_mixture, next_mixture
@@ -97,7 +97,7 @@ def plant(folder: Path, *, samples: int, steps: int, rng: random.Random) -> Plan
     job_file.write_text(yaml.safe_dump(job))
     spec = parse_job(job).spec
     home.process(spec)
-    indexes = hub.open_source(home.objects, spec)._indexes
+    indexes = job_packs.open_source(home.objects, spec)._indexes
     names = [[index.sample_id(sample) for sample in range(len(index.lengths))] for index in indexes]
     _damage(home, next(iter(indexes[PAGES].manifest.sample_shards)))
     lengths = [index.lengths.tolist() for index in indexes]

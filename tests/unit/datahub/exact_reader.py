@@ -20,7 +20,7 @@ import yaml
 from polyreme_api.batch import PackedBatch
 from polyreme_api.job import parse_job
 from polyreme_api.mixture import MixtureRecord
-from polyreme_datahub import hub
+from polyreme_datahub.loader import job_packs
 from polyreme_datahub.loader.source import PackedSource
 
 EVERY_STEPS = 5
@@ -67,7 +67,7 @@ def main(arguments: list[str]) -> None:
     )
     spec = parse_job(yaml.safe_load(job_file.read_text())).spec
     mixture = MixtureRecord.model_validate_json(mixture_file.read_text())
-    sources = [hub.open_source(objects, spec, mixture=mixture) for _ in range(ranks)]
+    sources = [job_packs.open_source(objects, spec, mixture=mixture) for _ in range(ranks)]
     done = 0
     if state_file.exists():
         state = json.loads(state_file.read_text())

@@ -19,9 +19,9 @@ from polyreme_api.environment import DATA_THREADS
 from polyreme_api.errors import RefusedError
 from polyreme_api.job.data import Augment
 from polyreme_api.job.spec import TrainingJobSpec
-from polyreme_datahub import hub
 from polyreme_datahub.index.sample_bytes import check_of
 from polyreme_datahub.index.shapes import moved_shapes
+from polyreme_datahub.loader import job_packs
 from polyreme_datahub.loader.engine.client import EngineSource, OpenRequest
 from polyreme_datahub.loader.inspect.preview import Picture, preview
 from polyreme_datahub.loader.order.balance import StepSplit
@@ -75,7 +75,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
 
 
 def opened(home: Home, augment: dict[str, Any] | None = EVERYTHING) -> PackedSource:
-    return hub.open_source(home.objects, spec_of(augment), job=JOB)
+    return job_packs.open_source(home.objects, spec_of(augment), job=JOB)
 
 
 def read(source: Any, steps: Sequence[int] = STEPS, *, each: int = 4) -> list[tuple[bytes, bytes, bytes]]:

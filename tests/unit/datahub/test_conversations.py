@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from polyreme_api.batch import IGNORED_TARGET
-from polyreme_datahub import hub
+from polyreme_datahub.loader import job_packs
 from polyreme_datahub.tokens import TextTokenizer, encode_conversation, train_tokenizer
 from tests.unit.datahub.jobs import Home, make_spec, picture, write_jsonl
 
@@ -89,7 +89,7 @@ def test_text_only_and_many_images_reach_the_trainer_as_written(tmp_path: Path) 
     home.register("mine", write_jsonl(folder, rows))
     job = make_spec(["mine"], vocabulary=300, packs_per_step=1)
     home.process(job)
-    source = hub.open_source(home.objects, job)
+    source = job_packs.open_source(home.objects, job)
     seen: dict[str, str] = {}
     for step in range(1, 4):
         batch = source.packs(step, first=0, count=1)

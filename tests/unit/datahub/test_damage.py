@@ -13,6 +13,7 @@ from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_datahub import hub, stored_data
 from polyreme_datahub.digests import blob_key
 from polyreme_datahub.errors import IndexDamagedError, SampleDamagedError
+from polyreme_datahub.loader import job_packs
 from polyreme_datahub.loader.sample.mapped_index import MappedIndex
 from polyreme_datahub.loader.source import PackedSource
 from polyreme_datahub.objects import store_folder
@@ -36,7 +37,7 @@ def spec() -> TrainingJobSpec:
 
 
 def packs(home: Home) -> list[PackedBatch]:
-    source = hub.open_source(home.objects, spec(), job=JOB)
+    source = job_packs.open_source(home.objects, spec(), job=JOB)
     return [source.packs(step, first=0, count=4) for step in (1, 2, 3)]
 
 
@@ -47,8 +48,8 @@ def read_all(source: PackedSource) -> None:
 
 
 def open_and_read_all(home: Home) -> None:
-    read_all(hub.open_source(home.objects, spec(), job=JOB))
-    hub.open_evaluation(home.objects, spec(), job=JOB)
+    read_all(job_packs.open_source(home.objects, spec(), job=JOB))
+    job_packs.open_evaluation(home.objects, spec(), job=JOB)
 
 
 def same(some: list[PackedBatch], others: list[PackedBatch]) -> bool:
@@ -82,7 +83,7 @@ def spoil_sample(home: Home, index: MappedIndex, at: int) -> None:
 @pytest.mark.parametrize("at", [3, 600], ids=["name", "record"])
 def test_a_sample_that_is_damaged_while_a_rank_trains_stops_it_and_is_made_again(home: Home, at: int) -> None:
     before = packs(home)
-    source = hub.open_source(home.objects, spec(), job=JOB)
+    source = job_packs.open_source(home.objects, spec(), job=JOB)
     spoil_sample(home, source._indexes[0], at)
     told = r"sample digits-1t-\S+ of one@1 in blobs/sha256/\S+ has digest"
     with pytest.raises(SampleDamagedError, match=told) as raised:
@@ -102,13 +103,13 @@ def test_a_sample_that_is_damaged_while_a_rank_trains_stops_it_and_is_made_again
 @pytest.mark.parametrize("array", ["token_counts", "grids_I2", "starts", "digests", "ids"])
 def test_what_was_checked_when_an_index_was_opened_can_not_change_under_a_rank(home: Home, array: str) -> None:
     before = packs(home)
-    source = hub.open_source(home.objects, spec(), job=JOB)
+    source = job_packs.open_source(home.objects, spec(), job=JOB)
     spoil(home, source._indexes[0], array, 8)
     assert same([source.packs(step, first=0, count=4) for step in (1, 2, 3)], before)
 
 
 def test_held_out_data_that_is_damaged_later_stops_the_rank_and_details_stay(home: Home) -> None:
-    held = hub.open_evaluation(home.objects, spec(), job=JOB)
+    held = job_packs.open_evaluation(home.objects, spec(), job=JOB)
     assert held is not None
     answers = [held.sample(at).expected for at in range(len(held))]
     spoil(home, held._indexes[0], "details", 40)
@@ -119,7 +120,7 @@ def test_held_out_data_that_is_damaged_later_stops_the_rank_and_details_stay(hom
     with pytest.raises(SampleDamagedError):
         [held.pack(number) for number in range(len(held.pack_sets))]
     home.process(spec(), job=JOB)
-    again = hub.open_evaluation(home.objects, spec(), job=JOB)
+    again = job_packs.open_evaluation(home.objects, spec(), job=JOB)
     assert again is not None
     assert [again.sample(at).expected for at in range(len(again))] == answers
 
@@ -130,7 +131,7 @@ def test_whatever_is_damaged_is_seen_before_a_run_starts_or_where_it_is_read_and
     home: Home, what: str, how: str
 ) -> None:
     before = packs(home)
-    source = hub.open_source(home.objects, spec(), job=JOB)
+    source = job_packs.open_source(home.objects, spec(), job=JOB)
     root = store_folder(home.objects)
     plan = next(path for path in (root / "plans").iterdir())
     tokenizer = hub.process(spec(), registry_url=home.registry, objects_url=home.objects, job=JOB).tokenizer
@@ -156,4 +157,4 @@ def test_whatever_is_damaged_is_seen_before_a_run_starts_or_where_it_is_read_and
     home.process(spec(), job=JOB)
     assert stored_data.look(home.objects, spec(), job=JOB).whole
     assert same(packs(home), before)
-    assert hub.open_evaluation(home.objects, spec(), job=JOB) is not None
+    assert job_packs.open_evaluation(home.objects, spec(), job=JOB) is not None

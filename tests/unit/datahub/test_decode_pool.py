@@ -16,9 +16,9 @@ import pytest
 
 from polyreme_api.environment import DATA_THREADS
 from polyreme_api.errors import InvalidConfigError, RefusedError
-from polyreme_datahub import hub
 from polyreme_datahub.digests import blob_key
 from polyreme_datahub.errors import SampleDamagedError
+from polyreme_datahub.loader import job_packs
 from polyreme_datahub.loader.open import THREADS_MAX, decode_threads
 from polyreme_datahub.loader.order.slots import Slot
 from polyreme_datahub.loader.sample.documents import DECODE_BYTES_MIN, DecodePool, Document, ReadsAhead
@@ -48,7 +48,7 @@ HOLES = make_spec(["mine"], sequence_tokens=128, on_damage="Placeholder")
 
 def opened(home: Home, threads: int, monkeypatch: pytest.MonkeyPatch, *, holes: bool = False) -> PackedSource:
     monkeypatch.setenv(DATA_THREADS, str(threads))
-    return hub.open_source(home.objects, HOLES if holes else SPEC)
+    return job_packs.open_source(home.objects, HOLES if holes else SPEC)
 
 
 def read_all(source: PackedSource) -> list[tuple[list[str], int, bytes, bytes, list[int]]]:

@@ -11,11 +11,11 @@ import pytest
 from PIL import Image
 
 from polyreme_api.errors import RefusedError
-from polyreme_datahub import hub
 from polyreme_datahub.digests import canonical_json, digest_bytes
 from polyreme_datahub.errors import BadRecordError
 from polyreme_datahub.index.format import parse_plan, plan_key, seal_plan
 from polyreme_datahub.job_data import plan_data
+from polyreme_datahub.loader import job_packs
 from polyreme_datahub.loader.sample.pixels import change_pixels, least_size, unchanged
 from polyreme_datahub.objects import open_store
 from polyreme_datahub.operations.decode_images import DecodeParameters, decode
@@ -119,10 +119,10 @@ def test_coloured_pictures_of_many_sizes_are_packed(tmp_path: Path) -> None:
     report = home.process(job)
     assert [part.samples for part in report.datasets] == [4, 1]
     assert [letter.rule for letter in report.datasets[1].dead_letters] == ["file"] * 3
-    batch = hub.open_source(home.objects, job).packs(1, first=0, count=4)
+    batch = job_packs.open_source(home.objects, job).packs(1, first=0, count=4)
     patches = np.asarray(batch.patches_PC).reshape(-1, 3, 196)
     assert not np.array_equal(patches[:, 0], patches[:, 1])
-    source = hub.open_source(home.objects, job)
+    source = job_packs.open_source(home.objects, job)
     seen = {name for step in range(1, 9) for name in source.packs(step, first=0, count=4).sample_ids}
     assert seen == {"r0", "r1", "r2", "r3", "0.jpg"}
 
@@ -151,13 +151,13 @@ def test_a_job_that_began_on_an_earlier_release_keeps_its_pixels(tmp_path: Path)
     home.register("photos", write_jsonl(tmp_path / "set", [record(f"r{at}", ["photo.png"]) for at in range(8)]))
     job = make_spec(["photos"], sequence_tokens=96)
     home.process(job)
-    newer = hub.open_source(home.objects, job)
+    newer = job_packs.open_source(home.objects, job)
     store, key = open_store(home.objects), plan_key("", plan_data(job))
     plan = parse_plan(store.get(key), key)
     assert plan.pop("pixels") == 2
     store.put(key, canonical_json(seal_plan(plan)))
     for _ in range(2):
-        older = hub.open_source(home.objects, job)
+        older = job_packs.open_source(home.objects, job)
         ours, theirs = (np.asarray(of.packs(1, first=0, count=1).patches_PC) for of in (older, newer))
         assert not np.array_equal(ours, theirs)
         with pytest.raises(RefusedError, match="loader state belongs to other data"):
@@ -165,4 +165,4 @@ def test_a_job_that_began_on_an_earlier_release_keeps_its_pixels(tmp_path: Path)
         home.process(job)  # the second time it was processed again
     store.put(key, canonical_json(seal_plan({**plan, "pixels": 3})))
     with pytest.raises(RefusedError, match="of a newer release: 3"):
-        hub.open_source(home.objects, job)
+        job_packs.open_source(home.objects, job)

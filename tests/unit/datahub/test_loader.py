@@ -26,6 +26,7 @@ from polyreme_datahub import hub
 from polyreme_datahub.digests import blob_key
 from polyreme_datahub.errors import BadRecordError, IndexDamagedError
 from polyreme_datahub.index.sample_bytes import RECORD_FILE
+from polyreme_datahub.loader import job_packs
 from polyreme_datahub.loader.evaluation import HeldOutSource
 from polyreme_datahub.loader.open import entries_of_state, open_packs, sleep_really
 from polyreme_datahub.loader.order.balance import StepSplit
@@ -65,7 +66,7 @@ def same(one: PackedBatch, other: PackedBatch) -> bool:
 
 
 def test_targets_are_the_next_tokens_of_answers_only(home: Home) -> None:
-    source = hub.open_source(home.objects, spec())
+    source = job_packs.open_source(home.objects, spec())
     batch = source.packs(5, first=0, count=4)
     tokens, targets = np.asarray(batch.tokens_T), np.asarray(batch.targets_T)
     bounds = np.asarray(batch.document_offsets)
@@ -83,7 +84,7 @@ def test_targets_are_the_next_tokens_of_answers_only(home: Home) -> None:
 
 
 def test_media_tokens_fit_the_grids_and_the_patches(home: Home) -> None:
-    source = hub.open_source(home.objects, spec())
+    source = job_packs.open_source(home.objects, spec())
     batch = source.packs(6, first=1, count=3)
     grids = np.asarray(batch.grids_I2)
     assert len(grids) == len(batch.sample_ids)
@@ -101,7 +102,7 @@ def test_patches_are_the_page_cut_row_by_row(home: Home) -> None:
 
     from PIL import Image
 
-    held = hub.open_evaluation(home.objects, spec())
+    held = job_packs.open_evaluation(home.objects, spec())
     assert held is not None
     sample = held.sample(3)
     png = hub.read_image(home.registry, home.objects, sample.image_digest)
@@ -115,8 +116,8 @@ def test_patches_are_the_page_cut_row_by_row(home: Home) -> None:
 
 
 def test_any_split_over_ranks_gives_the_same_packs(home: Home) -> None:
-    whole = hub.open_source(home.objects, spec()).packs(7, first=0, count=4)
-    part = hub.open_source(home.objects, spec())
+    whole = job_packs.open_source(home.objects, spec()).packs(7, first=0, count=4)
+    part = job_packs.open_source(home.objects, spec())
     pieces = [part.packs(7, first=at, count=1) for at in (3, 0, 2, 1)]
     ordered = [pieces[1], pieces[3], pieces[2], pieces[0]]
     assert np.array_equal(np.concatenate([np.asarray(p.tokens_T) for p in ordered]), np.asarray(whole.tokens_T))
@@ -124,14 +125,14 @@ def test_any_split_over_ranks_gives_the_same_packs(home: Home) -> None:
 
 
 def test_a_forked_rank_reads_the_same_packs(home: Home) -> None:
-    source = hub.open_source(home.objects, spec())
+    source = job_packs.open_source(home.objects, spec())
     here = source.packs(2, first=0, count=4)
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         fine = False
         try:
-            fresh = hub.open_source(home.objects, spec())
+            fresh = job_packs.open_source(home.objects, spec())
             fine = same(source.packs(2, first=0, count=4), here) and same(fresh.packs(2, first=0, count=4), here)
         finally:
             os.write(writer, b"y" if fine else b"n")
@@ -144,7 +145,7 @@ def test_a_forked_rank_reads_the_same_packs(home: Home) -> None:
 
 def test_a_rank_imports_neither_database_nor_store_nor_images() -> None:
     code = (
-        "import sys; from polyreme_datahub import hub; import polyreme_datahub.loader.open; "
+        "import sys; import polyreme_datahub.loader.job_packs; "
         "heavy = {'sqlalchemy', 'alembic', 'obstore', 'pyarrow', 'PIL', 'tokenizers', 'sklearn', 'torch'}; "
         "heavy &= set(sys.modules); "
         "print(*sorted(heavy))"
@@ -154,7 +155,7 @@ def test_a_rank_imports_neither_database_nor_store_nor_images() -> None:
 
 
 def test_the_held_out_answer_is_not_in_the_prompt(home: Home) -> None:
-    held = hub.open_evaluation(home.objects, spec())
+    held = job_packs.open_evaluation(home.objects, spec())
     assert held is not None
     assert len(held) == 20
     sample = held.sample(0)
@@ -185,17 +186,19 @@ def staged() -> TrainingJobSpec:
 
 def test_a_stage_of_longer_packs_goes_on_where_the_one_before_ended(home: Home) -> None:
     home.process(staged())
-    usual, source = (hub.open_source(home.objects, given) for given in (spec(), staged()))
+    usual, source = (job_packs.open_source(home.objects, given) for given in (spec(), staged()))
     assert [(source.packs_in(step), source.pack_tokens_in(step)) for step in (1, 4, 5, 100)] == [
         (4, 64), (4, 64), (2, 128), (2, 128),
     ]  # fmt: skip
     assert same(source.packs(3, first=0, count=4), usual.packs(3, first=0, count=4)), "the same up to the border"
     late = source.packs(9, first=0, count=2)
     assert (len(np.asarray(late.tokens_T)), np.asarray(late.document_offsets)[-1]) == (256, 256)
-    fresh = hub.open_source(home.objects, staged())
+    fresh = job_packs.open_source(home.objects, staged())
     fresh.check_state(source.state(8))
     assert same(fresh.packs(9, first=0, count=2), late), "from the state of a checkpoint, without the steps before"
-    assert same(fresh.packs(9, first=1, count=1), hub.open_source(home.objects, staged()).packs(9, first=1, count=1))
+    assert same(
+        fresh.packs(9, first=1, count=1), job_packs.open_source(home.objects, staged()).packs(9, first=1, count=1)
+    )
     with pytest.raises(RefusedError, match="no packs 0\\.\\.5: step 9 has 2"):
         source.packs(9, first=0, count=5)
     with pytest.raises(RefusedError, match="loader state belongs to other data"):
@@ -207,7 +210,7 @@ def test_samples_that_only_a_later_stage_can_hold_wait_for_it(home: Home) -> Non
     long = in_stages(short, {"name": "short", "steps": 4}, {"name": "long", "steps": 96, "sequenceTokens": 64})
     dead = [sum(count.dead for count in home.process(given).operations) for given in (long, short)]
     assert dead[0] == 0 < dead[1], "too long for a job of short packs alone, not for the longest packs of stages"
-    source = hub.open_source(home.objects, long)
+    source = job_packs.open_source(home.objects, long)
     lengths = {index.sample_id(at): int(n) for index in source._indexes for at, n in enumerate(index.lengths)}
     seen = {step: source.packs(step, first=0, count=4).sample_ids for step in range(1, 13)}
     longest = {step: max(lengths[name] for name in names) for step, names in seen.items()}
@@ -215,7 +218,7 @@ def test_samples_that_only_a_later_stage_can_hold_wait_for_it(home: Home) -> Non
 
 
 def test_held_out_packs_hold_each_sample_once_with_its_answer(home: Home) -> None:
-    held = hub.open_evaluation(home.objects, spec())
+    held = job_packs.open_evaluation(home.objects, spec())
     assert held is not None
     assert held.set_names == ["h0"]
     assert set(held.pack_sets) == {0}
@@ -231,19 +234,19 @@ def test_held_out_packs_hold_each_sample_once_with_its_answer(home: Home) -> Non
 
 
 def test_a_state_of_other_data_is_refused(home: Home) -> None:
-    source = hub.open_source(home.objects, spec())
+    source = job_packs.open_source(home.objects, spec())
     source.check_state(source.state(9))
     other = make_spec(["one", "three"], heldout=["three-heldout"], schedule=[(4, [1, 1])], weights=[1, 0], seed=4)
     with pytest.raises(RefusedError, match="other data"):
-        hub.open_source(home.objects, other).check_state(source.state(9))
+        job_packs.open_source(home.objects, other).check_state(source.state(9))
 
 
 def test_checkpoints_of_releases_without_appended_changes_continue_and_say_what_they_knew(home: Home) -> None:
     change = MixtureChange(from_step=33, weights=[SourceWeight(source="s1", weight=1)])
     data = spec().data.model_copy(update={"schedule": [*spec().data.schedule, change]})
     appended = spec().model_copy(update={"data": data})
-    before = hub.open_source(home.objects, spec()).state(9)
-    after = hub.open_source(home.objects, appended, mixture=first_mixture(appended, entries=1, resume_step=9))
+    before = job_packs.open_source(home.objects, spec()).state(9)
+    after = job_packs.open_source(home.objects, appended, mixture=first_mixture(appended, entries=1, resume_step=9))
     after.check_state(before)
     assert entries_of_state(home.objects, appended, before, job="") == 1
     assert entries_of_state(home.objects, appended, {"data": "others"}, job="") is None
@@ -251,7 +254,7 @@ def test_checkpoints_of_releases_without_appended_changes_continue_and_say_what_
 
 def test_data_that_is_not_processed_is_waited_for_and_then_named(home: Home) -> None:
     with pytest.raises(EnvironmentFailedError, match="not processed"):
-        hub.open_source(home.objects, spec(), job="another")
+        job_packs.open_source(home.objects, spec(), job="another")
 
 
 def test_a_placeholder_of_the_same_length_takes_the_place_of_a_damaged_sample(tmp_path: Path) -> None:
@@ -259,10 +262,10 @@ def test_a_placeholder_of_the_same_length_takes_the_place_of_a_damaged_sample(tm
     home.register("one", digits(1, pages=40))
     job = make_spec(["one"], on_damage="Placeholder")
     manifest = home.process(job).datasets[0].manifest
-    whole = hub.open_source(home.objects, job)
+    whole = job_packs.open_source(home.objects, job)
     before = [whole.packs(step, first=0, count=4) for step in (1, 2)]
     spoil_sample(home, whole, 600)
-    damaged = hub.open_source(home.objects, job)
+    damaged = job_packs.open_source(home.objects, job)
     after = [damaged.packs(step, first=0, count=4) for step in (1, 2)]
     holes = 0
     for old, new in zip(before, after, strict=True):
@@ -319,9 +322,9 @@ def test_images_of_any_pack_are_looked_up_and_read_one_by_one(tmp_path: Path) ->
     home.register("one", digits(1, pages=40))
     job = make_spec(["one"], on_damage="Placeholder")
     home.process(job)
-    whole = hub.open_source(home.objects, job)
+    whole = job_packs.open_source(home.objects, job)
     spoil_sample(home, whole, 600)
-    damaged = hub.open_source(home.objects, job)
+    damaged = job_packs.open_source(home.objects, job)
     lost_in_all = 0
     for step in (1, 2):
         packs = damaged.packs_in(step)
@@ -350,7 +353,7 @@ def test_images_of_any_pack_are_looked_up_and_read_one_by_one(tmp_path: Path) ->
 
 def test_threads_may_share_a_source(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents, "PATCH_CACHE_BYTES_MAX", 20_000)
-    shared, alone = (hub.open_source(home.objects, spec()) for _ in range(2))
+    shared, alone = (job_packs.open_source(home.objects, spec()) for _ in range(2))
     with ThreadPoolExecutor(4) as pool:
         read = list(pool.map(lambda step: shared.packs(step, first=0, count=4), [*range(1, 40), *range(30, 0, -1)]))
     for step, batch in zip([*range(1, 40), *range(30, 0, -1)], read, strict=True):
@@ -381,8 +384,8 @@ def test_all_ranks_see_the_same_placeholder_at_any_time(tmp_path: Path, at: int)
     home.register("one", digits(1, pages=40))
     job = make_spec(["one"], on_damage="Placeholder")
     home.process(job)
-    spoil_sample(home, hub.open_source(home.objects, job), at)
-    one, two, four = (hub.open_source(home.objects, job) for _ in range(3))
+    spoil_sample(home, job_packs.open_source(home.objects, job), at)
+    one, two, four = (job_packs.open_source(home.objects, job) for _ in range(3))
     four.packs(5, first=0, count=4)
     holes = 0
     for step in (3, 1, 2):
@@ -407,11 +410,11 @@ def test_an_index_whose_structure_is_damaged_is_refused(tmp_path: Path, array: s
     home.register("one", digits(1, pages=20))
     job = make_spec(["one"])
     home.process(job)
-    spoil(home, hub.open_source(home.objects, job), array, 8)
+    spoil(home, job_packs.open_source(home.objects, job), array, 8)
     with pytest.raises(IndexDamagedError, match="offsets, names or grids"):
-        hub.open_source(home.objects, job)
+        job_packs.open_source(home.objects, job)
     home.process(job)
-    assert hub.open_source(home.objects, job).packs(1, first=0, count=4).unmasked_tokens > 0
+    assert job_packs.open_source(home.objects, job).packs(1, first=0, count=4).unmasked_tokens > 0
 
 
 @pytest.mark.parametrize("spoiled", ["manifest", "shard", "short shard", "samples", "short samples"])
@@ -420,7 +423,7 @@ def test_an_index_that_is_gone_is_made_again(tmp_path: Path, spoiled: str) -> No
     home.register("one", digits(1, pages=20))
     job = make_spec(["one"])
     manifest = home.process(job).datasets[0].manifest
-    source = hub.open_source(home.objects, job)
+    source = job_packs.open_source(home.objects, job)
     before = source.packs(1, first=0, count=4)
     index = source._indexes[0].manifest
     digest = manifest if spoiled == "manifest" else index.shards[0].digest
@@ -432,9 +435,9 @@ def test_an_index_that_is_gone_is_made_again(tmp_path: Path, spoiled: str) -> No
     else:
         path.unlink()
     with pytest.raises(IndexDamagedError):
-        hub.open_source(home.objects, job)
+        job_packs.open_source(home.objects, job)
     assert home.process(job).datasets[0].manifest == manifest
-    assert same(hub.open_source(home.objects, job).packs(1, first=0, count=4), before)
+    assert same(job_packs.open_source(home.objects, job).packs(1, first=0, count=4), before)
 
 
 def test_a_damaged_held_out_sample_is_left_out(tmp_path: Path) -> None:
@@ -443,20 +446,20 @@ def test_a_damaged_held_out_sample_is_left_out(tmp_path: Path) -> None:
     home.register("held", digits(1, pages=20, heldout=True))
     job = make_spec(["one"], heldout=["held"], samples_max=10, on_damage="Placeholder")
     home.process(job)
-    before = hub.open_evaluation(home.objects, job)
+    before = job_packs.open_evaluation(home.objects, job)
     assert before is not None
     names = [before.sample(at).sample_id for at in range(len(before))]
     spoil_sample(home, before, 600)
-    after = hub.open_evaluation(home.objects, job)
+    after = job_packs.open_evaluation(home.objects, job)
     assert after is not None
     assert [after.sample(at).sample_id for at in range(len(after))] == names[1:]
 
 
 def test_a_tiny_cache_gives_the_same_packs_and_stays_bounded(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    roomy = hub.open_source(home.objects, spec())
+    roomy = job_packs.open_source(home.objects, spec())
     packs = [roomy.packs(step, first=0, count=4) for step in range(1, 10)]
     monkeypatch.setattr(documents, "PATCH_CACHE_BYTES_MAX", 20_000)
-    tight = hub.open_source(home.objects, spec())
+    tight = job_packs.open_source(home.objects, spec())
     for _ in range(2):
         for step in range(1, 10):
             assert same(tight.packs(step, first=0, count=4), packs[step - 1])
@@ -468,7 +471,7 @@ def test_a_tiny_cache_gives_the_same_packs_and_stays_bounded(home: Home, monkeyp
 
 def test_only_folders_and_buckets_are_object_stores() -> None:
     with pytest.raises(InvalidConfigError, match="file:///"):
-        hub.open_source("gs://bucket/prefix", make_spec(["one"]))
+        job_packs.open_source("gs://bucket/prefix", make_spec(["one"]))
 
 
 @pytest.mark.parametrize("split", [StepSplit(2), StepSplit(2, 2), StepSplit(4)], ids=str)
@@ -477,7 +480,7 @@ def test_packs_by_cost_are_the_packs_of_the_step_at_other_places(home: Home, spl
     balanced = make_spec(
         ["one", "three"], heldout=["three-heldout"], schedule=[(4, [1, 1])], weights=[1, 0], packs_by="Cost"
     )
-    ordered = hub.open_source(home.objects, spec())
+    ordered = job_packs.open_source(home.objects, spec())
     source = open_packs(home.objects, balanced, job="", wait_s=0.0, sleep=sleep_really, split=split)
     moved = 0
     for step in (9, *range(4, 12)):

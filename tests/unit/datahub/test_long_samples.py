@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from polyreme_api.batch import IGNORED_TARGET
 from polyreme_api.errors import RefusedError
-from polyreme_datahub import hub
 from polyreme_datahub.index.pieces import SPLIT, TRUNCATE, pieces_of
+from polyreme_datahub.loader import job_packs
 from polyreme_datahub.loader.open import open_tokenizer
 from polyreme_datahub.loader.source import PackedSource
 from polyreme_datahub.tokenizer_file import TokenText
@@ -60,7 +60,7 @@ def spec_of(policy: str, **more: Any) -> Any:
 
 def opened(home: Home, spec: Any) -> PackedSource:
     home.process(spec, "uid")
-    return hub.open_source(home.objects, spec, job="uid")
+    return job_packs.open_source(home.objects, spec, job="uid")
 
 
 def documents(source: PackedSource, steps: int = STEPS) -> list[tuple[str, tuple[int, ...], int, int]]:

@@ -15,6 +15,7 @@ from polyreme.report.preview_page import build_preview
 from polyreme_api.job.data import Augment
 from polyreme_api.store import ObjectNotFoundError
 from polyreme_datahub import hub
+from polyreme_datahub.loader import job_packs
 from polyreme_datahub.loader.inspect.preview import OPACITY, Picture, PreviewPack, draw_mask, preview
 from polyreme_datahub.loader.open import open_tokenizer
 from polyreme_datahub.loader.sample.augment import Visit, draw_change, settings_of
@@ -65,7 +66,7 @@ def home(tmp_path: Path) -> Home:
 
 
 def packs_of(home: Home, spec: Any, steps: int) -> Iterator[PreviewPack]:
-    source = hub.open_source(home.objects, spec, job="uid")
+    source = job_packs.open_source(home.objects, spec, job="uid")
     text = TokenText(open_tokenizer(home.objects, spec, job="uid").content)
 
     def masks(samples: Any) -> Any:

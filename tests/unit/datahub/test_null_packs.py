@@ -10,7 +10,7 @@ import pytest
 
 from polyreme_api.batch import IGNORED_TARGET
 from polyreme_api.errors import RefusedError
-from polyreme_datahub import hub
+from polyreme_datahub.loader import job_packs
 from polyreme_datahub.loader.open import open_packs, sleep_really
 from polyreme_datahub.loader.order.balance import StepSplit
 from polyreme_datahub.loader.sample.documents import Document, assemble
@@ -33,7 +33,7 @@ def test_null_packs_fill_the_places_that_a_step_has_no_packs_for(home: Home, spl
     home.process(given)
     source = open_packs(home.objects, given, job="", wait_s=0.0, sleep=sleep_really, split=split)
     tokens = given.data.sequence_tokens
-    alone = [list(hub.open_source(home.objects, given).packs(2, first=at, count=1).sample_ids) for at in range(4)]
+    alone = [list(job_packs.open_source(home.objects, given).packs(2, first=at, count=1).sample_ids) for at in range(4)]
     found = []
     for rank in range(3):
         mine = source.packs(2, first=2 * rank, count=2)

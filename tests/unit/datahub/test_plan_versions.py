@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from polyreme_api.errors import RefusedError
-from polyreme_datahub import hub
 from polyreme_datahub.index.format import EVEN, NEWEST, WINDOWED, parse_plan, plan_key, seal_plan
 from polyreme_datahub.job_data import plan_data
+from polyreme_datahub.loader import job_packs
 from tests.unit.datahub.jobs import Home, digits, make_spec
 
 pytestmark = pytest.mark.slow
@@ -27,7 +27,7 @@ def test_a_job_that_began_with_an_earlier_release_keeps_its_order_and_its_pixels
     file.write_text(json.dumps(seal_plan(older)))
     home.process(spec, job="begun")
     assert parse_plan(file.read_bytes(), file.name) == older
-    assert hub.open_source(home.objects, spec, job="begun")._steps.plan.version == WINDOWED
+    assert job_packs.open_source(home.objects, spec, job="begun")._steps.plan.version == WINDOWED
     file.write_text(json.dumps(seal_plan({**plan, "order": EVEN + 1})))
     with pytest.raises(RefusedError, match="samples are ordered in a way of a newer release: 3, this release reads up"):
-        hub.open_source(home.objects, spec, job="begun")
+        job_packs.open_source(home.objects, spec, job="begun")

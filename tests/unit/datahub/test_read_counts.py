@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from polyreme_datahub import hub
+from polyreme_datahub.loader import job_packs
 from polyreme_datahub.loader.engine.server import FIRST_SAID_S, SAID_EVERY_S, ReadTeller
 from polyreme_datahub.loader.read.blob_files import CopiedBlobs
 from polyreme_datahub.loader.read.shard_files import ReadCounts, Tier
@@ -23,7 +23,7 @@ def test_reads_are_counted_by_tier(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     home.process(spec, "uid")
     blobs = CopiedBlobs(open_store(home.objects), tmp_path / "copies", bytes_max=1 << 30)
     monkeypatch.setattr("polyreme_datahub.loader.open.blob_files", lambda _, gate: blobs)
-    source = hub.open_source(home.objects, spec, job="uid")
+    source = job_packs.open_source(home.objects, spec, job="uid")
     monkeypatch.setattr(blobs, "local", lambda *_, make: None)
     count = len(source.packs(1, first=0, count=1).sample_ids)
     assert source.reads.samples == {Tier.BUCKET: count}
@@ -33,9 +33,9 @@ def test_reads_are_counted_by_tier(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (
         f"{2 * count} samples read: 50.0 % from memory, 0.0 % from local files, 50.0 % from" in source.reads.sentence()
     )
-    whole = hub.open_source(home.objects, spec, job="uid")
+    whole = job_packs.open_source(home.objects, spec, job="uid")
     monkeypatch.undo()
-    whole = hub.open_source(home.objects, spec, job="uid")
+    whole = job_packs.open_source(home.objects, spec, job="uid")
     whole.packs(1, first=0, count=1)
     assert whole.reads.samples == {Tier.FILES: count}
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from polyreme_api.errors import NotSealedError
-from polyreme_datahub import hub
+from polyreme_datahub.loader import job_packs
 from polyreme_datahub.loader.sample.growth import Growth
 from tests.unit.datahub.jobs import Home, digits, make_spec
 
@@ -33,7 +33,7 @@ def test_a_sealed_step_is_read_while_the_journal_is(tmp_path: Path, monkeypatch:
     home, spec = Home(tmp_path), make_spec(["one"])
     home.register("one", digits(1, pages=20))
     home.process(spec)
-    source = hub.open_source(home.objects, spec)
+    source = job_packs.open_source(home.objects, spec)
     growth, packs = SlowGrowth(), source._steps._order.packs
 
     def some(step: int) -> Any:

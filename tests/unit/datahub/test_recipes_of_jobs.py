@@ -10,6 +10,7 @@ import pytest
 
 from polyreme_api.errors import InvalidConfigError
 from polyreme_datahub import hub
+from polyreme_datahub.loader import job_packs
 from polyreme_datahub.recipes.files import job_operations, job_recipe
 from polyreme_datahub.registry import progress
 from polyreme_datahub.registry.opening import opened_database
@@ -85,7 +86,7 @@ def test_an_operation_of_another_package_takes_the_place_of_decode(home: Home, o
         **dict.fromkeys(others, (0, 0)),
         "index": (2, 0),
     }
-    source = hub.open_source(home.objects, make_spec(["mine"]), wait_s=0.0)
+    source = job_packs.open_source(home.objects, make_spec(["mine"]), wait_s=0.0)
     assert set(source.packs(1, first=0, count=4).sample_ids) == {"a", "b"}
 
 

@@ -20,8 +20,8 @@ from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast
 
 from polyreme_api.errors import InvalidConfigError, PolyremeError
-from polyreme_datahub import hub
 from polyreme_datahub.chat_format import OWN_TEMPLATE, ChatTemplate, jinja_of
+from polyreme_datahub.loader import job_packs
 from polyreme_datahub.loader.open import open_token_ids, open_tokenizer
 from polyreme_datahub.released_tokenizer import read_released
 from polyreme_datahub.tokenizer_file import TokenText
@@ -191,7 +191,7 @@ def test_a_job_trains_on_it_from_images_to_text(released: Path, tmp_path: Path) 
     home.register("mine", write_jsonl(folder, rows))
     spec = make_spec(["mine"], sequence_tokens=256, packs_per_step=1, tokenizer=wanted(released))
     home.process(spec, job="one")
-    source = hub.open_source(home.objects, spec, job="one")
+    source = job_packs.open_source(home.objects, spec, job="one")
     batch = source.packs(1, first=0, count=1)
     tokens, targets = np.asarray(batch.tokens_T), np.asarray(batch.targets_T)
     assert (
@@ -206,16 +206,16 @@ def test_a_job_trains_on_it_from_images_to_text(released: Path, tmp_path: Path) 
     moved = released.rename(tmp_path / "moved")
     try:
         home.process(spec, job="one")
-        hub.open_source(home.objects, spec, job="one").check_state(state)
+        job_packs.open_source(home.objects, spec, job="one").check_state(state)
     finally:
         moved.rename(released)
     template = {**CHATML, "defaultSystem": ""}
     other = make_spec(["mine"], sequence_tokens=256, packs_per_step=1, tokenizer=wanted(released, template))
     home.process(other, job="one")
-    hub.open_source(home.objects, other, job="one").check_state(state)
+    job_packs.open_source(home.objects, other, job="one").check_state(state)
     home.process(other, job="another")
     with pytest.raises(PolyremeError, match="belongs to other data"):
-        hub.open_source(home.objects, other, job="another").check_state(state)
+        job_packs.open_source(home.objects, other, job="another").check_state(state)
 
 
 def test_augmentation_never_changes_a_length_where_digits_are_joined(released: Path, tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_augmentation_never_changes_a_length_where_digits_are_joined(released: P
         tokenizer = wanted(released)
         spec = make_spec(["mine"], sequence_tokens=128, packs_per_step=1, augment=augment, tokenizer=tokenizer)
         home.process(spec)
-        source = hub.open_source(home.objects, spec)
+        source = job_packs.open_source(home.objects, spec)
         for step in range(1, 9):
             batch = source.packs(step, first=0, count=1)
             bounds, tokens = np.asarray(batch.document_offsets), np.asarray(batch.tokens_T)

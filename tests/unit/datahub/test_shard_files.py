@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from polyreme_api.store import ObjectStore, StoreFailedError
-from polyreme_datahub import hub
 from polyreme_datahub.digests import blob_key, digest_bytes
 from polyreme_datahub.errors import IndexDamagedError
 from polyreme_datahub.index import write
+from polyreme_datahub.loader import job_packs
 from polyreme_datahub.loader.read import part_files
 from polyreme_datahub.loader.read.blob_files import CopiedBlobs
 from polyreme_datahub.loader.read.copy_folder import LOCK, STUCK_S, LockWaits
@@ -262,7 +262,7 @@ def test_a_rank_keeps_the_copies_of_the_steps_around_the_one_it_reads(
     home.process(spec, "uid")
     blobs = copies(open_store(home.objects), tmp_path)
     monkeypatch.setattr("polyreme_datahub.loader.open.blob_files", lambda _, gate: blobs)
-    source = hub.open_source(home.objects, spec, job="uid")
+    source = job_packs.open_source(home.objects, spec, job="uid")
     (index,) = source._indexes
     for digest, size_bytes in index.manifest.sample_shards.items():
         blobs.local(digest, size_bytes, make=True)

@@ -15,11 +15,12 @@ from polyreme_api.batch import PackedBatch
 from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError, NotSealedError, RefusedError
 from polyreme_api.job import parse_job
 from polyreme_api.job.spec import TrainingJobSpec
-from polyreme_datahub import block_sealing, hub
+from polyreme_datahub import block_sealing
 from polyreme_datahub.digests import blob_key
 from polyreme_datahub.index.blocks import Journal
 from polyreme_datahub.index.format import plan_key
 from polyreme_datahub.job_data import plan_data
+from polyreme_datahub.loader import job_packs
 from polyreme_datahub.loader.engine.client import describe_error, error_of
 from polyreme_datahub.loader.order import order
 from polyreme_datahub.loader.sample import growth
@@ -61,7 +62,7 @@ def spec(tmp_path: Path) -> TrainingJobSpec:
 
 
 def opened(home: Home, spec: TrainingJobSpec) -> PackedSource:
-    return hub.open_source(home.objects, spec, job=JOB, wait_s=0.0)
+    return job_packs.open_source(home.objects, spec, job=JOB, wait_s=0.0)
 
 
 def same(one: PackedBatch, other: PackedBatch) -> None:
@@ -135,7 +136,7 @@ def test_batches_and_states_are_the_same_however_many_blocks_are_sealed(
     other["blocks"][1][1] = "0" * 64
     with pytest.raises(RefusedError, match="blocks of source s1 had other samples"):
         states[1].check_state(other)
-    assert len(hub.open_evaluation(home.objects, spec, job=JOB) or ()) > 0
+    assert len(job_packs.open_evaluation(home.objects, spec, job=JOB) or ()) > 0
 
 
 def test_the_finished_index_is_that_of_a_job_without_blocks(home: Home, spec: TrainingJobSpec) -> None:

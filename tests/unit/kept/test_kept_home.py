@@ -22,6 +22,7 @@ from polyreme_datahub import hub
 from polyreme_datahub.errors import IndexDamagedError
 from polyreme_datahub.index.format import plan_key
 from polyreme_datahub.job_data import plan_data
+from polyreme_datahub.loader import job_packs
 from polyreme_datahub.objects import open_store as open_objects
 from polyreme_local.api_server.journal import open_store
 from polyreme_local.api_server.journal_file import read_journal
@@ -101,7 +102,7 @@ def test_records_tensors_and_packs_have_the_values_of_then(version: Path, home: 
     spec = read_job(place.run("default", run).job_file).spec
     uid = str((read_json(place.run("default", run).data_report) or {})["job"])
     with pytest.raises(IndexDamagedError, match="index has format 2, this version reads 3: process the job's data"):
-        hub.open_source(place.objects_url, spec, job=uid, wait_s=0.0)
+        job_packs.open_source(place.objects_url, spec, job=uid, wait_s=0.0)
     before = stored_plan(place, uid, spec)
     hub.process(spec, registry_url=place.registry_url, objects_url=place.objects_url, job=uid)
     after = stored_plan(place, uid, spec)

@@ -12,7 +12,7 @@ import pytest
 from polyreme_api import environment as names
 from polyreme_api.errors import EnvironmentFailedError, RefusedError
 from polyreme_api.job import parse_job
-from polyreme_datahub import hub
+from polyreme_datahub.loader import job_packs
 from polyreme_datahub.loader.engine.client import BATCH_ARRAYS, EngineSource, OpenRequest
 from polyreme_datahub.loader.open import open_packs, sleep_really
 from polyreme_datahub.loader.order.balance import StepSplit
@@ -59,7 +59,7 @@ def test_packs_grids_patches_and_states_of_a_job_are_those_of_its_index(tmp_path
     try:
         direct = open_packs(home.objects, spec, job=JOB, wait_s=0.0, sleep=sleep_really, split=SPLIT)
         source = opened(engine, 1, path, pixels=True)
-        ordered = hub.open_source(home.objects, spec, job=JOB)
+        ordered = job_packs.open_source(home.objects, spec, job=JOB)
         moved = [list(of.packs(5, first=0, count=4).sample_ids) for of in (source, ordered)]
         assert (moved[0] != moved[1]) == (packs_by == "Cost")
         for step in (1, 2, 3, 4, 5, 30, 2):

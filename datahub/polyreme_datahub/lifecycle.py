@@ -1,23 +1,35 @@
-"""Public functions of a dataset's lifecycle: tags, pins, difference, subsets, splits, garbage collection, rebuild.
-
-Importing this module is cheap, as with ``hub``: what a function needs it imports itself.
-"""
+"""Public functions of a dataset's lifecycle: tags, pins, difference, subsets, splits, garbage collection, rebuild."""
 
 from __future__ import annotations
 
 import secrets
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from polyreme_datahub.dataset_views import check_name
+from polyreme_datahub.lakehouse import Lakehouse
+from polyreme_datahub.objects import open_store
+from polyreme_datahub.registry import rebuild
+from polyreme_datahub.registry.collection import GRACE_S, CollectionReport, collect
+from polyreme_datahub.registry.datasets import DatasetVersion, find_version
+from polyreme_datahub.registry.derived import Derivation, derive, remove_drafts, rows_with_columns, split_takers
+from polyreme_datahub.registry.diff import VersionDiff
+from polyreme_datahub.registry.diff import diff as compare
 from polyreme_datahub.registry.opening import opened_database
-
-if TYPE_CHECKING:
-    from polyreme_datahub.registry.collection import CollectionReport
-    from polyreme_datahub.registry.datasets import DatasetVersion
-    from polyreme_datahub.registry.diff import VersionDiff
-    from polyreme_datahub.registry.rebuild import RebuildReport
-    from polyreme_datahub.version_facts import SampleLineage
+from polyreme_datahub.registry.predicate import parse_predicate
+from polyreme_datahub.registry.rebuild import RebuildReport, seal_samples, store_document
+from polyreme_datahub.registry.tags import remove_tag, set_tag, tags_of
+from polyreme_datahub.registry.work_items import purge
+from polyreme_datahub.sources.samples import KIND
+from polyreme_datahub.version_facts import (
+    SampleLineage,
+    check_is_read,
+    lineage_of_sample,
+    sealed_columns,
+    sealed_rows,
+    statistics_of,
+)
 
 COLUMNS = ("ordinal", "sample_id")
 """Columns that every version has."""
@@ -36,24 +48,18 @@ def tag(registry_url: str, reference: str, name: str) -> DatasetVersion:
         DatasetNotFoundError: If there is no such version.
         SourceInvalidError: If the tag is not valid.
     """
-    from polyreme_datahub.registry.tags import set_tag
-
     with opened_database(registry_url) as database:
         return set_tag(database, reference, name, now_s=_now_s())
 
 
 def untag(registry_url: str, dataset: str, name: str) -> bool:
     """Remove a tag; return whether there was one."""
-    from polyreme_datahub.registry.tags import remove_tag
-
     with opened_database(registry_url) as database:
         return remove_tag(database, dataset, name)
 
 
 def list_tags(registry_url: str, dataset: str) -> dict[str, int]:
     """Return the number of the version of each tag."""
-    from polyreme_datahub.registry.tags import tags_of
-
     with opened_database(registry_url) as database:
         return tags_of(database, dataset)
 
@@ -65,10 +71,6 @@ def diff(registry_url: str, before: str, after: str, *, shown_max: int = 20) -> 
         DatasetNotFoundError: If there is no such version.
         RefusedError: If records of one were not read yet.
     """
-    from polyreme_datahub.registry.datasets import find_version
-    from polyreme_datahub.registry.diff import diff as compare
-    from polyreme_datahub.version_facts import check_is_read
-
     with opened_database(registry_url) as database:
         versions = [find_version(database, reference) for reference in (before, after)]
         for version in versions:
@@ -97,11 +99,6 @@ def subset(
         SourceInvalidError: If no sample is chosen.
         RefusedError: If records of the version were not read yet.
     """
-    from polyreme_datahub.lakehouse import Lakehouse
-    from polyreme_datahub.objects import open_store
-    from polyreme_datahub.registry.derived import Derivation
-    from polyreme_datahub.registry.predicate import parse_predicate
-    from polyreme_datahub.version_facts import sealed_columns
 
     def derivations(version: DatasetVersion) -> list[Derivation]:
         known = dict.fromkeys((*COLUMNS, *sealed_columns(Lakehouse(open_store(objects_url)), version)))
@@ -134,8 +131,6 @@ def split(
     Raises:
         SourceInvalidError: If the shares are not valid, or a split would be empty.
     """
-    from polyreme_datahub.registry.derived import Derivation, split_takers
-
     takers = split_takers(shares, lambda values: values.get(group), salt=salt)
 
     def derivations(version: DatasetVersion) -> list[Derivation]:
@@ -164,12 +159,6 @@ def collect_garbage(
     Raises:
         CollectionStoppedError: If what a job needs can't be read; nothing is deleted then.
     """
-    from polyreme_datahub.lakehouse import Lakehouse
-    from polyreme_datahub.objects import open_store
-    from polyreme_datahub.registry.collection import GRACE_S, collect
-    from polyreme_datahub.registry.derived import remove_drafts
-    from polyreme_datahub.registry.work_items import purge
-
     store = open_store(objects_url)
     wait_s = GRACE_S if grace_s is None else grace_s
     with opened_database(registry_url) as database:
@@ -188,11 +177,6 @@ def statistics(registry_url: str, objects_url: str, reference: str) -> dict[str,
         DatasetNotFoundError: If there is no such version.
         RefusedError: If no sample of it was decoded yet.
     """
-    from polyreme_datahub.lakehouse import Lakehouse
-    from polyreme_datahub.objects import open_store
-    from polyreme_datahub.registry.datasets import find_version
-    from polyreme_datahub.version_facts import statistics_of
-
     with opened_database(registry_url) as database:
         return statistics_of(database, Lakehouse(open_store(objects_url)), find_version(database, reference))
 
@@ -204,11 +188,6 @@ def sample_lineage(registry_url: str, objects_url: str, reference: str, sample_i
         NotFoundError: If there is no such version or sample.
         RefusedError: If no recipe made the version.
     """
-    from polyreme_datahub.lakehouse import Lakehouse
-    from polyreme_datahub.objects import open_store
-    from polyreme_datahub.registry.datasets import find_version
-    from polyreme_datahub.version_facts import lineage_of_sample
-
     with opened_database(registry_url) as database:
         version = find_version(database, reference)
         return lineage_of_sample(database, Lakehouse(open_store(objects_url)), version, sample_id)
@@ -216,23 +195,11 @@ def sample_lineage(registry_url: str, objects_url: str, reference: str, sample_i
 
 def rebuild_registry(registry_url: str, objects_url: str) -> RebuildReport:
     """Restore versions and samples from the object store into a registry; what it has stays."""
-    from polyreme_datahub.objects import open_store
-    from polyreme_datahub.registry import rebuild
-
     with opened_database(registry_url) as database:
         return rebuild.rebuild_registry(database, open_store(objects_url))
 
 
 def _derive(registry_url: str, objects_url: str, reference: str, derivations: Any) -> list[DatasetVersion]:
-    from polyreme_datahub.dataset_views import check_name
-    from polyreme_datahub.lakehouse import Lakehouse
-    from polyreme_datahub.objects import open_store
-    from polyreme_datahub.registry.datasets import find_version
-    from polyreme_datahub.registry.derived import derive, rows_with_columns
-    from polyreme_datahub.registry.rebuild import seal_samples, store_document
-    from polyreme_datahub.sources.samples import KIND
-    from polyreme_datahub.version_facts import check_is_read, sealed_rows
-
     with opened_database(registry_url) as database:
         version = find_version(database, reference)
         check_is_read(database, version)

@@ -86,7 +86,7 @@ def pod(tmp_path: Path) -> Iterator[Pod]:
     folder = tmp_path / ("long" * 40)
     folder.mkdir()
     (folder / "job.json").write_text("0.0")
-    engine = DataEngine(directory=folder, environment=ENVIRONMENT, stuck_s=1.0, command=COMMAND)
+    engine = DataEngine(directory=folder, environment=ENVIRONMENT, stuck_s=3.0, command=COMMAND)
     engine.begin_attempt()
     pod = Pod(engine, folder)
     ticks = threading.Thread(target=pod.tick)

@@ -6,6 +6,7 @@ The node's record is the truth. What it shows and the history lacks is added whe
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping
 
 from polyreme_api.incident import JOBS_MAX
@@ -80,11 +81,19 @@ def is_pending(incident: Incident, stored: Mapping[str, Incident]) -> bool:
 
 
 def rooms(incidents: list[Incident], snapshot: Snapshot) -> list[IncidentWrite]:
-    """Return the writes of incidents, and the oldest ended ones that make room for new ones within the limits."""
+    """Return the writes of incidents, and the oldest ended ones that make room for new ones within the limits.
+
+    Of a node's new ones, such as of a time in which none could be written, the oldest beyond its limit do not fit.
+    """
     limits, kept, found = snapshot.limits, dict(snapshot.kept), []
+    new = Counter(each.spec.node for each in incidents if not each.uid and each.name not in kept)
     for incident in incidents:
         node, name = incident.spec.node, incident.name
         is_new = not incident.uid and name not in kept
+        if is_new and new[node] > limits.of_node:
+            new[node] -= 1
+            found.append(IncidentWrite(incident=incident, deletes=(), fits=False))
+            continue
         deletes = surplus(kept.values(), node=node, of_node=limits.of_node, of_all=limits.of_all) if is_new else []
         for each in deletes or ():
             del kept[each.name]

@@ -7,9 +7,14 @@ from typing import Any
 
 from polyreme_api.incident import STEPS_MAX, NodeIncidentSpec
 from polyreme_api.job.placement import Placement
+from polyreme_api.times import rfc3339
 from polyreme_cluster.port import Manifest, ObjectRef, ServerError
+from polyreme_operator.cluster_cache import ClusterCache
 from polyreme_operator.health.incidents import Incident, Kept, escaped, name_of, surplus, with_step
 from polyreme_operator.health.record import HEALTH, NodeState, Record, render
+from polyreme_operator.health_decision.history import rooms
+from polyreme_operator.health_observer import HealthObserver
+from polyreme_operator.settings import Settings
 from tests.unit.operator.health_stage import HealthStage
 
 
@@ -196,3 +201,12 @@ def test_steps_and_foreign_text_are_bounded() -> None:
     assert (steps[0].action, len(steps[0].why)) == ("Quarantined", 512)
     assert escaped("\u202egpu\ud800\t" * 200).isprintable()
     assert len(name_of("N.example." * 25, 1e11)) <= 63
+
+
+def test_of_a_node_whose_incidents_can_not_be_stored_the_newest_are_kept() -> None:
+    known = HealthObserver(ClusterCache(), Settings(incidents_per_node=2))
+    waiting = [Incident(name=f"n1-{at}", spec=NodeIncidentSpec(node="n1", since=rfc3339(at))) for at in range(1, 5)]
+    waiting.append(Incident(name="n2-1", spec=NodeIncidentSpec(node="n2", since=rfc3339(1.0))))
+    writes = rooms(waiting, known.snapshot([], 10.0, writable=True))
+    assert [write.incident.name for write in writes if not write.fits] == ["n1-1", "n1-2"]
+    assert [write.incident.name for write in writes if write.fits] == ["n1-3", "n1-4", "n2-1"]

@@ -19,7 +19,12 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PLANTED = Path(__file__).parent / "planted"
-SOURCES = (("api", "polyreme_api"), ("operator", "polyreme_operator"), ("trainer", "polyreme_launcher"))
+SOURCES = (
+    ("api", "polyreme_api"),
+    ("operator", "polyreme_cluster"),
+    ("operator", "polyreme_operator"),
+    ("trainer", "polyreme_launcher"),
+)
 SHOWN_BY: dict[str, tuple[int, ...]] = {
     "absent_node_is_lost": (107,),
     "bound_without_uid": (0,),

@@ -331,11 +331,13 @@ def _one_failure(lost: dict[int, _Lost]) -> Failure:
 def _failed_exit(exits: tuple[RankExit, ...]) -> RankExit | None:
     """Return the first exit that is a failure, since later ones are mostly its consequences.
 
-    Damaged data takes precedence: ranks that lost the rank that found it may have been reported earlier.
+    Damaged data takes precedence, and then every exit but those of ranks that lost a peer or a server: they may have
+    been reported before the rank that they lost.
     """
     failed = [ended for ended in exits if ended.signal is not None or ended.code not in {ExitCode.OK, None}]
     damaged = [ended for ended in failed if ended.code == ExitCode.DATA_DAMAGED]
-    return next(iter([*damaged, *failed]), None)
+    others = [ended for ended in failed if ended.code != ExitCode.ENVIRONMENT]
+    return next(iter([*damaged, *others, *failed]), None)
 
 
 def _rank_failure(ended: RankExit, attempt: AttemptStatus, record: ProgressRecord) -> Failure:

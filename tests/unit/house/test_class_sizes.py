@@ -8,9 +8,7 @@ from tools import repo_checks
 
 ROOT = Path(__file__).parents[3]
 STILL_LARGE = {
-    "ChainWork: lines": 280,
     "HealthAgents: lines": 263,
-    "Pool: attributes": 16,
 }
 """Classes from before the limits: an entry may only shrink, and is removed with the class that it allows."""
 

@@ -5,7 +5,8 @@ import select
 import pytest
 
 from polyreme_api.progress import LAYERS_MAX, CheckpointRef, ProgressRecord, RankPhase, RoutingByLayer
-from polyreme_launcher.protocol.records import with_rank_record
+from polyreme_launcher.protocol.messages import Exited
+from polyreme_launcher.protocol.records import cause_of, with_rank_record
 
 
 @pytest.mark.parametrize(
@@ -53,3 +54,13 @@ def test_the_longest_record_of_a_rank_is_one_that_a_pipe_takes_whole() -> None:
     assert len(record.model_dump_json(by_alias=True)) + 1 <= select.PIPE_BUF
     said = with_rank_record(ProgressRecord(attempt=100_000, joined=3), record)
     assert (said.routing, said.stage, said.held_out_step, said.joined) == (full, "s" * 63, 100_000_000, 3)
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected"),
+    [([7, 1], 1), ([7, 1, 8], 2), ([7, 7], 0), ([1, 7], 0)],
+    ids=["killed or failed", "damaged data", "only lost peers", "in order"],
+)
+def test_message_is_that_of_the_cause_and_not_of_a_rank_that_lost_it(codes: list[int], expected: int) -> None:
+    exits = [Exited(attempt=1, rank=at, code=code, signal=None, message=str(at)) for at, code in enumerate(codes)]
+    assert cause_of(exits) == str(expected)

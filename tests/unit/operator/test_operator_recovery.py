@@ -114,6 +114,14 @@ def test_damaged_data_fails_the_job_at_once_whichever_rank_is_reported_first() -
     assert said.message == "rank 1 on worker 1 exited with code 8: sample x"
 
 
+def test_killed_rank_is_the_cause_although_a_rank_that_lost_it_is_reported_first() -> None:
+    owner = admitted(job())
+    exits = [{"rank": 0, "code": 7}, {"rank": 1, "signal": 9}]
+    said = verdict(running(owner, lease=lease(owner, phase="Training", step=10, exits=exits, message="")))
+    assert isinstance(said, Restart)
+    assert (str(said.failure.cause), said.failure.index) == ("RankKilled", 1)
+
+
 def test_a_worker_whose_launcher_was_asked_to_end_is_replaced_and_no_budget_pays() -> None:
     owner = admitted(job())
     left = lease(owner, phase="Training", step=10, exits=[{"rank": 1, "code": 75}], leaving=[1])

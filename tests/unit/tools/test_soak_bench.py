@@ -13,7 +13,7 @@ RESULT = '{"name": "bench-x", "figures": {}, "bar": {}, "ok": false}\n'
 
 
 def test_every_benchmark_has_a_smoke_form_and_no_other_has() -> None:
-    folders = {path.parent.name for path in (bench.ROOT / "benchmarks").glob("*/run.py")}
+    folders = {path.parent.name.replace("_", "-") for path in (bench.ROOT / "benchmarks").glob("*/run.py")}
     assert set(bench.SMOKE) == folders
 
 

@@ -70,12 +70,13 @@ def with_leaving(known: ProgressRecord, index: int) -> ProgressRecord:
 
 
 def cause_of(failed: Sequence[Exited]) -> str:
-    """Return the message of the exit that shows the cause: the first one, or that of a rank that found damaged data.
+    """Return the message of the exit that shows the cause: of damaged data, or the first one that lost no peer.
 
     The others mostly report that they lost that rank, and some of them may be reported before it.
     """
     damaged = [exited for exited in failed if exited.code == ExitCode.DATA_DAMAGED]
-    return next((exited.message for exited in [*damaged, *failed]), "")
+    others = [exited for exited in failed if exited.code != ExitCode.ENVIRONMENT]
+    return next((exited.message for exited in [*damaged, *others, *failed]), "")
 
 
 def failure_exits(exits: Iterable[Exited], *, run: bool, leaving: Collection[int], devices: int) -> list[Exited]:

@@ -262,27 +262,11 @@ class HealthAgents:
     # ------------------------------------------------------------------------------------------------------ policies
 
     def _policy(self, name: str) -> Manifest:
-        return {
-            "apiVersion": labels.API_VERSION,
-            "kind": labels.KIND_FAULT_POLICY,
-            "metadata": {"name": name},
-            "spec": {
-                "mode": "Enforce",
-                "classes": list(CLASSES),
-                "examineSeconds": self._rng.choice((3, 8, 15)),
-                "probationSeconds": self._rng.choice((5, 30)),
-                "probation": {
-                    "loadedSeconds": self._repairs_rng.choice((0, 3, 10)),
-                    "maxSeconds": self._repairs_rng.choice((10, 40)),
-                },
-                **({} if self._hooks is None or name != POLICY else {"repairs": self._hooks.spec()}),
-                **({"evacuations": [{"name": "rack", **OF_A_RACK}]} if self._evacuations else {}),
-                "breaker": {
-                    "nodesPercent": self._world.facts.rules.health.percent,
-                    "windowSeconds": self._rng.choice((1, 20, 60)),
-                },
-            },
-        }
+        more: dict[str, Any] = {} if self._hooks is None or name != POLICY else {"repairs": self._hooks.spec()}
+        if self._evacuations:
+            more["evacuations"] = [{"name": "rack", **OF_A_RACK}]
+        percent = self._world.facts.rules.health.percent
+        return policy_manifest(name, self._rng, self._repairs_rng, nodes_percent=percent, **more)
 
     def _set_policy(self, spec: dict[str, Any]) -> bool:
         try:
@@ -320,3 +304,23 @@ class HealthAgents:
             return False
         self._world.after(self._rng.choice(SILENT_S), lambda: self._world.store.delete(ref, uid=uid))
         return True
+
+
+def policy_manifest(
+    name: str, rng: random.Random, repairs_rng: random.Random, *, nodes_percent: int | None, **more: Any
+) -> Manifest:
+    """Draw a policy that takes nodes out of service."""
+    return {
+        "apiVersion": labels.API_VERSION,
+        "kind": labels.KIND_FAULT_POLICY,
+        "metadata": {"name": name},
+        "spec": {
+            "mode": "Enforce",
+            "classes": list(CLASSES),
+            "examineSeconds": rng.choice((3, 8, 15)),
+            "probationSeconds": rng.choice((5, 30)),
+            "probation": {"loadedSeconds": repairs_rng.choice((0, 3, 10)), "maxSeconds": repairs_rng.choice((10, 40))},
+            **more,
+            "breaker": {"nodesPercent": nodes_percent, "windowSeconds": rng.choice((1, 20, 60))},
+        },
+    }

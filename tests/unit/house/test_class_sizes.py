@@ -7,16 +7,11 @@ import pytest
 from tools import repo_checks
 
 ROOT = Path(__file__).parents[3]
-STILL_LARGE = {
-    "HealthAgents: lines": 263,
-}
-"""Classes from before the limits: an entry may only shrink, and is removed with the class that it allows."""
 
 
 def test_classes_have_one_concern() -> None:
     found = repo_checks.large_classes(repo_checks.tracked_texts(ROOT))
-    assert {name: size for name, size in found.items() if size > STILL_LARGE.get(name, 0)} == {}
-    assert {name: size for name, size in STILL_LARGE.items() if found.get(name, 0) < size} == {}, "shrink the entries"
+    assert found == {}
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from polyreme_api.errors import InvalidConfigError
-from polyreme_api.load import rule_words
 from polyreme_datahub.digests import action_prefix
 
 Device = Literal["cpu", "gpu"]
@@ -111,7 +110,10 @@ class Operation:
                 f"{', '.join(sorted(known)) or 'none'}",
                 field=f"{field}.{unknown[0]}",
             )
+        # An operation alone needs no pydantic: its functions run where only their own libraries are.
         from pydantic import TypeAdapter, ValidationError
+
+        from polyreme_api.load import rule_words
 
         try:
             return TypeAdapter(self.parameters).validate_json(json.dumps(dict(values)), strict=True)

@@ -101,3 +101,17 @@ class ExitCode(enum.IntEnum):
 def code_of_signal(number: int) -> int:
     """Return the exit code that reports a process ended by a signal."""
     return SIGNAL_BASE + number
+
+
+def distance_from_cause(code: int | None) -> int:
+    """Rank the failed ranks of an attempt by their exit codes: the first one with the lowest number shows the cause.
+
+    Damaged data goes first. Ranks that lost a peer or a server go last, since they may be reported before the rank
+    that they lost.
+
+    Args:
+        code: The rank's exit code; None: it was killed by a signal.
+    """
+    if code == ExitCode.DATA_DAMAGED:
+        return 0
+    return 2 if code == ExitCode.ENVIRONMENT else 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from polyreme_api import labels
-from polyreme_api.exit_codes import ExitCode, code_of_signal
+from polyreme_api.exit_codes import ExitCode, code_of_signal, distance_from_cause
 from polyreme_api.job import TrainingJobSpec, TrainingJobStatus
 from polyreme_api.job.status import AttemptStatus
 from polyreme_api.progress import Outcome, ProgressRecord, RankExit, RankPhase, name_stopped
@@ -329,15 +329,9 @@ def _one_failure(lost: dict[int, _Lost]) -> Failure:
 
 
 def _failed_exit(exits: tuple[RankExit, ...]) -> RankExit | None:
-    """Return the first exit that is a failure, since later ones are mostly its consequences.
-
-    Damaged data takes precedence, and then every exit but those of ranks that lost a peer or a server: they may have
-    been reported before the rank that they lost.
-    """
+    """Return the exit that shows the cause: of equal ones the first, since later ones are mostly its consequences."""
     failed = [ended for ended in exits if ended.signal is not None or ended.code not in {ExitCode.OK, None}]
-    damaged = [ended for ended in failed if ended.code == ExitCode.DATA_DAMAGED]
-    others = [ended for ended in failed if ended.code != ExitCode.ENVIRONMENT]
-    return next(iter([*damaged, *others, *failed]), None)
+    return min(failed, key=lambda ended: distance_from_cause(ended.code), default=None)
 
 
 def _rank_failure(ended: RankExit, attempt: AttemptStatus, record: ProgressRecord) -> Failure:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from polyreme_api.exit_codes import ExitCode
+from polyreme_api.exit_codes import ExitCode, distance_from_cause
 from polyreme_api.progress import (
     EXITS_MAX,
     MESSAGE_CHARACTERS_MAX,
@@ -70,13 +70,8 @@ def with_leaving(known: ProgressRecord, index: int) -> ProgressRecord:
 
 
 def cause_of(failed: Sequence[Exited]) -> str:
-    """Return the message of the exit that shows the cause: of damaged data, or the first one that lost no peer.
-
-    The others mostly report that they lost that rank, and some of them may be reported before it.
-    """
-    damaged = [exited for exited in failed if exited.code == ExitCode.DATA_DAMAGED]
-    others = [exited for exited in failed if exited.code != ExitCode.ENVIRONMENT]
-    return next((exited.message for exited in [*damaged, *others, *failed]), "")
+    """Return the message of the exit that shows the cause; the others mostly report that they lost that rank."""
+    return min(failed, key=lambda exited: distance_from_cause(exited.code)).message if failed else ""
 
 
 def failure_exits(exits: Iterable[Exited], *, run: bool, leaving: Collection[int], devices: int) -> list[Exited]:

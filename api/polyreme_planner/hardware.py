@@ -16,6 +16,7 @@ from polyreme_api.errors import InvalidConfigError
 GIB = 2**30
 Precision = Literal["float32", "bfloat16"]
 """Type of numbers in which a model computes."""
+FLOAT32_BYTES = 4
 PROCESSOR = "cpu"
 """The hardware without an accelerator."""
 
@@ -35,6 +36,11 @@ class Numerics:
     """Whether the ranks that hold the same weights shard their moments (ZeRO-1, arXiv:1910.02054)."""
     sharded_parameters: bool = False
     """Whether they hold rows of them, and gather a layer when it runs (FSDP2)."""
+
+    @property
+    def precision(self) -> Precision:
+        """Type in which the model computes."""
+        return "float32" if self.activation_bytes == FLOAT32_BYTES else "bfloat16"
 
 
 FLOAT32 = Numerics()

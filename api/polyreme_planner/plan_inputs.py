@@ -11,7 +11,7 @@ from polyreme_api.labels import RESOURCE_DEVICE
 from polyreme_planner.costs import Recompute, Setting
 from polyreme_planner.curriculum import kinds_of_packs
 from polyreme_planner.flops import Mix
-from polyreme_planner.hardware import DEFAULT, HARDWARE, PROCESSOR, Hardware, Numerics
+from polyreme_planner.hardware import DEFAULT, PROCESSOR, Hardware, Numerics, hardware_named
 from polyreme_planner.optimizer_state import divides_update, matrix_state_bytes, state_bytes
 from polyreme_planner.precision import precision_of
 from polyreme_planner.shapes import ModelShape
@@ -53,14 +53,21 @@ def mix_of(
     return Mix(sequence_tokens=pack_tokens, image_patches=image_patches, visual_share=share)
 
 
-def hardware_of(spec: TrainingJobSpec) -> Hardware:
-    """Return the hardware that a job names, or the hardware assumed for its device resource.
+def hardware_of(spec: TrainingJobSpec, other: str | None = None) -> Hardware:
+    """Return the hardware that a job names, or assumed for its device resource, at the speed of the job's precision.
 
     Processors have the memory that the worker's first container is limited to, shared by its ranks.
+
+    Args:
+        spec: The job's specification.
+        other: Name of hardware in the place of the job's.
+
+    Raises:
+        InvalidConfigError: If the other hardware is not known.
     """
-    named = spec.workers.hardware or (PROCESSOR if spec.workers.device_resource == RESOURCE_DEVICE else DEFAULT)
-    precision = precision_of(spec.training, named)
-    hardware = HARDWARE[named].at(precision, tf32=spec.training.tf32)
+    own = spec.workers.hardware or (PROCESSOR if spec.workers.device_resource == RESOURCE_DEVICE else DEFAULT)
+    named = own if other is None else other
+    hardware = hardware_named(named).at(precision_of(spec.training, named), tf32=spec.training.tf32)
     limit = _memory_limit(spec.workers.template) if named == PROCESSOR else None
     if limit is None:
         return hardware

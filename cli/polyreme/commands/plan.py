@@ -18,10 +18,8 @@ from polyreme_api.job import TrainingJobSpec
 from polyreme_planner.automatic import quick_search
 from polyreme_planner.costs import Measured, Setting
 from polyreme_planner.curriculum import kinds_of_packs
-from polyreme_planner.hardware import hardware_named
 from polyreme_planner.plan import shape_of
 from polyreme_planner.plan_inputs import hardware_of, mix_of, numerics_of, recomputes_of
-from polyreme_planner.precision import precision_of
 from polyreme_planner.refusals import what_does_not_fit
 from polyreme_planner.schedule_picture import LEGEND, picture
 from polyreme_planner.search import Estimate, Found, simulate
@@ -109,9 +107,7 @@ def _setting(
     mix = mix_of(shape, tokens, image_patches=image_patches, visual_share=visual_share)
     if measured is not None and image_patches is None and visual_share is None:
         mix = dataclasses.replace(measured.mix, sequence_tokens=tokens)
-    of = hardware_of(spec)
-    if hardware is not None:
-        of = hardware_named(hardware).at(precision_of(spec.training, hardware), tf32=spec.training.tf32)
+    of = hardware_of(spec, hardware)
     return Setting(
         shape=shape,
         mix=mix,
@@ -135,7 +131,7 @@ def _show(setting: Setting, found: Found, best: Estimate, output: Format) -> Non
     drawn = [] if simulated is None else picture(simulated)
     chosen = _row(best) | {
         "hardware": setting.hardware.name,
-        "precision": "float32" if setting.numerics.activation_bytes == 4 else "bfloat16",
+        "precision": setting.numerics.precision,
         "examined": found.examined,
         "doNotFit": found.too_large,
         "largestConsumers": best.memory.largest(),

@@ -13,12 +13,8 @@ from pathlib import Path
 
 from benchmarks.loader import growth, ours, work
 
+import polyreme_datahub.tokens  # noqa: F401 - its memory counts as that of imports
 from polyreme_api import environment as names
-from polyreme_datahub import (
-    tokens,  # noqa: F401
-)
-
-# Imported here, so that its memory counts as that of imports.
 from polyreme_datahub.loader import job_packs
 from polyreme_datahub.loader.engine.client import EngineSource
 from polyreme_datahub.loader.sample import documents

@@ -21,11 +21,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks.shared import kueue
+from benchmarks.shared.inventory import inventory_of
 
 from polyreme_api.job.workers import Topology
 from polyreme_operator.placement.place import place
-from polyreme_operator.placement.topology import arrange
-from polyreme_operator.types.inventory import GangRequest, IntArray, Inventory, LevelView, NodeClass, Placed
+from polyreme_operator.types.inventory import GangRequest, Inventory, LevelView, Placed
 from polyreme_planner.layout import Layout
 from polyreme_planner.traffic_volume import GroupVolume
 
@@ -140,7 +140,7 @@ def kueue_shape() -> tuple[Inventory, GangRequest, GangRequest]:
         for at in range(KUEUE_NODES)
     }
     capacity_NR = np.tile(np.array([KUEUE_NODE[name] for name in RESOURCES], dtype=np.int64), (KUEUE_NODES, 1))
-    inventory = inventory_of(labels, LEVELS[:2], capacity_NR, np.zeros_like(capacity_NR))
+    inventory = inventory_of(labels, LEVELS[:2], RESOURCES, capacity_NR, np.zeros_like(capacity_NR))
     ranked = dataclasses.replace(
         gang(KUEUE_PODS, 1), requests=(("cpu", KUEUE_POD_CPU), ("pods", 1)), topology=Topology(preferred="rack")
     )
@@ -185,33 +185,7 @@ def cluster(size: Size, free_share: float, devices: int) -> Inventory:
         used_NR[:, 3] = 9  # pods of daemon sets
     assert int((DEVICES - used_NR[:, 2]).sum()) // devices >= size.workers
     risk_N = rng.random(size.nodes).astype(np.float32) * np.float32(0.1)
-    return dataclasses.replace(inventory_of(labels, LEVELS, capacity_NR, used_NR), risk_N=risk_N)
-
-
-def inventory_of(
-    labels: dict[str, dict[str, str]], levels: tuple[LevelView, ...], capacity_NR: IntArray, used_NR: IntArray
-) -> Inventory:
-    """Build a cluster of calm nodes with these labels, in the order of their domains."""
-    arrangement = arrange(labels, levels)
-    names, nodes = arrangement.names, len(labels)
-    return Inventory(
-        names=names,
-        rows={name: row for row, name in enumerate(names)},
-        resources=RESOURCES,
-        capacity_NR=capacity_NR,
-        used_NR=used_NR,
-        usable_N=np.ones(nodes, dtype=np.bool_),
-        risk_N=np.zeros(nodes, dtype=np.float32),
-        busy_N=np.zeros(nodes, dtype=np.int32),
-        owned_N=np.zeros(nodes, dtype=np.bool_),
-        class_N=np.zeros(nodes, dtype=np.int32),
-        classes=(NodeClass(labels={}),),
-        levels=arrangement.levels,
-        level_labels=arrangement.level_labels,
-        domain_LN=arrangement.domain_LN,
-        domain_names=arrangement.domain_names,
-        distance_L=arrangement.distance_L,
-    )
+    return dataclasses.replace(inventory_of(labels, LEVELS, RESOURCES, capacity_NR, used_NR), risk_N=risk_N)
 
 
 def gang(workers: int, devices: int) -> GangRequest:

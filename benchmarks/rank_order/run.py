@@ -10,15 +10,18 @@ import json
 import statistics
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from benchmarks.shared.inventory import inventory_of
+
 from polyreme_operator.placement.metric import metric_of
 from polyreme_operator.placement.place import place
-from polyreme_operator.placement.topology import arrange
 from polyreme_operator.placement.traffic import cost_of, traffic_of
 from polyreme_operator.placement.tree import tree_of
-from polyreme_operator.types.inventory import GangRequest, Inventory, LevelView, NodeClass, Placed
+from polyreme_operator.types.inventory import GangRequest, Inventory, LevelView, Placed
 from polyreme_planner.layout import Layout
 from polyreme_planner.traffic_volume import GroupVolume
 
@@ -99,27 +102,8 @@ def cluster(free_N: list[int]) -> Inventory:
         }
         for at in range(nodes)
     }
-    arrangement = arrange(labels, LEVELS)
-    names = arrangement.names
     capacity_NR = np.full((nodes, 1), 4 * DEVICES, dtype=np.int64)
-    return Inventory(
-        names=names,
-        rows={name: row for row, name in enumerate(names)},
-        resources=(GPU,),
-        capacity_NR=capacity_NR,
-        used_NR=capacity_NR - np.array(free_N, dtype=np.int64)[:, None],
-        usable_N=np.ones(nodes, dtype=np.bool_),
-        risk_N=np.zeros(nodes, dtype=np.float32),
-        busy_N=np.zeros(nodes, dtype=np.int32),
-        owned_N=np.zeros(nodes, dtype=np.bool_),
-        class_N=np.zeros(nodes, dtype=np.int32),
-        classes=(NodeClass(labels={}),),
-        levels=arrangement.levels,
-        level_labels=arrangement.level_labels,
-        domain_LN=arrangement.domain_LN,
-        domain_names=arrangement.domain_names,
-        distance_L=arrangement.distance_L,
-    )
+    return inventory_of(labels, LEVELS, (GPU,), capacity_NR, capacity_NR - np.array(free_N, dtype=np.int64)[:, None])
 
 
 def gang(workers: int) -> GangRequest:

@@ -8,6 +8,7 @@ job. Nothing here decides, and nothing here holds state that a restart of the pr
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 from collections.abc import Callable
 
@@ -96,6 +97,7 @@ class _Controller:
         planner: Planner,
     ) -> None:
         self._clock, self._settings, self._observer = clock, settings, observer
+        self._backoff_s = functools.partial(settings.jittered_backoff_s, rng=rng)
         self._cache = ClusterCache(settings, keys=keys)
         self._cluster = CachedCluster(port, clock, self._cache, self._note)
         self._events = EventRecorder(
@@ -111,16 +113,16 @@ class _Controller:
             clock.now_s,
             first=(SCHEDULE, PUBLISH),
             processing_max=settings.reconciles_max,
-            backoff_s=lambda failures: settings.jittered_backoff_s(failures, rng),
+            backoff_s=self._backoff_s,
         )
         self._watcher = Watcher(port, clock, self._cache, settings, rng, note=self._note)
         self._marks = NodeMarks(port, clock, self._cache, self._note)
         self._health = HealthController(
             self._cluster, settings, emit=emit, observer=observer, synced=lambda: self._watcher.synced
         )
-        self._build_passes(keys, rng)
+        self._build_passes(keys)
 
-    def _build_passes(self, keys: JobKeys, rng: random.Random) -> None:
+    def _build_passes(self, keys: JobKeys) -> None:
         settings, emit = self._settings, self._events.put
         objects = JobObjects(self._cluster, keys)
         context = PassContext(
@@ -136,7 +138,7 @@ class _Controller:
             observer=self._observer,
         )
         decider = JobDecider(context, self._marks)
-        self._updates = StatusUpdates(context, decider, lambda failures: settings.jittered_backoff_s(failures, rng))
+        self._updates = StatusUpdates(context, decider, self._backoff_s)
         self._dispatcher = Dispatcher(
             context,
             JobPasses(context, decider, self._updates, self._watcher),

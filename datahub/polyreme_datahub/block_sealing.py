@@ -143,7 +143,7 @@ class BlockSealing:
         if not self._is_processed(one, item):
             return None
         database, now_s = self._context.database, self._context.now_s()
-        progress.reject_doubles(database, one.version.id, first=item.first, count=item.count, now_s=now_s)
+        progress.reject_duplicates(database, one.version.id, first=item.first, count=item.count, now_s=now_s)
         [digest] = self._sealing.seal(one.version, [item], every_byte=one.noted)
         group = json.loads(self._context.lakehouse.get_blob(digest))
         block = Block(group=digest, samples=group["samples"], tokens=group["tokens"])

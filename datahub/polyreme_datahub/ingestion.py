@@ -53,7 +53,7 @@ class Ingestion:
 
         run_flow(self.context, flow, on_counts=self.meter.add, on_look=looked, looks_max=looks_max)
         for version in flow.versions.values():
-            progress.reject_doubles(self.context.database, version.id, now_s=self.context.now_s())
+            progress.reject_duplicates(self.context.database, version.id, now_s=self.context.now_s())
 
     def sealing(self, flow: Flow, writer: GroupWriter) -> Sealing:
         """Return what seals versions of a flow."""

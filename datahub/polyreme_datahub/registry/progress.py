@@ -28,7 +28,7 @@ class Tombstone:
     error: str
 
 
-def reject_doubles(
+def reject_duplicates(
     database: Database, version_id: int, *, first: int = 0, count: int | None = None, now_s: float
 ) -> int:
     """Make a dead letter of each record whose id an earlier record has; return their count.

@@ -152,7 +152,7 @@ def open_barriers(database: Database, flow: Flow, *, now_s: float) -> bool:
         opened, closed = counts.get(chain.name, (0, 0))
         if not opened and not closed and chain.is_barrier:
             for version in flow.versions.values():
-                progress.reject_doubles(database, version.id, now_s=now_s)
+                progress.reject_duplicates(database, version.id, now_s=now_s)
             work_items.add(database, [item for of in flow.versions.values() for item in flow.items(chain, of)])
             return False
         if opened or not closed:

@@ -113,7 +113,7 @@ def _decide(case: _Case, before: Seen, domains: Mapping[DomainKey, Domain], snap
     problem, blocked = facts.broken or "; ".join((*node.problems, *reading.problems)), case.progress.blocked
     if problem not in {"", before.problem}:
         note = Note(reason="NodeHealthUnreadable", message=problem, warning=True)
-        case.events += (_event(node, note, "told"),)
+        case.events += (_event(node, note, "unreadable"),)
     if blocked not in {"", before.blocked}:
         note = Note(reason="NodeRepairBlocked", message=blocked, warning=True)
         case.events += (_event(node, note, str(int(now_s))),)

@@ -227,7 +227,7 @@ class RegistryContract:
         rows = [SampleRow(ordinal=at, sample_id="same", record="r") for at in range(2)]
         made = Results(version_id=version.id, samples=rows)
         assert results.commit(database, made, finished=item, owner="one", now_s=1.0)
-        assert progress.reject_doubles(database, version.id, now_s=2.0) == 1
+        assert progress.reject_duplicates(database, version.id, now_s=2.0) == 1
         assert not results.commit(database, made, finished=item, owner="two", now_s=3.0)
         assert not results.commit(database, made, finished=None, within=item, owner="two", now_s=3.0)
         assert [row.ordinal for row in results.samples_between(database, version.id, first=0, count=9)] == [0]

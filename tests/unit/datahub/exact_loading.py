@@ -26,6 +26,7 @@ from polyreme_api.job import TrainingJobSpec, parse_job
 from polyreme_datahub.digests import blob_key
 from polyreme_datahub.loader import job_packs
 from polyreme_datahub.loader.open import open_tokenizer
+from polyreme_datahub.loader.sample.documents import PLACEHOLDER
 from polyreme_datahub.objects import store_folder
 from polyreme_planner.mixture import first_mixture, next_mixture
 from tests.unit.datahub.exact_reader import digest
@@ -40,7 +41,6 @@ SIDES = (28, 56)
 TOKEN_PX, PATCH_PX = 28, 14
 IGNORED = -100
 PACK_TOKENS, PACKS_PER_STEP, SEED = 96, 8, 11
-HOLE = "hole:"
 RANKS = (8, 7, 3, 8)
 THREADS = (1, 2, 4)
 LIMIT_S = 600.0
@@ -288,7 +288,7 @@ def verdict(
         planted.names[source][sample] for packs in expected.values() for p in packs for source, _, sample in p
     )
     names = [sample[0] for line in last.values() for pack in line["packs"] for sample in pack]
-    got = Counter(name.removeprefix(HOLE) for name in names)
+    got = Counter(name.removeprefix(PLACEHOLDER) for name in names)
     return {
         "batches": len(alone) + len(seen),
         "mismatched": mismatched,
@@ -318,9 +318,9 @@ class _Judge:
         name, *digests = sample
         source, _, number = visit
         wanted = self._planted.names[source][number]
-        if name.startswith(HOLE):
+        if name.startswith(PLACEHOLDER):
             self.damaged.add(wanted)
-            return name == HOLE + wanted and wanted not in self._whole
+            return name == PLACEHOLDER + wanted and wanted not in self._whole
         self._whole.add(name)
         tokens, targets, patches = self._planted.contents[name]
         if patches is None:

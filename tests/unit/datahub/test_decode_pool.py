@@ -120,7 +120,7 @@ def test_a_damaged_sample_stops_the_packs_that_hold_it_and_no_others(
         threaded, alone = (opened(home, threads, monkeypatch, holes=True) for threads in (4, 1))
         found = read_all(threaded)
         assert found == read_all(alone)
-        assert any(f"hole:{name}" in ids for ids, *_ in found)
+        assert any(f"placeholder:{name}" in ids for ids, *_ in found)
         assert threaded._documents._reported == alone._documents._reported == 1
     finally:
         path.write_bytes(sound)

@@ -270,7 +270,7 @@ def test_a_placeholder_of_the_same_length_takes_the_place_of_a_damaged_sample(tm
     holes = 0
     for old, new in zip(before, after, strict=True):
         assert np.array_equal(np.asarray(old.document_offsets), np.asarray(new.document_offsets))
-        holes += sum(name.startswith("hole:") for name in new.sample_ids)
+        holes += sum(name.startswith("placeholder:") for name in new.sample_ids)
         assert new.unmasked_tokens <= old.unmasked_tokens
     assert holes >= 1
     stones = hub.show_dataset(home.registry, home.objects, "one").tombstones
@@ -305,7 +305,7 @@ def test_a_source_without_pixels_makes_no_patches_and_finds_the_same_damage(
     assert not resized
     for step, batch in enumerate(without, start=1):
         expected = whole.packs(step, first=0, count=4)
-        assert {name.startswith("hole:") for name in batch.sample_ids} == {True, False}
+        assert {name.startswith("placeholder:") for name in batch.sample_ids} == {True, False}
         assert batch.sample_ids == expected.sample_ids
         assert (batch.unmasked_tokens, batch.lost_images) == (expected.unmasked_tokens, expected.lost_images)
         for name in ("tokens_T", "targets_T", "positions_T", "document_offsets", "grids_I2"):
@@ -400,7 +400,7 @@ def test_all_ranks_see_the_same_placeholder_at_any_time(tmp_path: Path, at: int)
             assert sum(part.unmasked_tokens for part in parts) == whole.unmasked_tokens
         for batch in (whole, *halves, *quarters):
             assert batch.unmasked_tokens == int((np.asarray(batch.targets_T) != IGNORED_TARGET).sum())
-        holes += sum(name.startswith("hole:digits-1t") for name in whole.sample_ids)
+        holes += sum(name.startswith("placeholder:digits-1t") for name in whole.sample_ids)
     assert holes >= 1
 
 

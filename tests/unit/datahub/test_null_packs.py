@@ -60,7 +60,7 @@ def test_all_that_is_no_sample_is_padding() -> None:
     document = Document(
         np.array([7, 8]), np.array([8, -100]), np.zeros((0, 588), np.uint8), np.zeros((0, 2), np.int32), "one", 1
     )
-    gone = dataclasses.replace(document, sample_id="hole:two", placeholder=True)
+    gone = dataclasses.replace(document, sample_id="placeholder:two", placeholder=True)
     batch = assemble([[], [document, gone, document], [], []], pack_tokens=200, pad=0, values=588, null=1).joined()
     assert np.asarray(batch.tokens_T)[200:206].tolist() == [7, 8] * 3
     assert np.asarray(batch.document_offsets).tolist() == [0, 200, 202, 204, 206, 400, 600, 728, 800]

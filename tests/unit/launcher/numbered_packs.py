@@ -72,7 +72,7 @@ class NumberedPacks:
             document_offsets=np.array([0, 10, total], np.int32),
             patches_PC=patches_PC[:0],
             grids_I2=np.array([[1, self._patches]], np.int32),
-            sample_ids=[f"sample-{seed}", "hole:ü"],
+            sample_ids=[f"sample-{seed}", "placeholder:ü"],
             unmasked_tokens=seed,
             lost_images=[1],
         )

@@ -34,8 +34,6 @@ COLORS: npt.NDArray[np.uint8] = np.array(
 """Of the values of a gray mask, over and over; 0 is no object and stays clear."""
 OPACITY = 120
 """Of 255."""
-HOLE = "hole:"
-"""Beginning of the name of a document that takes a damaged sample's place."""
 
 Tokens: TypeAlias = npt.NDArray[np.int64]
 SampleName: TypeAlias = tuple[str, str]

@@ -44,6 +44,8 @@ AHEAD_PER_THREAD = 2
 DECODE_BYTES_MIN = 16 * 2**10
 """A sample with fewer encoded bytes is read by the thread that takes it: passing it to another one costs too much."""
 PATCH_CACHE_BYTES_MAX = 32 * 2**20
+PLACEHOLDER = "placeholder:"
+"""Begins the sample id of a placeholder; that of the damaged sample follows."""
 REPORTS_MAX = 1000
 """Damaged samples that one rank reports."""
 NULL_DOCUMENT_TOKENS = 128
@@ -378,7 +380,7 @@ class DocumentCache:
             np.full(length, IGNORED_TARGET, dtype=np.int64),
             np.zeros((0, self.patch_values), np.uint8),
             np.zeros((0, 2), np.int32),
-            f"hole:{index.sample_id(slot.sample)}",
+            f"{PLACEHOLDER}{index.sample_id(slot.sample)}",
             0,
             lost_images=len(index.grids(slot.sample)),
             placeholder=True,

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import socket
+import subprocess
+import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +29,7 @@ from tests.unit.operator.operator_scenes import job_manifest
 
 pytestmark = [pytest.mark.services, pytest.mark.slow]
 PAGES = 1500
+LOOK_EVERY_S, LOOKS_MAX = 0.02, 6000
 DATASET = "own/digits"
 
 
@@ -52,6 +57,24 @@ def owners(database: str) -> dict[str, set[int]]:
     return found
 
 
+def part_done(line: Mapping[str, Any]) -> bool:
+    """Whether a line of progress shows that workers are in the middle of a stage."""
+    return line.get("stage") == "compose" and 0 < line.get("done", 0) < line["total"]
+
+
+def halt_when_begun(process: subprocess.Popen[bytes], database: str) -> None:
+    """Halt a worker once it has done a part of its stage, so that the controller finds it there however fast it is."""
+    engine = create_engine(database)
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        for _ in range(LOOKS_MAX):
+            query = text("SELECT count(*) FROM work WHERE stage = 'compose' AND state = :done")
+            if connection.execute(query, {"done": DONE}).scalar_one():
+                process.send_signal(signal.SIGSTOP)
+                break
+            time.sleep(LOOK_EVERY_S)
+    engine.dispose()
+
+
 def test_the_controller_prepares_nothing_itself_and_a_killed_worker_costs_nothing(
     database: str, pulsar_server: str, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -66,17 +89,24 @@ def test_the_controller_prepares_nothing_itself_and_a_killed_worker_costs_nothin
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     lines: list[Mapping[str, Any]] = []
-    with worker(tmp_path / "w1", variables) as first, worker(tmp_path / "w2", variables) as second:
+    with contextlib.ExitStack() as workers_run:
+        first = workers_run.enter_context(worker(tmp_path / "w1", variables))
+        started: list[subprocess.Popen[bytes]] = []
 
         def progress(line: Mapping[str, Any]) -> None:
             lines.append(line)
-            if line.get("done") and first.returncode is None:
+            if part_done(line) and first.returncode is None:
                 first.send_signal(signal.SIGKILL)
                 first.wait()
+                started.append(workers_run.enter_context(worker(tmp_path / "w2", variables)))
 
+        halting = threading.Thread(target=halt_when_begun, args=(first, database))
+        halting.start()
         controller = LocalPreparation(Home(path=tmp_path / "controller"), scope="here", only_seals=True)
         made = asyncio.run(controller.prepare(job(), progress))
-        assert first.returncode == -signal.SIGKILL
+        halting.join()
+        assert first.returncode == -signal.SIGKILL, lines
+        (second,) = started
         assert second.poll() is None
         workers = {first.pid, second.pid}
     assert made == expected
@@ -84,5 +114,5 @@ def test_the_controller_prepares_nothing_itself_and_a_killed_worker_costs_nothin
     found = owners(database)
     assert found["compose"] | found["tokenize"] <= workers
     assert not found["index"] & workers, "the controller seals"
-    assert any(0 < line.get("done", 0) < line["total"] for line in lines if line.get("stage") == "compose")
+    assert any(part_done(line) for line in lines), "the controller shows how far the workers are"
     assert not (tmp_path / "controller" / "data" / "objects").exists()

@@ -26,7 +26,7 @@ SETUP_TIMES := $(if $(wildcard $(RUN)),,$(VENV)/.setup-times.json)
 
 CONCURRENT := $(wildcard tests/unit tests/property tests/contract tests/simulator tests/golden)
 OTHER := $(filter-out $(CONCURRENT) tests/cluster tests/device tests/nodes tests/services tests/soak,$(patsubst %/,%,$(wildcard tests/*/)))
-ANYWHERE := not cluster and not device and not nodes and not services
+ANYWHERE := not cluster and not device and not nodes and not services and not soak
 # Property tests draw other examples with each commit, and the same ones whenever a commit is tested again (tests/conftest.py).
 SEED ?= $(or $(shell git rev-parse --short=12 HEAD 2> /dev/null),0)
 PYTEST := $(BIN)/python -m pytest --hypothesis-profile=ci --hypothesis-seed=$(SEED) -q

@@ -76,7 +76,7 @@ def test_an_appended_change_takes_effect_at_the_next_window_of_the_next_attempt(
     assert "spec.data.schedule[0].fromStep: 5 -> 6" in edited.said
 
 
-@pytest.mark.parametrize("engine", ["off", "on"])
+@pytest.mark.parametrize("engine", ["on", pytest.param("off", marks=pytest.mark.soak)])
 def test_a_change_that_is_appended_while_ranks_train_takes_effect_in_that_attempt(
     home: PolyremeHome, engine: str
 ) -> None:

@@ -21,6 +21,7 @@ def recorded_attempt(serving: Serving) -> int:
     return int((status.get("attempt") or {}).get("number", 0))
 
 
+@pytest.mark.soak
 def test_a_leader_that_wakes_after_its_place_was_given_away_counts_up_to_the_resume_point_alone(
     home: PolyremeHome, truth: dict[int, str]
 ) -> None:

@@ -1,4 +1,4 @@
-"""Planted bugs keep the simulator honest. A file of their own: it runs beside the seeds."""
+"""Planted bugs keep the simulator honest. ``make soak-sim`` and ``make soak-health`` look for all of them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from tests.simulator.planted_bugs import (
 )
 
 
-def test_every_planted_bug_has_its_bound_and_a_seed() -> None:
+def test_every_planted_bug_has_its_bound() -> None:
     planted = sorted(path.stem for path in PLANTED.glob("*.patch"))
     assert sorted(CAUGHT_WITHIN) == planted
-    assert sorted(SHOWN_BY) == planted
+    assert SHOWN_BY.keys() <= CAUGHT_WITHIN.keys()
 
 
 @pytest.mark.parametrize("bug", sorted(CAUGHT_WITHIN))

@@ -20,10 +20,11 @@ class Forbid(importlib.abc.MetaPathFinder):
 
 sys.meta_path.insert(0, Forbid())
 import importlib, pkgutil
-package = importlib.import_module({package!r})
-for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-    if not module.name.endswith(".__main__") and not module.name.startswith({without!r}):
-        importlib.import_module(module.name)
+for name in {packages!r}:
+    package = importlib.import_module(name)
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        if not module.name.endswith(".__main__") and not module.name.startswith({without!r}):
+            importlib.import_module(module.name)
 """
 
 
@@ -38,16 +39,15 @@ ON_A_CLUSTER = (
 )
 
 
-def import_all(package: str, forbidden: set[str], *, without: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    """Import every module of a package, but some, in a fresh interpreter that refuses some libraries."""
-    script = FORBIDDING_IMPORT.format(forbidden=forbidden, package=package, without=without)
+def import_all(*packages: str, forbidden: set[str], without: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    """Import every module of packages, but some, in a fresh interpreter that refuses some libraries."""
+    script = FORBIDDING_IMPORT.format(forbidden=forbidden, packages=packages, without=without)
     return subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True, cwd=ROOT)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "package",
-    [
+def test_every_module_imports_without_torch() -> None:
+    result = import_all(
         "polyreme_api",
         "polyreme_planner",
         "polyreme_cluster",
@@ -57,16 +57,14 @@ def import_all(package: str, forbidden: set[str], *, without: tuple[str, ...] = 
         "polyreme_agent",
         "polyreme_datahub",
         "polyreme_datahub_service",
-    ],
-)
-def test_every_module_imports_without_torch(package: str) -> None:
-    result = import_all(package, {"torch", "transformers"})
+        forbidden={"torch", "transformers"},
+    )
     assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.slow
 def test_an_import_of_a_forbidden_library_is_found() -> None:
-    result = import_all("polyreme_api", {"pydantic"})
+    result = import_all("polyreme_api", forbidden={"pydantic"})
     assert "forbidden here: pydantic" in result.stderr
 
 
@@ -88,7 +86,7 @@ def test_a_foreign_import_is_found(line: str) -> None:
 @pytest.mark.slow
 def test_what_runs_on_one_machine_imports_without_cluster_libraries() -> None:
     """The extra ``run`` has neither kopf nor kubernetes."""
-    for package in (
+    result = import_all(
         "polyreme_cluster",
         "polyreme_operator",
         "polyreme_local",
@@ -96,14 +94,15 @@ def test_what_runs_on_one_machine_imports_without_cluster_libraries() -> None:
         "polyreme_launcher",
         "polyreme_datahub_service",
         "polyreme",
-    ):
-        result = import_all(package, CLUSTER_LIBRARIES, without=ON_A_CLUSTER)
-        assert result.returncode == 0, result.stderr
+        forbidden=CLUSTER_LIBRARIES,
+        without=ON_A_CLUSTER,
+    )
+    assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.slow
 def test_the_operator_as_it_is_installed_is_found_to_need_them() -> None:
-    result = import_all("polyreme_operator", CLUSTER_LIBRARIES)
+    result = import_all("polyreme_operator", forbidden=CLUSTER_LIBRARIES)
     assert "forbidden here: kopf" in result.stderr
 
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 from polyreme_api import labels
+from polyreme_api.errors import InvalidConfigError
+from polyreme_api.job import parse_job
+from polyreme_cluster.port import Manifest
 from polyreme_local.api_server.record import Change
+from polyreme_planner.plan import plan_for
 from polyreme_simulator.cluster_view import ClusterView
 from polyreme_simulator.observed_state import ObservedState
 from polyreme_simulator.ownership import FOREIGN
@@ -41,11 +45,22 @@ class ForeignQueueFacts:
             self.observed.broke("no job is preempted for a refused one", record.name, world)
 
     def check_end(self, world: ClusterView) -> None:
-        """Check that each of them says that its queue refuses it, or is missing."""
+        """Check that each of them says that its queue refuses it, or is missing, or that no layout fits it."""
         for record in world.store.records(labels.KIND_JOB):
             if not record.name.startswith(FOREIGN):
                 continue
             conditions = (record.manifest.get("status") or {}).get("conditions") or ()
             reasons = UNSERVED if record.manifest["spec"]["queueName"] == MISSING else REFUSED
-            if not any(entry["type"] == "Queued" and entry["reason"] in reasons for entry in conditions):
+            says_so = any(entry["type"] == "Queued" and entry["reason"] in reasons for entry in conditions)
+            # A job without a layout is refused before its queue is asked, and that is final.
+            unplanned = any(entry["type"] == "Failed" and entry["reason"] == "Misconfigured" for entry in conditions)
+            if not says_so and not (unplanned and not _has_layout(record.manifest)):
                 self.observed.broke("a refused job says so", f"{record.name}: {conditions}", world)
+
+
+def _has_layout(job: Manifest) -> bool:
+    try:
+        plan_for(parse_job(job).spec)
+    except InvalidConfigError:
+        return False
+    return True

@@ -18,7 +18,9 @@ from polyreme_cluster.port import Manifest, ObjectRef
 from polyreme_operator.health.record import HEALTH, NodeState, Record, render
 from polyreme_operator.types.intents import INTENTS_KEY
 from polyreme_simulator.event_loop import VirtualLoop
+from polyreme_simulator.foreign_queue_facts import MISSING
 from polyreme_simulator.invariants import Facts
+from polyreme_simulator.ownership import FOREIGN
 from polyreme_simulator.quotas import queue_manifest
 from polyreme_simulator.scenario import RACK, topology_manifest
 from polyreme_simulator.waiting import FOLLOWS_S, LOOK_S
@@ -403,3 +405,16 @@ def test_an_admission_may_still_be_written_unless_its_job_has_ended(scene: Scene
     scene.say(job, conditions={"Queued": "WaitingForCapacity"} if ended is None else {ended: "Completed"})
     scene.intend()
     assert scene.broken("a batch is settled before the next") == (ended is None)
+
+
+@pytest.mark.parametrize(("packs", "broken"), [(12, False), (8, True)])
+def test_a_job_of_a_foreign_queue_may_fail_only_if_it_has_no_layout(scene: Scene, packs: int, broken: bool) -> None:
+    job = scene.job(
+        f"{FOREIGN}1",
+        queueName=MISSING,
+        workers={"replicas": 4, "devices": 2},
+        training={"steps": 8, "packsPerStep": packs},
+    )
+    scene.say(job, conditions={"Failed": "Misconfigured"})
+    scene.facts.rules.foreign_queues.check_end(scene.world)
+    assert scene.broken("a refused job says so") == broken

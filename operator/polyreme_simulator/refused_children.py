@@ -67,7 +67,8 @@ class RefusedChildFacts:
             now = self.quotas.get((job["metadata"]["namespace"], kind))
             exists, reported = exists_child(world, job["metadata"], kind), sentence in _words(job)
             gang, name = world.gangs.get((uid, _attempt(job))), job["metadata"]["name"]
-            trains = gang is not None and gang.whole
+            # Ranks that have trained to the end need nothing more, though the job is not finished yet.
+            trains = gang is not None and (gang.whole or gang.done)
             late = _attempt(job) == number and world.time_s() - since_s > REPORTED_S and not trains
             if now == sentence and not exists and late and not reported:
                 self.observed.broke("a refused object is reported", f"{name} says nothing of its {kind}", world)

@@ -19,16 +19,22 @@ from polyreme_operator.health.record import HEALTH, NodeState, Record, render
 from polyreme_operator.types.intents import INTENTS_KEY
 from polyreme_simulator.event_loop import VirtualLoop
 from polyreme_simulator.foreign_queue_facts import MISSING
+from polyreme_simulator.forgery_facts import FORGED_STEP
 from polyreme_simulator.invariants import Facts
+from polyreme_simulator.kubelets import KUBELET_S
 from polyreme_simulator.ownership import FOREIGN
 from polyreme_simulator.quotas import queue_manifest
+from polyreme_simulator.refused_children import REPORTED_S
 from polyreme_simulator.scenario import RACK, topology_manifest
+from polyreme_simulator.start_facts import FREE_FOR_S
+from polyreme_simulator.training import Gang
 from polyreme_simulator.waiting import FOLLOWS_S, LOOK_S
 from polyreme_simulator.world import World
 
 SETTLED_S = 100.0
 """Faults ended so long ago that the operator knows what is."""
 ONE_EACH = {"replicas": 1, "devices": 1}
+A_TIME = "2023-11-14T22:15:25.987654Z"
 TWO_DEVICES = {"replicas": 1, "devices": 2}
 
 
@@ -177,6 +183,41 @@ def test_a_refusal_of_an_earlier_attempt_is_not_to_be_explained_by_a_later_one(s
     scene.wait(20.0)
     rules.look(scene.world)
     assert scene.broken("a refused pod is explained")
+
+
+@pytest.mark.parametrize("done", [False, True])
+def test_a_refused_object_is_to_be_reported_unless_the_ranks_have_trained_to_the_end(scene: Scene, done: bool) -> None:
+    """Seed 4342: a single worker needs no Service, and was looked at between its success and the status."""
+    job = scene.job("j")
+    scene.world.add_node("n0", 1)
+    scene.admit(job, "n0")
+    uid, rules = job["metadata"]["uid"], scene.facts.rules.anomalies.children
+    service = ObjectRef(kind="Service", namespace="default", name="s")
+    rules.refuse("default", "Service", "quota 1")
+    assert rules.refusal(service, uid, scene.world)
+    scene.world.training.gangs[uid, 1] = Gang(attempt=1, world=1, resumed_from=0, done=done)
+    scene.wait(REPORTED_S + 1.0)
+    rules.look(scene.world)
+    assert scene.broken("a refused object is reported") == (not done)
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_worker_is_to_leave_a_node_only_while_another_has_room(scene: Scene, taken: bool) -> None:
+    """Seed 3643: of the workers that were rejected together, the first had taken the last free device."""
+    scene.world.add_node("n0", 2)
+    scene.world.add_node("n1", 1)
+    scene.world.nodes["n0"].rejects = "OutOfcpu"
+    job = scene.job("j", workers={"replicas": 2, "devices": 1})
+    scene.admit(job, "n0", "n0")
+    rules = scene.facts.rules.starts
+    rules.look(scene.world)
+    scene.wait(FREE_FOR_S)
+    pod = scene.pod(job, nodeName="n0")
+    scene.wait(KUBELET_S)
+    rules.look(scene.world)
+    scene.admit(job, "n0", "n1" if taken else "n0", attempt=2)
+    rules.rejected(pod, scene.world)
+    assert scene.broken("a worker leaves a node that rejects it") == (not taken)
 
 
 @pytest.mark.parametrize("refused", [False, True])
@@ -418,3 +459,10 @@ def test_a_job_of_a_foreign_queue_may_fail_only_if_it_has_no_layout(scene: Scene
     scene.say(job, conditions={"Failed": "Misconfigured"})
     scene.facts.rules.foreign_queues.check_end(scene.world)
     assert scene.broken("a refused job says so") == broken
+
+
+@pytest.mark.parametrize(("status", "broken"), [({"completedAt": A_TIME}, False), ({"step": FORGED_STEP}, True)])
+def test_the_step_of_a_forged_record_is_not_found_in_a_time(scene: Scene, status: Manifest, broken: bool) -> None:
+    """Seed 143 with health."""
+    scene.say(scene.job("j"), **status)
+    assert scene.broken("a forged record changes no status") == broken

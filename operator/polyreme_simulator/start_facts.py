@@ -46,6 +46,8 @@ class StartFacts:
             return
         if now_s - self._looked_s > FRESH_S:
             return
+        # Another worker may have taken the last device since.
+        self.look(world)
         job = self.observed.jobs.get(uid)
         if job is None or job["spec"].get("topology") or job["spec"]["workers"].get("devices", 1) > 1:
             # Single devices do not show which other node would do.

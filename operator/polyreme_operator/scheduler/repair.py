@@ -72,8 +72,11 @@ def _repair_job(cycle: SchedulingCycle, job: JobView) -> None:
     if not (widely and _fits_elsewhere(cycle, job, nodes, failures)):
         found = _places(cycle, job, nodes, sorted(verdict.move), failures)
         if isinstance(found, str) and verdict.move == verdict.avoid and cause is not Cause.UNSCHEDULABLE:
-            _stay(cycle, snapshot, verdict, failures, why=found)
-            return
+            some = _places_for_some(cycle, job, nodes, sorted(verdict.move), failures)
+            if not some:
+                _stay(cycle, snapshot, verdict, failures, why=found)
+                return
+            found = some
     if isinstance(found, str):
         cycle.write(job, transition.evict(snapshot, verdict, cycle.now_s))
         return
@@ -184,6 +187,26 @@ def _places(
     if found is None:
         cycle.quotas.charge(queue, job.requests, len(moved))
         return NO_ROOM if fits else f"queue {queue} uses more than its quota, so no worker of it may move"
+    return found
+
+
+def _places_for_some(
+    cycle: SchedulingCycle, job: JobView, nodes: Sequence[str], moved: Sequence[int], failures: Collection[FailedNode]
+) -> dict[int, str]:
+    """Find new nodes for as many workers as possible, where there are none for all; the others keep theirs."""
+    assert job.spec is not None, "only jobs that can be read are placed"
+    nodes, found, full = list(nodes), dict[int, str](), set[int]()
+    together = job.spec.topology.slice_size or len(nodes)
+    for index in moved:
+        # Where one worker has no room, no other of its slice has.
+        if index // together in full:
+            continue
+        places = _places(cycle, job, nodes, [index], failures)
+        if isinstance(places, str):
+            full.add(index // together)
+            continue
+        nodes[index] = places[index]
+        found |= places
     return found
 
 

@@ -172,6 +172,24 @@ def test_node_is_tried_again_after_growing_waits_where_no_other_has_room() -> No
     told(story)
 
 
+def test_as_many_rejected_workers_move_as_other_nodes_have_room_for() -> None:
+    async def story(stage: Story, kubelets: Kubelets) -> None:
+        stage.node("n0", devices=3)
+        nodes(stage, "n1")
+        kubelets.rejecting = {"n0": "UnexpectedAdmissionError"}
+        stage.job("one", replicas=3, **STRICT)
+        assert await kubelets.run(10.0, until=runs(stage, "one", 1))
+        assert places(stage, "one") == ["n1", "n0", "n0"]
+        nodes(stage, "n2")
+        assert await kubelets.run(30.0, until=runs(stage, "one", 2)), "each place that comes free is taken"
+        assert places(stage, "one") == ["n1", "n2", "n0"]
+        kubelets.rejecting = {}
+        assert await kubelets.run(60.0, until=runs(stage, "one", 3))
+        assert all(not each["counts"] for each in stage.status("one")["restartRecords"])
+
+    told(story)
+
+
 def test_worker_tries_every_node_before_one_twice() -> None:
     async def story(stage: Story, kubelets: Kubelets) -> None:
         nodes(stage, "n0", "n1", "n2", "n3", "n4", "n5")

@@ -8,13 +8,14 @@ from typing import Any
 
 from polyreme_api import labels
 from polyreme_cluster.port import Manifest
+from polyreme_local.api_server.record import frozen
 from polyreme_simulator.cluster_view import ClusterView
 from polyreme_simulator.observed_state import ObservedState
 
-FORGED_STEP = 987_654_321
-"""Step of every forged record: no job trains so long, and no time in a status has so many digits after its point."""
+FORGED_STEP = 987_654
+"""Step of every forged record: no job trains so long."""
 FORGED_WORDS = "said by another account"
-_MARKS = (str(FORGED_STEP).encode(), FORGED_WORDS.encode())
+_MARKS = (frozen(FORGED_STEP), FORGED_WORDS.encode())
 
 
 @dataclasses.dataclass(slots=True, eq=False)

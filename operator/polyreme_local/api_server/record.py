@@ -35,7 +35,7 @@ class Record:
             metadata["name"],
             int(metadata["resourceVersion"]),
             manifest,
-            marshal.dumps(manifest, _MARSHAL_VERSION),
+            frozen(manifest),
         )
 
     def copy(self) -> Manifest:
@@ -70,6 +70,11 @@ class Change:
     def event(self) -> WatchEvent:
         """Return the event with an object that the caller owns."""
         return WatchEvent(type=self.type, object=self.record.copy())
+
+
+def frozen(value: Any) -> bytes:
+    """Return the bytes by which a blob holds a value."""
+    return marshal.dumps(value, _MARSHAL_VERSION)
 
 
 def own_json(value: Any) -> Any:

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from polyreme_trainer.model.moe import Dispatched
+from polyreme_trainer.model.moe import Dispatched, inverse
 from polyreme_trainer.parallel import collectives
 
 
@@ -97,7 +97,7 @@ def _by_expert(counts_NL: Tensor, rows: int) -> tuple[Tensor, Tensor]:
     blocks = torch.arange(experts, device=counts_NL.device).repeat(ranks)
     expert_S = blocks.repeat_interleave(counts_NL.flatten(), output_size=rows)
     order_S = expert_S.argsort(stable=True)
-    return order_S, order_S.argsort()
+    return order_S, inverse(order_S)
 
 
 class _Permute(torch.autograd.Function):

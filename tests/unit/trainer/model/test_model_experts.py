@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from polyreme_api.errors import InvalidConfigError
 from polyreme_planner.shapes import KIMI_VL_NANO
 from polyreme_trainer.model.compute_options import DEFAULT_OPTIONS, ComputeOptions
-from polyreme_trainer.model.moe import Dispatched, MixtureOfExperts, Router
+from polyreme_trainer.model.moe import Dispatched, MixtureOfExperts, Router, weighed
 
 SHAPE = KIMI_VL_NANO.decoder
 RANKS = 2
@@ -244,3 +245,32 @@ def test_a_slice_without_a_dispatcher_is_refused() -> None:
 def test_a_slice_outside_the_experts_is_refused(held: range) -> None:
     with pytest.raises(InvalidConfigError, match="expert slice does not fit"):
         MixtureOfExperts(SHAPE, experts_local=held)
+
+
+class WideCopies(TorchDispatchMode):
+    """Counts operations that write a float32 tensor as large as all routed rows."""
+
+    def __init__(self, scalars: int) -> None:
+        super().__init__()
+        self.scalars, self.count = scalars, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        wide = isinstance(made, Tensor) and made.dtype == torch.float32 and made.numel() >= self.scalars
+        self.count += int(wide and not func.is_view)
+        return made
+
+
+def test_rows_of_16_bits_are_added_up_without_a_copy_in_float32() -> None:
+    tokens, chosen, width = 64, 6, 32
+    rows_TKD = torch.randn(tokens, chosen, width, requires_grad=True)
+    weights_TK = torch.rand(tokens, chosen).requires_grad_()
+    wanted_TD = weighed(rows_TKD, weights_TK)
+    wanted = torch.autograd.grad(wanted_TD.square().sum(), (rows_TKD, weights_TK))
+    short_TKD = rows_TKD.detach().bfloat16().requires_grad_()
+    with WideCopies(rows_TKD.numel()) as copies:
+        seen_TD = weighed(short_TKD, weights_TK)
+        seen = torch.autograd.grad(seen_TD.float().square().sum(), (short_TKD, weights_TK))
+    assert copies.count == 0
+    for got, exact in zip((seen_TD, *seen), (wanted_TD, *wanted), strict=True):
+        assert (got.float() - exact).norm() < 2**-7 * exact.norm()

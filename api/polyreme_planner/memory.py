@@ -1,4 +1,4 @@
-"""Memory of a rank, consumer by consumer: weights, gradients, moments, activations, logits. Arithmetic, no torch.
+"""Memory of a rank, consumer by consumer, in a step and at its start. Arithmetic, no torch.
 
 Activations are what autograd keeps of the trainer's own layers for one token, tensor by tensor; a test of the trainer
 holds the sum to what a run on a fake process group keeps.
@@ -31,18 +31,26 @@ class Memory:
     weights_bytes: int
     gradients_bytes: int
     optimizer_bytes: int
+    gathered_bytes: int
+    """Of sharded parameters while their layers run."""
     activations_bytes: int
     logits_bytes: int
+    start_bytes: int
+    """Weights, gradients and the optimizer's state of the rank that has most of them, which need not be this one: no
+    rank holds more while it starts."""
 
     @property
     def total_bytes(self) -> int:
         """All of it."""
-        return sum(getattr(self, field.name) for field in dataclasses.fields(self))
+        return sum(self._consumers().values())
+
+    def _consumers(self) -> dict[str, int]:
+        named = {field.name.removesuffix("_bytes"): getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: size for name, size in named.items() if name != "start"}
 
     def largest(self) -> str:
         """Name the consumers, the largest first."""
-        named = {field.name.removesuffix("_bytes"): getattr(self, field.name) for field in dataclasses.fields(self)}
-        ordered = sorted(named.items(), key=lambda item: -item[1])
+        ordered = sorted(self._consumers().items(), key=lambda item: -item[1])
         return ", ".join(f"{name} {size_words(size)}" for name, size in ordered if size)
 
 
@@ -139,14 +147,15 @@ def memory_of(
     chunks = chunks_of(schedule, layout.pp, len(split))
     rank_of = ranks_of_stages(schedule, layout.pp, chunks)
     found = []
-    fullest = held_at_most(schedule, ranks=layout.pp, microbatches=microbatches, chunks=chunks)
-    for rank, moments in enumerate(fullest):
+    most = held_at_most(schedule, ranks=layout.pp, microbatches=microbatches, chunks=chunks)
+    for rank, moments in enumerate(most):
         own = [stage for stage, at in zip(stages, rank_of, strict=True) if at == rank]
         held = max(sum(count * stage.kept for count, stage in zip(counts, own, strict=True)) for counts in moments)
         found.append(
             _rank_memory(setting, layout, own, held=held + recomputed, logits=logits if rank_of[-1] == rank else 0)
         )
-    return max(found, key=lambda memory: memory.total_bytes)
+    fullest = max(found, key=lambda memory: memory.total_bytes)
+    return dataclasses.replace(fullest, start_bytes=max(memory.start_bytes for memory in found))
 
 
 @functools.lru_cache(maxsize=SHAPES_KEPT)
@@ -182,7 +191,7 @@ def update_bytes(setting: Setting, layout: Layout) -> float:
     numerics = setting.numerics
     copies = (1, 1)
     if numerics.sharded_optimizer or numerics.sharded_parameters:
-        copies = (layout.dp * layout.cp, layout.edp)
+        copies = _copies(layout)
     updated = common / layout.tp / layout.pp / copies[0] + routed / layout.ep / layout.pp / copies[1]
     return 2 * updated * (numerics.weight_bytes + numerics.gradient_bytes + numerics.optimizer_bytes)
 
@@ -192,7 +201,7 @@ def _state_bytes(setting: Setting, layout: Layout, held: _Held) -> tuple[float, 
     if setting.numerics.sharded_parameters:
         return _row_bytes(setting, layout, held)
     numerics = setting.numerics
-    copies = (layout.dp * layout.cp, layout.edp) if numerics.sharded_optimizer else (1, 1)
+    copies = _copies(layout) if numerics.sharded_optimizer else (1, 1)
     # A rank keeps gradients of everything that it holds, and the reduced sums of its own shares.
     shares = sum(part / ranks for part, ranks in zip((held.common, held.routed), copies, strict=True) if ranks > 1)
     return (
@@ -212,25 +221,40 @@ def _moment_bytes(setting: Setting, held: _Held, copies: tuple[int, int]) -> flo
 
 
 def _row_bytes(setting: Setting, layout: Layout, held: _Held) -> tuple[float, float, float]:
-    """The same with sharded parameters: rows of weights, sums and moments in float32, plus what is gathered at once.
+    """The same with sharded parameters: rows of weights, sums and moments in float32.
 
-    torch holds the unit that runs, the next one, and the receive buffer of that one; a unit's gradients, and the buffer
-    they are summed from. Parts that no other rank shares are held as usual.
+    Parts that no other rank shares are held as usual.
     """
     numerics = setting.numerics
     weights = gradients = moments = 0.0
-    parts = zip((held.common, held.routed), (layout.dp * layout.cp, layout.edp), held.unit, strict=True)
-    for scalars, ranks, unit in parts:
+    for scalars, ranks in zip((held.common, held.routed), _copies(layout), strict=True):
         if ranks == 1:
             weights += numerics.weight_bytes * scalars
             gradients += numerics.gradient_bytes * scalars
             moments += numerics.optimizer_bytes * scalars
             continue
         original = FLOAT32_BYTES if numerics.optimizer_bytes and numerics.weight_bytes < FLOAT32_BYTES else 0
-        weights += FLOAT32_BYTES * scalars / ranks + 3 * numerics.weight_bytes * unit
-        gradients += FLOAT32_BYTES * scalars / ranks + (numerics.weight_bytes + FLOAT32_BYTES) * unit
+        weights += FLOAT32_BYTES * scalars / ranks
+        gradients += FLOAT32_BYTES * scalars / ranks
         moments += (numerics.optimizer_bytes - original) * scalars / ranks
     return weights, gradients, moments
+
+
+def _gathered_bytes(setting: Setting, layout: Layout, held: _Held) -> float:
+    """Compute what is gathered at once of sharded parameters.
+
+    torch holds the unit that runs, the next one, and the receive buffer of that one; a unit's gradients, and the buffer
+    they are summed from.
+    """
+    if not setting.numerics.sharded_parameters:
+        return 0.0
+    unit = sum(part for part, ranks in zip(held.unit, _copies(layout), strict=True) if ranks > 1)
+    return (4 * setting.numerics.weight_bytes + FLOAT32_BYTES) * unit
+
+
+def _copies(layout: Layout) -> tuple[int, int]:
+    """Ranks that hold the same common parameters, and the same experts."""
+    return layout.dp * layout.cp, layout.edp
 
 
 def _rank_memory(setting: Setting, layout: Layout, stages: list[_StageBytes], *, held: float, logits: float) -> Memory:
@@ -246,8 +270,10 @@ def _rank_memory(setting: Setting, layout: Layout, stages: list[_StageBytes], *,
         weights_bytes=round(weights),
         gradients_bytes=round(gradients),
         optimizer_bytes=round(moments),
+        gathered_bytes=round(_gathered_bytes(setting, layout, together)),
         activations_bytes=round(held),
         logits_bytes=round(logits),
+        start_bytes=round(weights + gradients + moments),
     )
 
 

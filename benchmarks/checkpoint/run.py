@@ -36,7 +36,7 @@ from polyreme_trainer.checkpoint.retention import Rule
 from polyreme_trainer.checkpoint.save import CheckpointWriter, Identity
 from polyreme_trainer.checkpoint.shards import ShardAxis, TensorShard
 from polyreme_trainer.model.sharding import Cut
-from polyreme_trainer.parallel.flat_buffers import Slot
+from polyreme_trainer.parallel.flat_layout import Slot
 from polyreme_trainer.parallel.world import RankSettings, World, open_world
 
 RANKS = 2

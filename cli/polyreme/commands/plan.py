@@ -134,6 +134,7 @@ def _show(setting: Setting, found: Found, best: Estimate, output: Format) -> Non
         "precision": setting.numerics.precision,
         "examined": found.examined,
         "doNotFit": found.too_large,
+        "startGiB": round(best.memory.start_bytes / 2**30, 2),
         "largestConsumers": best.memory.largest(),
         "sharesSeconds": {name: round(taken_s, 6) for name, taken_s in best.shares_s.items()},
     }
@@ -178,6 +179,7 @@ CHOSEN = [
     ("bubble", "bubble"),
     ("memory GiB", "memoryGiB"),
     ("memory for", "largestConsumers"),
+    ("at the start GiB", "startGiB"),
     ("examined", "examined"),
     ("do not fit", "doNotFit"),
 ]

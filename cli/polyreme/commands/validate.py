@@ -159,6 +159,7 @@ def _show_plan(checked: TrainingJob, output: Format, *, visits: str) -> int:
         ),
         "visits": visits or None,
         "stateBytesPerRank": state_bytes,
+        "startBytesPerRank": memory.start_bytes,
         "memoryBytesPerRank": memory.total_bytes,
         "traffic": "; ".join(
             f"{group.axis} {size(group.bytes_per_rank)} per step in {group.messages:,} messages"
@@ -168,6 +169,7 @@ def _show_plan(checked: TrainingJob, output: Format, *, visits: str) -> int:
     words = {
         "parameters": f"{value['parameters']:,}",
         "stateBytesPerRank": size(state_bytes),
+        "startBytesPerRank": size(memory.start_bytes),
         "memoryBytesPerRank": f"{size(memory.total_bytes)}: {memory.largest()}",
     }
     emit(
@@ -189,6 +191,7 @@ def _show_plan(checked: TrainingJob, output: Format, *, visits: str) -> int:
             ("training", "stages"),
             *([("visits", "visits")] if visits else ()),
             ("state per rank", "stateBytesPerRank"),
+            ("at the start", "startBytesPerRank"),
             ("memory per rank", "memoryBytesPerRank"),
             ("traffic per rank", "traffic"),
         ],

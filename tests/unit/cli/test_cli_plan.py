@@ -29,7 +29,7 @@ def test_the_choice_comes_with_runners_up_and_a_picture(tmp_path: Path, capsys: 
     path = job_file(tmp_path, BIG | {"spec.workers": {"replicas": 4, "devices": 8, "hardware": "h100-80g"}})
     assert invoke(["plan", path, "-o", "json"]) == ExitCode.OK
     item = json.loads(capsys.readouterr().out)["item"]
-    assert item["memoryGiB"] <= 72
+    assert item["startGiB"] < item["memoryGiB"] <= 72
     assert sum(map(int, item["stageLayers"].split())) == 27
     assert item["runnersUp"][0]["stepSeconds"] >= item["stepSeconds"]
     assert "slower" in item["runnersUp"][0]["why"]
@@ -93,6 +93,7 @@ def test_validate_counts_the_memory_of_a_rank_as_the_planner_does(
         assert invoke(["validate", path, "--for-cluster", "-o", "json"]) == ExitCode.OK
         item = json.loads(capsys.readouterr().out)["item"]
         assert item["stateBytesPerRank"] < item["memoryBytesPerRank"] <= 141e9
+        assert item["stateBytesPerRank"] <= item["startBytesPerRank"] < item["memoryBytesPerRank"]
         assert item["precision"] == "bfloat16"
         state[degrees.get("pp", 1)] = item["stateBytesPerRank"]
         assert invoke(["validate", path, "--for-cluster"]) == ExitCode.OK

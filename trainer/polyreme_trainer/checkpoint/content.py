@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from torch import Tensor
 
 from polyreme_trainer.checkpoint.shards import HeldTensor, TensorShard
-from polyreme_trainer.parallel.flat_buffers import Piece, Slot
+from polyreme_trainer.parallel.flat_layout import Piece, Slot
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -71,10 +71,18 @@ def build_model(
         for name, parameter in module.named_parameters(recurse=False):
             empty = torch.empty(parameter.shape, dtype=dtype, device=device)
             module.register_parameter(name, nn.Parameter(empty))
+    open_buffers(model, device)
+    with torch.no_grad():
+        for name, first, rows in drawn_rows(model, seed=seed):
+            model.get_parameter(name)[first : first + rows.shape[0]].copy_(rows)
+    return model
+
+
+def open_buffers(model: nn.Module, device: torch.device | str) -> None:
+    """Give what is no parameter, the router's correction biases, its place and first value, zero."""
+    for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             module.register_buffer(name, torch.zeros(buffer.shape, dtype=buffer.dtype, device=device))
-    initialise(model, seed=seed)
-    return model
 
 
 def outline(shape: ModelShape) -> dict[str, Tensor]:
@@ -84,31 +92,33 @@ def outline(shape: ModelShape) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def initialise(model: KimiVL, *, seed: int, rows_of: Callable[[Tensor], Rows] = all_rows) -> None:
-    """Fill every parameter: weights normal, norms one, biases and correction biases zero.
+def drawn_rows(
+    model: KimiVL, *, seed: int, rows_of: Callable[[Tensor], Rows] = all_rows
+) -> Iterator[tuple[str, int, Tensor]]:
+    """Yield each parameter's name, the number of a row, and the initial values from there on, in float32 on the host.
+
+    Weights are normal, norms one, biases zero. Stacked experts come one by one: a whole tensor is drawn at a time.
 
     Args:
-        model: Any slice of the model.
+        model: Any slice of the model; its values are not read.
         seed: The run's seed.
-        rows_of: Returns the rows of a parameter that are here; one tensor at a time is drawn whole.
+        rows_of: Returns the rows of a parameter that are here.
     """
     for name, parameter in model.named_parameters():
         own, first = rows_of(parameter)
         end = first + own.shape[0]
         if name.endswith(".bias"):
-            own.zero_()
+            yield name, first, torch.zeros(own.shape)
         elif "norm" in name.rsplit(".", 2)[-2]:
-            own.fill_(1.0)
+            yield name, first, torch.ones(own.shape)
         elif name.endswith(STACKED):
-            for place, expert in enumerate(model.experts_local[first:end]):
-                own[place].copy_(_drawn(own.shape[1:], f"{name}.{expert}", seed, model.shape))
+            for row, expert in enumerate(model.experts_local[first:end], start=first):
+                yield name, row, _drawn(own.shape[1:], f"{name}.{expert}", seed, model.shape).unsqueeze(0)
         elif model.ranks.parts > 1 and (cut := cut_of(name)) is not None:
             whole = _drawn(whole_shape(parameter.shape, cut, model.ranks.parts), name, seed, model.shape)
-            own.copy_(slice_of(whole, cut, place=model.ranks.place, parts=model.ranks.parts)[first:end])
+            yield name, first, slice_of(whole, cut, place=model.ranks.place, parts=model.ranks.parts)[first:end]
         else:
-            own.copy_(_drawn(parameter.shape, name, seed, model.shape)[first:end])
-    for _, buffer in model.named_buffers():
-        buffer.zero_()
+            yield name, first, _drawn(parameter.shape, name, seed, model.shape)[first:end]
 
 
 def _drawn(sizes: Sequence[int], name: str, seed: int, shape: ModelShape) -> Tensor:

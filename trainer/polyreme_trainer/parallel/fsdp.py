@@ -30,13 +30,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from polyreme_trainer.model.initialise import STACKED, Rows, initialise
+from polyreme_trainer.model.initialise import STACKED, Rows
 from polyreme_trainer.model.moe import MixtureOfExperts
 from polyreme_trainer.model.sharding import cut_of
 from polyreme_trainer.model.stage import Stage
 from polyreme_trainer.model.vlm import KimiVL
 from polyreme_trainer.parallel import collectives
-from polyreme_trainer.parallel.flat_buffers import Bucket, FlatParameters, Named, Piece, Shares, Slot
+from polyreme_trainer.parallel.flat_buffers import FlatParameters, Named
+from polyreme_trainer.parallel.flat_layout import Bucket, Piece, Shares, Slot
 from polyreme_trainer.parallel.mesh import Meshes, group_ranks, open_group
 
 _ALIGNMENT = 16
@@ -96,6 +97,10 @@ class ShardedParameters(FlatParameters):
     def own_values(self, piece: Piece) -> Tensor:
         """Return this rank's rows of a parameter, which the optimizer changes."""
         return self._rows[piece.start]
+
+    def put(self, slot: Slot, first: int, rows: Tensor) -> None:
+        """Set rows of a parameter, those of this rank."""
+        self.put_own(slot.row_start(first), rows.reshape(-1))
 
     def publish(self, piece: Piece, updated: Tensor | None = None) -> None:
         """Do nothing: rows are gathered again when they are next needed."""
@@ -171,19 +176,17 @@ def shard(
     stages: Mapping[int, Stage],
     meshes: Meshes,
     *,
-    seed: int,
     dtype: torch.dtype,
     device: torch.device | str,
     timeout_s: float,
 ) -> tuple[ShardedParameters, ...]:
-    """Shard the parameters of models that are not on a device yet, and initialise them; every rank calls it.
+    """Shard the parameters of models that are not on a device yet; every rank calls it.
 
-    A rank never holds more than its rows and one whole tensor, the one being drawn.
+    Rows are allocated, without values; parameters that stay whole remain on the device ``meta``.
 
     Args:
         stages: This rank's, built on the device ``meta``.
         meshes: This rank's place.
-        seed: The run's seed.
         dtype: Type in which the model computes.
         device: Where parameters shall be.
         timeout_s: Longest wait inside one exchange.
@@ -199,10 +202,9 @@ def shard(
     for stage in stages.values():
         if shared:
             _shard_stage(stage, *sharing, dtype=dtype, tensor_parallel=meshes.layout.tp > 1)
-        stage.to_empty(device=device)
-        initialise(stage.model, seed=seed, rows_of=rows_of)
         stage.model.computes_in = dtype
         if shared:
+            _allocate_rows(stage, device)
             _begin(stage)
         for name, parameter in stage.model.named_parameters():
             if is_sharded(parameter):
@@ -276,6 +278,14 @@ def _read_in_forward(model: KimiVL) -> Iterator[nn.Module]:
         yield model.language_model.model.embed_tokens
     if model.section.last:
         yield model.language_model.lm_head
+
+
+def _allocate_rows(stage: Stage, device: torch.device | str) -> None:
+    """Give sharded parameters memory for their rows."""
+    for module in stage.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if is_sharded(parameter):
+                module.register_parameter(name, nn.Parameter(torch.empty_like(parameter, device=device)))
 
 
 def _begin(stage: Stage) -> None:

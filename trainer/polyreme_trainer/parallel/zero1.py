@@ -22,7 +22,8 @@ import torch.distributed as dist
 from torch import nn
 
 from polyreme_trainer.parallel import collectives
-from polyreme_trainer.parallel.flat_buffers import FlatModel, FlatParameters, Piece
+from polyreme_trainer.parallel.flat_buffers import FlatModel, FlatParameters
+from polyreme_trainer.parallel.flat_layout import Piece
 from polyreme_trainer.parallel.mesh import Meshes, group_ranks, open_group
 
 _STAGE_AXES, _REPLICA_AXES, _EDP_AXES = ("dp", "cp", "tp"), ("dp", "cp"), ("edp",)

@@ -27,7 +27,8 @@ from polyreme_api.errors import InvalidConfigError
 from polyreme_planner.curriculum import Learner
 from polyreme_trainer.model.sharding import cut_of, join, slice_of
 from polyreme_trainer.parallel import collectives
-from polyreme_trainer.parallel.flat_buffers import FlatModel, FlatParameters, Piece, Slot
+from polyreme_trainer.parallel.flat_buffers import FlatModel, FlatParameters, Storage
+from polyreme_trainer.parallel.flat_layout import Piece, Slot
 from polyreme_trainer.train import muon
 from polyreme_trainer.train.settings import OptimizerSettings
 
@@ -116,16 +117,10 @@ class Optimizer:
         """Steps taken: for the bias correction if no curriculum counts how often a part has learned."""
 
     def _empty(self, part: FlatParameters) -> PartState:
-        if part.masters is not None:
-            part.masters = self._to_state_memory(part.masters)
+        storage = Storage(device=part.values.device, state_on_host=self._settings.state_on_host)
         lengths = part.own_whole_length, *[part.own_length - part.own_whole_length] * 2
-        momentum, first, second = (
-            self._to_state_memory(torch.zeros(length, device=part.values.device)) for length in lengths
-        )
+        momentum, first, second = map(storage.state, lengths)
         return PartState(part=part, momentum=momentum, first=first, second=second)
-
-    def _to_state_memory(self, state: Tensor) -> Tensor:
-        return state.cpu().pin_memory() if self._settings.state_on_host and state.device.type != "cpu" else state
 
     def step(
         self,

@@ -18,7 +18,7 @@ from polyreme_planner.schedules import V_SHAPED
 from polyreme_planner.shapes import ModelShape
 from polyreme_trainer.export.stored import StoredExport
 from polyreme_trainer.model.compute_options import DEFAULT_OPTIONS, ComputeOptions
-from polyreme_trainer.parallel.flat_buffers import BUCKET_SCALARS
+from polyreme_trainer.parallel.flat_layout import BUCKET_SCALARS
 from polyreme_trainer.parallel.pipeline import NO_STAGES, PipelineSettings
 from polyreme_trainer.parallel.world import RankSettings
 from polyreme_trainer.weights.locations import Folder

@@ -6,22 +6,23 @@ Legend: M layers with experts, E experts, L of the former on this rank, X number
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from polyreme_planner.curriculum import CurriculumStage, Learner
-from polyreme_trainer.model.initialise import STACKED, build_model
+from polyreme_trainer.model.initialise import STACKED, build_model, drawn_rows, open_buffers
 from polyreme_trainer.model.moe import MixtureOfExperts
 from polyreme_trainer.model.routing import Routing, numbers_of_a_layer
 from polyreme_trainer.model.sharding import cut_of
 from polyreme_trainer.model.stage import Stage
-from polyreme_trainer.model.tensor import ALONE
+from polyreme_trainer.model.tensor import ALONE, TensorRanks
 from polyreme_trainer.model.vlm import KimiVL
 from polyreme_trainer.parallel.dispatch import AllToAllDispatcher
-from polyreme_trainer.parallel.flat_buffers import FlatModel, Shares, Slices, Update, flatten
-from polyreme_trainer.parallel.fsdp import ShardedParameters, shard
+from polyreme_trainer.parallel.flat_buffers import FlatModel, Slices, Storage, Update, flatten
+from polyreme_trainer.parallel.flat_layout import Shares
+from polyreme_trainer.parallel.fsdp import ShardedParameters, rows_of, shard
 from polyreme_trainer.parallel.gradients import (
     GlobalStep,
     LocalStep,
@@ -88,9 +89,37 @@ def open_state(settings: TrainSettings, meshes: Meshes, *, media_token: int) -> 
     Raises:
         InvalidConfigError: If experts, layers or widths do not fit the layout.
     """
-    decoder, layout = settings.shape.decoder, settings.layout
-    ranks = TensorGroup(meshes.tp_group) if layout.tp > 1 else ALONE
+    layout, ranks = settings.layout, _tensor_ranks(settings, meshes)
+    stages = _build(settings, meshes, ranks, media_token)
     rows = settings.parameter_sharding is ParameterSharding.FSDP2
+    sharded = _shard(settings, stages, meshes) if rows else ()
+    flat = _flatten(settings, meshes, ranks, stages, sharded)
+    _draw(settings, stages, flat)
+    return TrainState(
+        stages=stages,
+        pipeline=open_pipeline(stages, settings.pipeline, meshes, device=settings.rank.device_type),
+        stage_ranks=stage_ranks(settings.pipeline, layout.pp),
+        flat=flat,
+        optimizer=Optimizer(flat, settings.optimizer, tensor_group=meshes.tp_group if layout.tp > 1 else None),
+        zero1=_zero1(settings, flat, meshes),
+        router_biases=_router_biases(stages, dense_layers=settings.shape.decoder.dense_layers),
+        sharing=sharing_of(
+            meshes,
+            media_token=media_token,
+            shape=settings.shape,
+            dtype=DTYPES[settings.precision],
+        ),
+        image_balancer=_image_balancer(settings, stages, meshes),
+    )
+
+
+def _tensor_ranks(settings: TrainSettings, meshes: Meshes) -> TensorRanks:
+    return TensorGroup(meshes.tp_group) if settings.layout.tp > 1 else ALONE
+
+
+def _build(settings: TrainSettings, meshes: Meshes, ranks: TensorRanks, media_token: int) -> dict[int, Stage]:
+    """Build this rank's stages without memory for their parameters."""
+    layout = settings.layout
     stages = {
         number: Stage(
             build_model(
@@ -98,28 +127,42 @@ def open_state(settings: TrainSettings, meshes: Meshes, *, media_token: int) -> 
                 seed=settings.seed,
                 media_token=media_token,
                 section=section,
-                experts_local=experts_of(layout, meshes.rank, decoder.experts),
+                experts_local=experts_of(layout, meshes.rank, settings.shape.decoder.experts),
                 dispatcher=AllToAllDispatcher(meshes.ep_group) if layout.ep > 1 else None,
                 ranks=ranks,
                 options=settings.compute_options,
-                device="meta" if rows else settings.rank.device_type,
+                device="meta",
             )
         )
         for number, section in held_sections(settings.pipeline, meshes, settings.shape).items()
     }
-    sharded = _shard(settings, stages, meshes) if rows else ()
+    for stage in stages.values():
+        open_buffers(stage.model, settings.rank.device_type)
+    return stages
+
+
+def _flatten(
+    settings: TrainSettings,
+    meshes: Meshes,
+    ranks: TensorRanks,
+    stages: Mapping[int, Stage],
+    sharded: Sequence[ShardedParameters],
+) -> FlatModel:
+    """Move all parameters that are not sharded into flat buffers."""
+    layout, decoder = settings.layout, settings.shape.decoder
     parameters = {name: parameter for stage in stages.values() for name, parameter in stage.model.named_parameters()}
     elsewhere = {slot.name for part in sharded for slot in part.slots}
+    stage_ranks = layout.world // layout.pp
     flat = flatten(
         {name: parameter for name, parameter in parameters.items() if name not in elsewhere},
         piggybacked=piggybacked_count(decoder.layers - decoder.dense_layers, numbers_of_a_layer(decoder.experts)),
-        stage=Shares(count=layout.world // layout.pp, place=meshes.rank % (layout.world // layout.pp)),
+        stage=Shares(count=stage_ranks, place=meshes.rank % stage_ranks),
         tensor=Slices(
             names=frozenset(name for name in parameters if layout.tp > 1 and cut_of(name) is not None),
             place=ranks.place,
             count=layout.tp,
             copies=layout.dp * layout.cp,
-            copy=meshes.rank % (layout.world // layout.pp) // layout.tp,
+            copy=meshes.rank % stage_ranks // layout.tp,
         ),
         experts=Slices(
             names=frozenset(name for name in parameters if name.endswith(STACKED)),
@@ -130,23 +173,21 @@ def open_state(settings: TrainSettings, meshes: Meshes, *, media_token: int) -> 
         ),
         update=_update(settings, parameters),
     )
-    flat = dataclasses.replace(flat, sharded=sharded)
-    return TrainState(
-        stages=stages,
-        pipeline=open_pipeline(stages, settings.pipeline, meshes, device=settings.rank.device_type),
-        stage_ranks=stage_ranks(settings.pipeline, layout.pp),
-        flat=flat,
-        optimizer=Optimizer(flat, settings.optimizer, tensor_group=meshes.tp_group if layout.tp > 1 else None),
-        zero1=_zero1(settings, flat, meshes),
-        router_biases=_router_biases(stages, dense_layers=decoder.dense_layers),
-        sharing=sharing_of(
-            meshes,
-            media_token=media_token,
-            shape=settings.shape,
-            dtype=DTYPES[settings.precision],
-        ),
-        image_balancer=_image_balancer(settings, stages, meshes),
-    )
+    owners = {name: stage.model for stage in stages.values() for name, _ in stage.model.named_parameters()}
+    for part in flat.parts:
+        for slot, parameter in part.parameters():
+            module, _, name = slot.name.rpartition(".")
+            owners[slot.name].get_submodule(module).register_parameter(name, parameter)
+    return dataclasses.replace(flat, sharded=tuple(sharded))
+
+
+def _draw(settings: TrainSettings, stages: Mapping[int, Stage], flat: FlatModel) -> None:
+    """Set the initial values, a tensor at a time, in the buffers where they stay."""
+    places = {slot.name: (part, slot) for part in flat.parts for slot in part.slots}
+    for stage in stages.values():
+        for name, first, rows in drawn_rows(stage.model, seed=settings.seed, rows_of=rows_of):
+            part, slot = places[name]
+            part.put(slot, first, rows)
 
 
 def _image_balancer(settings: TrainSettings, stages: Mapping[int, Stage], meshes: Meshes) -> ImageBalancer | None:
@@ -162,7 +203,11 @@ def _update(settings: TrainSettings, parameters: Mapping[str, Tensor]) -> Update
     if settings.optimizer.name is OptimizerName.MUON:
         whole = whole_names((name, tuple(parameter.shape)) for name, parameter in parameters.items())
     return Update(
-        dtype=DTYPES[settings.precision],
+        storage=Storage(
+            dtype=DTYPES[settings.precision],
+            device=settings.rank.device_type,
+            state_on_host=settings.optimizer.state_on_host,
+        ),
         exact=frozenset(name for name in parameters if name.endswith(_EXACT)),
         whole=whole,
         zero1=_uses_zero1(settings),
@@ -179,7 +224,6 @@ def _shard(settings: TrainSettings, stages: dict[int, Stage], meshes: Meshes) ->
     return shard(
         stages,
         meshes,
-        seed=settings.seed,
         dtype=DTYPES[settings.precision],
         device=settings.rank.device_type,
         timeout_s=settings.rank.collective_timeout_s,

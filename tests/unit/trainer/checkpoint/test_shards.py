@@ -10,7 +10,8 @@ import torch
 from polyreme_trainer.checkpoint.content import FlatTensors
 from polyreme_trainer.checkpoint.shards import HeldTensor, ShardAxis, TensorShard, boxes
 from polyreme_trainer.model.sharding import cut_of, slice_of
-from polyreme_trainer.parallel.flat_buffers import FlatParameters, Shares
+from polyreme_trainer.parallel.flat_buffers import FlatParameters
+from polyreme_trainer.parallel.flat_layout import Shares
 
 
 @pytest.mark.parametrize("shape", [(7,), (3, 5), (2, 3, 4), (2, 1, 3, 2)])

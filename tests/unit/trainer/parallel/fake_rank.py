@@ -40,6 +40,8 @@ from polyreme_trainer.train.settings import (
 )
 from polyreme_trainer.train.state import open_state
 from tests.unit.trainer.kept import kept_bytes
+from tests.unit.trainer.parallel import fake_start
+from tests.unit.trainer.peak import PeakMemory
 
 WIDE = (6, 1, 2)
 """Layers, dense ones of them, and layers of the tower of the model whose weights layouts divide."""
@@ -151,7 +153,9 @@ def state_bytes(layout: Layout, kind: str) -> dict[str, int]:
             name=OptimizerName.MUON if kind == "muon" else OptimizerName.ADAMW, zero1=kind == "zero1"
         ),
     )
-    state = open_state(settings, meshes, media_token=MEDIA_TOKEN)
+    memory = PeakMemory("cpu")
+    with memory:
+        state = open_state(settings, meshes, media_token=MEDIA_TOKEN)
     parts = state.flat.parts
     rows = sum(piece.length for part in state.flat.sharded for piece in part.pieces)
     own = sum(part.own_gradients.nbytes for part in parts if part.shares.count > 1)
@@ -160,13 +164,15 @@ def state_bytes(layout: Layout, kind: str) -> dict[str, int]:
         "weights": sum(part.values.nbytes for part in parts) + 4 * rows,
         "gradients": own + sum(part.gradients.nbytes for part in parts if part not in state.flat.sharded),
         "optimizer": moments + sum(part.masters.nbytes for part in parts if part.masters is not None),
+        "peak": memory.peak_bytes,
     }
 
 
 def main() -> None:
     """Print what each of the shapes named on the command line holds, ``layers-dense-tower-recompute``.
 
-    And, under the name of each layout, the weights of its fullest rank; of some, its state by how it is held.
+    And, under the name of each layout, the weights of its fullest rank; of some, its state by how it is held; of
+    some presets, the start of one of 1,024 ranks.
     """
     torch.set_num_threads(1)
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=WORLD)
@@ -178,6 +184,10 @@ def main() -> None:
         found[str(layout)] = {"weights": weight_bytes(layout, split)}
     for kind in KINDS:
         found[kind] = state_bytes(HELD, kind)
+    dist.destroy_process_group()
+    fake_start.open_fake_world()
+    for name, (shape, layout) in fake_start.STARTS.items():
+        found[f"start {name}"] = {"counted": fake_start.counted_bytes(fake_start.shallow(shape, layout), layout)}
     sys.stdout.write(json.dumps(found) + "\n")
 
 

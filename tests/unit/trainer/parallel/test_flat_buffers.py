@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from polyreme_trainer.parallel.flat_buffers import FlatModel, FlatParameters, Shares, Slices, flatten
+from polyreme_trainer.parallel.flat_buffers import FlatModel, FlatParameters, Slices, flatten
+from polyreme_trainer.parallel.flat_layout import Shares
 from polyreme_trainer.parallel.gradients import GlobalStep, gradient_scale
 
 

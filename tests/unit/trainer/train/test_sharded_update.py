@@ -14,7 +14,8 @@ from polyreme_planner.hardware import Precision
 from polyreme_planner.optimizer_state import state_bytes
 from polyreme_planner.shapes import KIMI_VL_NANO
 from polyreme_trainer.model.initialise import STACKED, build_model
-from polyreme_trainer.parallel.flat_buffers import FlatModel, Shares, Slices, Update, flatten
+from polyreme_trainer.parallel.flat_buffers import FlatModel, Slices, Storage, Update, flatten
+from polyreme_trainer.parallel.flat_layout import Shares
 from polyreme_trainer.train import muon
 from polyreme_trainer.train.optimizer import Optimizer, learner_of
 from polyreme_trainer.train.settings import OptimizerSettings
@@ -155,7 +156,7 @@ def test_a_direction_has_singular_values_near_one_and_nothing_stays_nothing() ->
 
 def test_narrow_values_are_their_originals_rounded_and_small_steps_are_not_lost() -> None:
     settings = OptimizerSettings(weight_decay=0.0)
-    update = Update(dtype=torch.bfloat16, exact=frozenset({"layers.1.mlp.gate.weight"}))
+    update = Update(storage=Storage(dtype=torch.bfloat16), exact=frozenset({"layers.1.mlp.gate.weight"}))
     expected = alone(Update(), settings)
     flat = held(update)
     stepped(flat, settings)
@@ -215,7 +216,7 @@ def test_a_rank_holds_the_state_that_is_planned(precision: Precision) -> None:
     ranks = 4
     model = build_model(KIMI_VL_NANO, seed=0, media_token=5)
     parameters = dict(model.named_parameters())
-    update = Update(dtype=getattr(torch, precision), zero1=True)
+    update = Update(storage=Storage(dtype=getattr(torch, precision)), zero1=True)
     stacks = frozenset(name for name in parameters if name.endswith(STACKED))
     flat = flatten(
         parameters,
@@ -234,7 +235,7 @@ def test_a_rank_holds_the_state_that_is_planned(precision: Precision) -> None:
 
 def test_gradients_of_narrow_values_add_up_in_float32() -> None:
     weight = nn.Parameter(torch.ones(4, 4))
-    flat = flatten({"weight": weight}, piggybacked=0, update=Update(dtype=torch.bfloat16))
+    flat = flatten({"weight": weight}, piggybacked=0, update=Update(storage=Storage(dtype=torch.bfloat16)))
     for scale in (256.0, 0.5, 0.5):
         (weight * scale).sum().backward()
     assert weight.dtype == torch.bfloat16
@@ -242,7 +243,7 @@ def test_gradients_of_narrow_values_add_up_in_float32() -> None:
 
 
 def test_originals_follow_values_that_are_set_from_elsewhere() -> None:
-    flat = held(Update(dtype=torch.bfloat16))
+    flat = held(Update(storage=Storage(dtype=torch.bfloat16)))
     flat.dense.values.fill_(0.5)
     flat.dense.adopt()
     assert flat.dense.masters is not None

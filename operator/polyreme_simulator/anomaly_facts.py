@@ -12,7 +12,7 @@ from polyreme_simulator.cluster_history import BLIND_S, ClusterHistory
 from polyreme_simulator.cluster_view import ClusterView
 from polyreme_simulator.observed_state import ObservedState
 from polyreme_simulator.ownership import MALFORMED, is_set_apart, owner_uid
-from polyreme_simulator.refused_children import RefusedChildFacts
+from polyreme_simulator.refused_children import RefusedChildFacts, exists_child
 
 OWNED_KINDS = ("Service", "Secret", "Lease", "ServiceAccount", "Role", "RoleBinding")
 BACK_S = {"Lease": 15.0, "Service": 330.0, "Secret": 330.0}
@@ -99,7 +99,9 @@ class AnomalyFacts:
             for kind, within_s in BACK_S.items():
                 refused = self.is_refused(uid, f"create {kind}") or self.is_refused(uid)
                 refused = refused or (job["metadata"]["namespace"], kind) in self.children.quotas
-                if not active or refused or (uid, kind) in there:
+                # A Lease whose owner another account removed is its job's; the next leader puts it back.
+                exists = exists_child(world, job["metadata"], kind) if kind == "Lease" else (uid, kind) in there
+                if not active or refused or exists:
                     self._missing_s.pop((uid, kind), None)
                     continue
                 since_s = self._missing_s.setdefault((uid, kind), world.time_s())

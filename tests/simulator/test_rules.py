@@ -17,6 +17,7 @@ from polyreme_api.times import rfc3339
 from polyreme_cluster.port import Manifest, ObjectRef
 from polyreme_operator.health.record import HEALTH, NodeState, Record, render
 from polyreme_operator.types.intents import INTENTS_KEY
+from polyreme_simulator.anomaly_facts import BACK_S
 from polyreme_simulator.event_loop import VirtualLoop
 from polyreme_simulator.foreign_queue_facts import MISSING
 from polyreme_simulator.forgery_facts import FORGED_STEP
@@ -466,3 +467,20 @@ def test_the_step_of_a_forged_record_is_not_found_in_a_time(scene: Scene, status
     """Seed 143 with health."""
     scene.say(scene.job("j"), **status)
     assert scene.broken("a forged record changes no status") == broken
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_lease_whose_owner_was_removed_is_not_to_come_back(scene: Scene, exists: bool) -> None:
+    """Seed 58 with forged records: no leader ran that could have put the owner back."""
+    job = scene.job("j")
+    scene.world.add_node("n0", 1)
+    scene.admit(job, "n0")
+    if exists:
+        name = labels.job_object_name("j", job["metadata"]["uid"])
+        head = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
+        scene.world.store.create({**head, "metadata": {"name": name, "namespace": "default"}})
+    rules = scene.facts.rules.anomalies
+    rules.look(scene.world)
+    scene.wait(BACK_S["Lease"] + 1.0)
+    rules.look(scene.world)
+    assert scene.broken("what a job owns comes back") == (not exists)

@@ -159,7 +159,7 @@ def train(save: Save, wait: Callable[[], None], content: Content, world: World) 
     """Take the steps, save every few of them, and wait for the last save."""
     square = torch.rand(512, 512)
     step(square, content, world)
-    dist.barrier(world.checkpoint_group)
+    dist.barrier(world.meshes.control_group)
     stalls_s: list[float] = []
     begun_s, begun_processor_s = time.perf_counter(), time.process_time()
     for number in range(1, STEPS + 1):
@@ -170,7 +170,7 @@ def train(save: Save, wait: Callable[[], None], content: Content, world: World) 
             stalls_s.append(time.perf_counter() - called_s)
     wait()
     total_s, processor_s = time.perf_counter() - begun_s, time.process_time() - begun_processor_s
-    dist.barrier(world.checkpoint_group)
+    dist.barrier(world.meshes.control_group)
     begun_s = time.perf_counter()
     save(STEPS + 1)
     wait()
@@ -201,7 +201,7 @@ def with_ours(root: Path, rank: int, world: World) -> Ran:
     copies = None if files is None else HostCopies(*files)
     identity = Identity(store=store, attempt=1, shape=KIMI_VL_NANO, plan_hash="bench", rule=Rule(kept=2))
     with CheckpointWriter(
-        identity, group=world.checkpoint_group, now_s=time.time, committed=done.append, copies=copies
+        identity, group=world.meshes.control_group, now_s=time.time, committed=done.append, copies=copies
     ) as writer:
         ran = train(lambda number: writer.start(content, step=number, loader={}), writer.wait, content, world)
     if rank == 0 and len(done) != STEPS // EVERY_STEPS + 1:
@@ -217,7 +217,7 @@ def with_dcp_save(root: Path, rank: int, world: World) -> Ran:
 
     def save(number: int) -> None:
         writer = dcp.FileSystemWriter(_fresh(root, number, rank), sync_files=True)
-        dcp.save(content.state_dict(), storage_writer=writer, process_group=world.checkpoint_group)
+        dcp.save(content.state_dict(), storage_writer=writer, process_group=world.meshes.control_group)
 
     return train(save, lambda: None, content, world)
 
@@ -241,7 +241,7 @@ def with_dcp_async(root: Path, rank: int, world: World) -> Ran:
             for slot in part.slots
         }
         named = slices | {f"{name}.{rank}": tensor for name, tensor in content.plain.items()}
-        under_way.append(dcp.async_save(named, storage_writer=writer, process_group=world.checkpoint_group))
+        under_way.append(dcp.async_save(named, storage_writer=writer, process_group=world.meshes.control_group))
 
     return train(save, wait, content, world)
 
@@ -276,14 +276,14 @@ def measure_loads(folder: Path, rank: int, world: World) -> dict[str, float]:
     files = [*(folder / "ours" / name).iterdir()]
 
     def ours(content: Content) -> None:
-        load_checkpoint(content, marker, store, name, group=world.checkpoint_group)
+        load_checkpoint(content, marker, store, name, group=world.meshes.control_group)
 
     figures = {"load_ours_s": _median_load(ours, make_content(rank), files, world)}
     path = folder / "dcp_save" / str(STEPS + 1)
 
     def theirs(content: Content) -> None:
         reader = dcp.FileSystemReader(path)
-        dcp.load(content.state_dict(), storage_reader=reader, process_group=world.checkpoint_group)
+        dcp.load(content.state_dict(), storage_reader=reader, process_group=world.meshes.control_group)
 
     figures["load_dcp_s"] = _median_load(theirs, make_content(rank), [*path.iterdir()], world)
     whole = make_content(0, parts=1)
@@ -317,10 +317,10 @@ def _median_load(load: Callable[[Content], None], content: Content, files: list[
     for _ in range(LOADS):
         for path in files:
             _forget(path)
-        dist.barrier(world.checkpoint_group)
+        dist.barrier(world.meshes.control_group)
         begun_s = time.perf_counter()
         load(content)
-        dist.barrier(world.checkpoint_group)
+        dist.barrier(world.meshes.control_group)
         taken.append(time.perf_counter() - begun_s)
     return statistics.median(taken)
 

@@ -103,7 +103,7 @@ def saver(training: Trainer, folder: Path, place: Place, *, wait: bool) -> Calla
             took_s = time.perf_counter() - begun_s
         else:
             future: Any = dcp.async_save(
-                tensors, checkpoint_id=str(target), process_group=training.world.checkpoint_group
+                tensors, checkpoint_id=str(target), process_group=training.world.meshes.control_group
             )
             took_s = time.perf_counter() - begun_s
             future.result()

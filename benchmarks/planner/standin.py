@@ -25,6 +25,7 @@ from polyreme_planner.schedules import Kind, Schedule, Slot, Work, ranks_of_stag
 from polyreme_planner.search import Estimate
 from polyreme_planner.traffic import Exchange
 from polyreme_trainer.parallel.collectives import exchange_rows, pass_on, sum_over
+from polyreme_trainer.parallel.communicators import Operation, Wanted
 from polyreme_trainer.parallel.mesh import Meshes, dense_place, group_ranks, open_meshes
 
 CALIBRATIONS = 30
@@ -113,7 +114,7 @@ def calibrated(megabytes: tuple[float, float], _: int) -> dict[str, float]:
     """Fit latency and rate of an all-to-all, in groups of two and four, ranks asleep in between as in a step."""
     took: dict[float, list[float]] = {}
     for layout in (Layout(dp=4, cp=2), Layout(dp=2, cp=4)):
-        group = open_meshes(layout, timeout_s=TIMEOUT_S).cp_group
+        group = open_meshes(layout, timeout_s=TIMEOUT_S).shard_group
         for size in megabytes:
             for _ in range(CALIBRATIONS):
                 time.sleep(0.005)
@@ -141,9 +142,10 @@ class Step:
         self._job = job
         self._layout = Layout(**job["layout"])
         self._meshes: Meshes = open_meshes(self._layout, timeout_s=TIMEOUT_S)
+        cp = Wanted(name="cp", ranks=group_ranks(self._layout, rank, ("cp",)), operations=frozenset({Operation.ROWS}))
         self._groups = {
             "tp": self._meshes.tp_group,
-            "cp": self._meshes.cp_group,
+            **self._meshes.communicators.open([cp]),
             "ep": self._meshes.ep_group,
         }
         self._place = dense_place(self._layout, rank)["pp"]

@@ -157,7 +157,7 @@ def test_a_checkpoint_that_was_saved_while_steps_went_on_is_loaded_bit_by_bit(
     expected = [buffer.cpu().clone() for buffer in content(state, world.meshes).buffers()]
     identity = Identity(store=store, attempt=1, shape=KIMI_VL_NANO, plan_hash="p", rule=Rule(kept=2))
     with CheckpointWriter(
-        identity, group=world.checkpoint_group, now_s=lambda: 1.0, committed=lambda _: None
+        identity, group=world.meshes.control_group, now_s=lambda: 1.0, committed=lambda _: None
     ) as writer:
         writer.start(content(state, world.meshes), step=1, loader={})
         step_of(state, world, settings, seed=1)
@@ -165,7 +165,7 @@ def test_a_checkpoint_that_was_saved_while_steps_went_on_is_loaded_bit_by_bit(
     other = open_state(dataclasses.replace(settings, seed=9), world.meshes, media_token=MEDIA_TOKEN)
     held = content(other, world.meshes)
     marker = open_checkpoint(store, "a000001-s00000001", KIMI_VL_NANO)
-    load_checkpoint(held, marker, store, "a000001-s00000001", group=world.checkpoint_group)
+    load_checkpoint(held, marker, store, "a000001-s00000001", group=world.meshes.control_group)
     restored(other)
     found = [buffer.cpu() for buffer in content(other, world.meshes).buffers()]
     assert all(torch.equal(one, saved) for one, saved in zip(found, expected, strict=True))
@@ -187,7 +187,7 @@ def test_collectives_of_a_group_of_one(device: torch.device, world: World) -> No
     summed = rows_SD.clone()
     dist.all_reduce(summed, group=group)
     assert torch.equal(summed, rows_SD)
-    assert collectives.gather_to_all("word", world.checkpoint_group) == ["word"]
+    assert collectives.gather_to_all("word", world.meshes.control_group) == ["word"]
     assert ("nccl" in dist.get_backend(group)) == (device.type == "cuda")
 
 

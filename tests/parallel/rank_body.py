@@ -254,7 +254,7 @@ def start_from(_request: Mapping[str, Any], _rank: int, settings: TrainSettings)
     assert isinstance(settings.export_to, Path)
     with open_world(settings.rank, settings.layout) as world:
         state = open_state(settings, world.meshes, media_token=MEDIA)
-        initial_weights.begin(state, settings, world.meshes, group=world.checkpoint_group)
+        initial_weights.begin(state, settings, world.meshes, group=world.meshes.control_group)
         export(state, settings, world.meshes, settings.export_to, tokens=Pages.token_ids)
     return 0
 
@@ -370,7 +370,7 @@ def digests(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> i
         for name in request.get("names", [request["resume_from"]]):
             marker = open_checkpoint(store, name, settings.shape)
             held = content(state, world.meshes, with_rng=False)
-            load_checkpoint(held, marker, store, name, group=world.checkpoint_group)
+            load_checkpoint(held, marker, store, name, group=world.meshes.control_group)
             whole = _whole(state, world, gradient_too=False)
             whole |= {f"bias.{layer}": bias for layer, bias in _biases(state, world).items()}
             found[name] = {n: hashlib.sha256(t.contiguous().numpy().tobytes()).hexdigest() for n, t in whole.items()}

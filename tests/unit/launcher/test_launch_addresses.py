@@ -92,4 +92,4 @@ def test_ranks_meet_by_either_family(host: str) -> None:
             master_fd=listener.detach(),
         )
         with open_world(settings, Layout()) as world:
-            assert dist.get_world_size(world.checkpoint_group) == 1
+            assert dist.get_world_size(world.meshes.control_group) == 1

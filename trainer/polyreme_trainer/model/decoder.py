@@ -99,6 +99,8 @@ class Decoder(nn.Module):
         self.section = section
         self.ranks = ranks
         self.recompute = options.recompute
+        self.before_layer: Callable[[int, Tensor], Tensor] | None = None
+        """Called with the number of each layer and its input, which it returns; it may watch the gradient of it."""
         if section.first:
             words = share(shape.vocabulary, ranks, what="the vocabulary")
             # A weight of our own skips the default initialisation, whose meta kernel imports the compiler (2 to 8 s).
@@ -136,6 +138,8 @@ class Decoder(nn.Module):
         turn_TF = decoder_turns(positions_T, self.shape, theta=self.rope_theta)
         routings: list[Routed] = []
         for index, layer in self.layers.items():
+            if self.before_layer is not None:
+                x_SD = self.before_layer(int(index), x_SD)
             x_SD, routed = run_layer(self.recompute, layer, x_SD, turn_TF, attend(int(index)), real_N)
             if routed is not None:
                 routings.append(routed)

@@ -68,17 +68,17 @@ def scatter_rows(rows_TX: Tensor, group: dist.ProcessGroup) -> Tensor:
     return cast(Tensor, _Scatter.apply(rows_TX, group))
 
 
-def pass_on(sent: Tensor, received: Tensor, group: dist.ProcessGroup, *, tag: int) -> Callable[[], None]:
+def pass_on(sent: Tensor, received: Tensor, group: dist.ProcessGroup, *, tag: int, step: int = 1) -> Callable[[], None]:
     """Begin to send a buffer to the next rank of the group's ring, and to receive one from the rank before.
 
     Neither buffer may be touched until the returned function has been called, which waits for both. Exchanges that are
-    in flight at the same time need different tags.
+    in flight at the same time need different tags. A ``step`` of -1 goes the other way round.
     """
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     works = dist.batch_isend_irecv(
         [
-            dist.P2POp(dist.isend, sent, group=group, tag=tag, group_peer=(rank + 1) % ranks),
-            dist.P2POp(dist.irecv, received, group=group, tag=tag, group_peer=(rank - 1) % ranks),
+            dist.P2POp(dist.isend, sent, group=group, tag=tag, group_peer=(rank + step) % ranks),
+            dist.P2POp(dist.irecv, received, group=group, tag=tag, group_peer=(rank - step) % ranks),
         ]
     )
 

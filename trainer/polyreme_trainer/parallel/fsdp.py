@@ -36,14 +36,17 @@ from polyreme_trainer.model.sharding import cut_of
 from polyreme_trainer.model.stage import Stage
 from polyreme_trainer.model.vlm import KimiVL
 from polyreme_trainer.parallel import collectives
+from polyreme_trainer.parallel.communicators import Operation, Wanted
 from polyreme_trainer.parallel.flat_buffers import FlatParameters, Named
 from polyreme_trainer.parallel.flat_layout import Bucket, Piece, Shares, Slot
-from polyreme_trainer.parallel.mesh import Meshes, group_ranks, open_group
+from polyreme_trainer.parallel.mesh import Meshes, group_ranks
 
 _ALIGNMENT = 16
 """Elements to which a parameter's rows are aligned in the buffers of gradients and moments."""
 _WHOLE = (".mlp.gate.weight", "language_model.model.norm.weight")
 """Suffixes of the names of parameters that are in no unit: routers, whose scores are float32, and the final norm."""
+_ROW_AXES = {"dense_rows": ("dp", "cp"), "expert_rows": ("edp",)}
+"""Axes over which rows are sharded: of experts, and of everything else."""
 
 
 class ShardedParameters(FlatParameters):
@@ -172,13 +175,26 @@ def whole_names(names: Sequence[str], *, tensor_parallel: bool) -> frozenset[str
     )
 
 
+def row_groups(meshes: Meshes) -> list[Wanted]:
+    """Return the groups for gathering and summing rows, apart from the layers' since both exchange at the same time."""
+    wanted = [
+        Wanted(
+            name=name,
+            ranks=group_ranks(meshes.layout, meshes.rank, axes),
+            operations=frozenset({Operation.SHARES}),
+        )
+        for name, axes in _ROW_AXES.items()
+    ]
+    return [each for each in wanted if len(each.ranks) > 1]
+
+
 def shard(
     stages: Mapping[int, Stage],
     meshes: Meshes,
     *,
     dtype: torch.dtype,
     device: torch.device | str,
-    timeout_s: float,
+    groups: Mapping[str, dist.ProcessGroup],
 ) -> tuple[ShardedParameters, ...]:
     """Shard the parameters of models that are not on a device yet; every rank calls it.
 
@@ -189,13 +205,13 @@ def shard(
         meshes: This rank's place.
         dtype: Type in which the model computes.
         device: Where parameters shall be.
-        timeout_s: Longest wait inside one exchange.
+        groups: Those of ``row_groups``.
 
     Returns:
         Sharded parameters: over dp x cp, and over the copies of experts.
     """
     sharing = [
-        _mesh(group_ranks(meshes.layout, meshes.rank, axes), device, timeout_s) for axes in (("dp", "cp"), ("edp",))
+        DeviceMesh.from_group(groups[name], torch.device(device).type) if name in groups else None for name in _ROW_AXES
     ]
     shared = any(mesh is not None for mesh in sharing)
     parts: list[list[Named]] = [[], []]
@@ -214,13 +230,6 @@ def shard(
         for named, mesh in zip(parts, sharing, strict=True)
         if named and mesh is not None
     )
-
-
-def _mesh(ranks: tuple[int, ...], device: torch.device | str, timeout_s: float) -> DeviceMesh | None:
-    """Open a separate group for gathering and summing, since layers exchange at the same time; None for one rank."""
-    if len(ranks) == 1:
-        return None
-    return DeviceMesh.from_group(open_group(ranks, timeout_s=timeout_s), torch.device(device).type)
 
 
 def _shard_stage(

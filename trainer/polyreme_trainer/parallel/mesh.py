@@ -9,16 +9,17 @@ expert.
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import itertools
 import math
 from collections.abc import Sequence
 from typing import cast
 
+import torch
 import torch.distributed as dist
 
 from polyreme_api.errors import InvalidConfigError
 from polyreme_planner.layout import Layout, gives_each_packs, packs_of_rank
+from polyreme_trainer.parallel.communicators import Communicators, Operation, Wanted
 
 DENSE_AXES = ("pp", "dp", "cp", "tp")
 SPARSE_AXES = ("pp", "edp", "ep")
@@ -92,6 +93,11 @@ class Meshes:
 
     layout: Layout
     rank: int
+    communicators: Communicators
+    """Opens further groups."""
+    control_group: dist.ProcessGroup
+    """All ranks, for what the host exchanges: always gloo. While a checkpoint is being saved, the saving thread alone
+    uses it: two threads would interleave their exchanges differently on each rank, and deadlock."""
     world_group: dist.ProcessGroup
     """All ranks."""
     stage_group: dist.ProcessGroup
@@ -102,7 +108,6 @@ class Meshes:
     shard_group: dist.ProcessGroup
     """cp x tp, the ranks over which the packs of one dp rank are cut."""
     pp_group: dist.ProcessGroup
-    cp_group: dist.ProcessGroup
     ring_group: dist.ProcessGroup
     """Context ranks that pass keys and values around; cp = ring x ulysses, Ulysses ranks are neighbours."""
     ulysses_group: dist.ProcessGroup
@@ -124,7 +129,6 @@ GROUP_AXES = {
     "replica_group": ("dp", "cp"),
     "shard_group": ("cp", "tp"),
     "pp_group": ("pp",),
-    "cp_group": ("cp",),
     "ring_group": ("ring",),
     "ulysses_group": ("ulysses",),
     "tp_group": ("tp",),
@@ -132,6 +136,20 @@ GROUP_AXES = {
     "ep_group": ("ep",),
 }
 """Axes along which the ranks of a group differ, all of one mesh; cp may be split into ring and ulysses."""
+_SUM, _ROWS, _NEIGHBOURS = Operation.SUM, Operation.ROWS, Operation.NEIGHBOURS
+GROUP_OPERATIONS = {
+    "world_group": {_SUM},
+    "stage_group": {_SUM},
+    "replica_group": {_SUM, _ROWS},
+    "shard_group": {_ROWS},
+    "pp_group": {_NEIGHBOURS},
+    "ring_group": {_NEIGHBOURS},
+    "ulysses_group": {_ROWS},
+    "tp_group": {_SUM, Operation.SHARES},
+    "edp_group": {_SUM},
+    "ep_group": {_ROWS},
+}
+"""Kinds of exchange of a training step in each group."""
 
 
 def group_ranks(layout: Layout, rank: int, axes: Sequence[str]) -> tuple[int, ...]:
@@ -146,12 +164,13 @@ def group_ranks(layout: Layout, rank: int, axes: Sequence[str]) -> tuple[int, ..
     return tuple(_rank(place, sizes) for place in itertools.product(*choices))
 
 
-def open_meshes(layout: Layout, *, timeout_s: float) -> Meshes:
-    """Open this rank's groups; every rank calls it.
+def open_meshes(layout: Layout, *, timeout_s: float, device: torch.device | None = None) -> Meshes:
+    """Open this rank's groups and warm them; every rank calls it. The default group becomes the control group.
 
     Args:
         layout: Degrees of the axes.
-        timeout_s: Longest wait inside one collective of a new group; the world's is the default group's.
+        timeout_s: Longest wait inside one collective.
+        device: The rank's CUDA device; None: groups are those of the default group's backend.
 
     Raises:
         InvalidConfigError: If the degrees do not multiply to the world, or ``ep`` does not divide the token shards.
@@ -161,20 +180,22 @@ def open_meshes(layout: Layout, *, timeout_s: float) -> Meshes:
         raise InvalidConfigError(
             f"layout does not fit: pp*dp*cp*tp={layout.world}, the job has {world} ranks", field="spec.parallelism"
         )
-    opened = {tuple(range(world)): cast("dist.ProcessGroup", dist.group.WORLD)}
-    groups: dict[str, dist.ProcessGroup] = {}
-    for name, axes in GROUP_AXES.items():
-        ranks = group_ranks(layout, rank, axes)
-        if ranks not in opened:
-            opened[ranks] = open_group(ranks, timeout_s=timeout_s)
-        groups[name] = opened[ranks]
-    return Meshes(layout=layout, rank=rank, **groups)
+    communicators = Communicators(timeout_s=timeout_s, device=device)
+    return Meshes(
+        layout=layout,
+        rank=rank,
+        communicators=communicators,
+        control_group=cast("dist.ProcessGroup", dist.group.WORLD),
+        **communicators.open(mesh_groups(layout, rank)),
+    )
 
 
-def open_group(ranks: tuple[int, ...], *, timeout_s: float) -> dist.ProcessGroup:
-    """Open a group; only its ranks call this, so no rank waits for groups that it is not in."""
-    timeout = datetime.timedelta(seconds=timeout_s)
-    return cast("dist.ProcessGroup", dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True))
+def mesh_groups(layout: Layout, rank: int) -> list[Wanted]:
+    """Return the groups of both meshes that a rank is in, in the order in which all ranks open theirs."""
+    return [
+        Wanted(name=name, ranks=group_ranks(layout, rank, axes), operations=frozenset(GROUP_OPERATIONS[name]))
+        for name, axes in GROUP_AXES.items()
+    ]
 
 
 def _place(rank: int, sizes: tuple[int, ...]) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""The process groups of an attempt: one for training, a separate one for checkpoints.
+"""The process groups of an attempt, from the meeting of its ranks to their end.
 
 Nothing happens at import: ranks are forked from a warm parent that has imported this module, and a thread or a group in
 the parent would not survive the fork.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import os
 from collections.abc import Iterator
 
 import torch.distributed as dist
@@ -16,13 +17,14 @@ import torch.distributed as dist
 from polyreme_api.errors import EnvironmentFailedError
 from polyreme_planner.layout import Layout
 from polyreme_trainer.parallel.causes import causes
+from polyreme_trainer.parallel.communicators import bound_device
 from polyreme_trainer.parallel.mesh import Meshes, open_meshes
 
-_BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 _GLOO = "/gloo/"
 """Part of every error message of gloo: it names the source file that failed, in a plain ``RuntimeError``."""
-CHECKPOINT_TIMEOUT_S = 1800.0
-"""Longest wait inside a collective of a checkpoint: the slowest rank's write."""
+_LAZY_GLOO = "TORCH_GLOO_LAZY_INIT"
+CONTROL_TIMEOUT_S = 1800.0
+"""Longest wait inside a collective of the control group: the slowest rank's load, write or answers."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,12 +49,9 @@ class RankSettings:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """Open groups and meshes."""
+    """Open groups."""
 
     meshes: Meshes
-    checkpoint_group: dist.ProcessGroup
-    """A gloo group for checkpoints alone: a save in a thread that shared the training group would interleave its
-    collectives with the step's, differently on each rank, and deadlock."""
 
 
 @contextlib.contextmanager
@@ -64,13 +63,16 @@ def open_world(settings: RankSettings, layout: Layout) -> Iterator[World]:
         EnvironmentFailedError: If the ranks do not meet in time, or an exchange fails in the body: a peer ended, hangs
             or cannot be reached.
     """
+    if settings.device_type != "cpu":
+        # gloo is then for the host's exchanges alone: a rank connects to those that it exchanges with, and not to all.
+        os.environ.setdefault(_LAZY_GLOO, "1")
     try:
         dist.init_process_group(
-            _BACKENDS[settings.device_type],
+            "gloo",
             store=_open_store(settings),
             rank=settings.rank,
             world_size=settings.world,
-            timeout=datetime.timedelta(seconds=settings.collective_timeout_s),
+            timeout=datetime.timedelta(seconds=CONTROL_TIMEOUT_S),
         )
     except (dist.DistError, TimeoutError) as error:
         raise EnvironmentFailedError(
@@ -78,9 +80,8 @@ def open_world(settings: RankSettings, layout: Layout) -> Iterator[World]:
             f"{settings.master_address}:{settings.master_port}: {error}"
         ) from error
     try:
-        meshes = open_meshes(layout, timeout_s=settings.collective_timeout_s)
-        timeout = datetime.timedelta(seconds=CHECKPOINT_TIMEOUT_S)
-        yield World(meshes=meshes, checkpoint_group=dist.new_group(backend="gloo", timeout=timeout))
+        device = bound_device(settings.device_type)
+        yield World(meshes=open_meshes(layout, timeout_s=settings.collective_timeout_s, device=device))
     except RuntimeError as error:
         if (failed := exchange_error(error)) is None:
             raise

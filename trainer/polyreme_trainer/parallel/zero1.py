@@ -1,32 +1,41 @@
 """Exchanges of a sharded update (ZeRO-1, arXiv:1910.02054): gradients to their owners, parameters back.
 
-A bucket's gradient is reduce-scattered as soon as the backward pass has made all of it, while the passes of earlier
-layers still run. Buckets go in one fixed order, the last layers' first, whatever order gradients come in: ranks may
-have images or not, and experts tokens or not, but a group needs the same exchanges in the same order on each of its
-ranks. Buckets that are not complete when the backward ends go then: schedules that compute gradients of weights apart
-from those of inputs (zero-bubble) do not signal when they are made.
+A bucket's gradient is reduce-scattered while the backward passes of earlier layers still run. When it leaves is fixed
+by layer: where the last backward pass of the step leaves a layer, all buckets go whose parameters lie in this layer and
+later ones. So every rank makes these exchanges in one order among those of the layers, whichever gradients it makes
+itself. NCCL does not promise progress if ranks begin the exchanges of two communicators in different orders.
 
-Parameters are gathered bucket by bucket after the optimizer, and waited for when they are first read.
+Buckets with parameters before the first layer (embedding, projector, tower) go when the backward has ended, and so do
+all buckets under schedules that compute gradients of weights apart from those of inputs (zero-bubble).
 
-These exchanges have separate groups. They begin at different moments on each rank, and no order between them and the
-exchanges of the backward pass is common to all ranks.
+Parameters are gathered bucket by bucket after the optimizer, and waited for when they are first read. These exchanges
+have groups apart from the layers', so that they overlap.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
-import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor
 
+from polyreme_trainer.model.decoder import Decoder
 from polyreme_trainer.parallel import collectives
+from polyreme_trainer.parallel.communicators import Operation, Wanted
 from polyreme_trainer.parallel.flat_buffers import FlatModel, FlatParameters
-from polyreme_trainer.parallel.flat_layout import Piece
-from polyreme_trainer.parallel.mesh import Meshes, group_ranks, open_group
+from polyreme_trainer.parallel.flat_layout import Piece, Slot
+from polyreme_trainer.parallel.mesh import Meshes, group_ranks
 
-_STAGE_AXES, _REPLICA_AXES, _EDP_AXES = ("dp", "cp", "tp"), ("dp", "cp"), ("edp",)
+_WHOLE, _TENSOR, _EXPERTS = "dense_update", "tensor_update", "expert_update"
+_AXES = {_WHOLE: ("dp", "cp", "tp"), _TENSOR: ("dp", "cp"), _EXPERTS: ("edp",)}
+"""Axes of the ranks that hold the same whole parameters, slices or experts."""
+_OF_LAYER = re.compile(r"language_model\.model\.layers\.(\d+)\.")
+_AFTER_LAYERS = ("language_model.lm_head.", "language_model.model.norm.")
+"""Prefixes of the names of parameters whose gradients are made before those of the last layer."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -35,39 +44,40 @@ class _Turn:
 
     part: FlatParameters
     piece: Piece
-    parameters: list[nn.Parameter]
-    """Parameters that lie in it, at least partly."""
-    left: int = 0
-    """Gradients of microbatches that are still missing."""
+    layers: frozenset[int] | None
+    """Decoder layers whose gradients it waits for; None: it goes when the backward has ended."""
 
 
 class Replicas:
     """Buffers that all ranks of a group hold copies of, and whose update they shard."""
 
     def __init__(self, parts: Iterable[FlatParameters], group: dist.ProcessGroup) -> None:
-        """Watch the parameters: from now on their gradients may be sent while a backward pass runs.
+        """Order the buckets: the last layers' first, those that wait for the end last.
 
         Args:
             parts: Buffers, each cut into one share per rank of the group.
             group: A group for these exchanges alone.
         """
         self.group = group
-        self._turns = [turn for part in parts for turn in _turns(part)]
+        self._turns = sorted((turn for part in parts for turn in _turns(part)), key=_due)
         self._next = len(self._turns)
         self._reducing: list[dist.Work] = []
         self._gathering: list[dist.Work] = []
         for index, turn in enumerate(self._turns):
             for slot, parameter in turn.part.parameters():
-                if slot.start < turn.piece.bucket.end and turn.piece.bucket.start < slot.start + slot.length:
-                    parameter.register_post_accumulate_grad_hook(self._hook(index))
-                    turn.parameters.append(parameter)
+                if _overlaps(slot, turn.piece):
+                    parameter.register_post_accumulate_grad_hook(self._check(index))
 
-    def begin(self, passes: int) -> None:
-        """Start a step of so many backward passes."""
+    def begin(self) -> None:
+        """Start a step."""
         self._next = 0
-        for turn in self._turns:
-            # Frozen parameters get no gradient, so none is waited for.
-            turn.left = passes * sum(parameter.requires_grad for parameter in turn.parameters)
+
+    def advance(self, ended: AbstractSet[int]) -> None:
+        """Begin to reduce the next buckets, as far as these layers' gradients are all that they wait for."""
+        while self._next < len(self._turns) and (layers := self._turns[self._next].layers) is not None:
+            if not layers <= ended:
+                return
+            self._reduce_next()
 
     def finish(self) -> None:
         """Reduce the remaining buckets, and wait for all: the owners' shares are then summed."""
@@ -88,14 +98,10 @@ class Replicas:
             work.wait()
         self._gathering.clear()
 
-    def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
-        def made(_: torch.Tensor) -> None:
-            turn = self._turns[index]
+    def _check(self, index: int) -> Callable[[Tensor], None]:
+        def made(_: Tensor) -> None:
             if index < self._next:
                 raise RuntimeError(f"a gradient was made after its bucket was reduced: bucket {index}")
-            turn.left -= 1
-            while self._next < len(self._turns) and self._turns[self._next].left == 0:
-                self._reduce_next()
 
         return made
 
@@ -113,11 +119,34 @@ class Zero1Update:
     def __init__(self, replicas: Sequence[Replicas], owner_of: dict[int, Replicas]) -> None:
         self._replicas = replicas
         self._replicas_of = owner_of
+        self._passes = 0
+        self._left: dict[int, int] = {}
+        """Backward passes that have not left a layer yet, by its number."""
+        self._ended: set[int] = set()
 
     def begin(self, passes: int) -> None:
         """Start a step of so many backward passes."""
+        self._passes = passes
+        self._left.clear()
+        self._ended.clear()
         for replicas in self._replicas:
-            replicas.begin(passes)
+            replicas.begin()
+
+    def watch(self, layer: int, x_SD: Tensor) -> Tensor:
+        """Return the input of a layer so that its gradient, the last that the layer's backward makes, is noticed."""
+        if not x_SD.requires_grad:
+            return x_SD
+        # Autograd makes the gradient of a view after all others of the layer; for a leaf it promises no order.
+        watched_SD = x_SD.view_as(x_SD)
+        watched_SD.register_hook(lambda _: self._leave(layer))
+        return watched_SD
+
+    def _leave(self, layer: int) -> None:
+        self._left[layer] = self._left.get(layer, self._passes) - 1
+        if not self._left[layer]:
+            self._ended.add(layer)
+            for replicas in self._replicas:
+                replicas.advance(self._ended)
 
     def finish(self) -> None:
         """Wait until the gradients of what this rank updates are summed."""
@@ -139,32 +168,72 @@ class Zero1Update:
             replicas.settle()
 
 
-def open_zero1(flat: FlatModel, meshes: Meshes, *, timeout_s: float) -> Zero1Update:
-    """Open the groups of a sharded update; every rank calls it.
+def update_groups(meshes: Meshes) -> list[Wanted]:
+    """Return the groups of a sharded update."""
+    wanted = [
+        Wanted(
+            name=name,
+            ranks=group_ranks(meshes.layout, meshes.rank, axes),
+            operations=frozenset({Operation.SHARES}),
+        )
+        for name, axes in _AXES.items()
+        if name != _TENSOR or meshes.layout.tp > 1
+    ]
+    return [each for each in wanted if len(each.ranks) > 1]
+
+
+def open_zero1(flat: FlatModel, groups: Mapping[str, dist.ProcessGroup], decoders: Iterable[Decoder]) -> Zero1Update:
+    """Return the exchanges of a sharded update.
 
     Args:
         flat: Buffers that were laid out for it.
-        meshes: This rank's place.
-        timeout_s: Longest wait inside one exchange.
+        groups: Those of ``update_groups``.
+        decoders: This rank's, whose layers fix when buckets go; none: they go when the backward has ended.
     """
     replicas: list[Replicas] = []
     replicas_of: dict[int, Replicas] = {}
-    for axes, parts in (
-        (_STAGE_AXES, (flat.dense, flat.exact)),
-        (_REPLICA_AXES, (flat.tensor.flat,)),
-        (_EDP_AXES, (flat.experts.flat,)),
+    for name, parts in (
+        (_WHOLE, (flat.dense, flat.exact)),
+        (_TENSOR, (flat.tensor.flat,)),
+        (_EXPERTS, (flat.experts.flat,)),
     ):
         shared = [part for part in parts if part.shares.count > 1]
         if not any(part.length for part in shared):
             continue
-        group = open_group(group_ranks(meshes.layout, meshes.rank, axes), timeout_s=timeout_s)
-        replicas.append(Replicas(shared, group))
+        replicas.append(Replicas(shared, groups[name]))
         replicas_of |= {id(part): replicas[-1] for part in shared}
-    return Zero1Update(replicas, replicas_of)
+    update = Zero1Update(replicas, replicas_of)
+    for decoder in decoders:
+        decoder.before_layer = update.watch
+    return update
 
 
 def _turns(part: FlatParameters) -> list[_Turn]:
     """Order a part's buckets as the backward pass makes them: the last matrices first, vectors (of all layers) last."""
     matrices = [piece for piece in part.pieces if piece.bucket.start < part.matrices_end]
     vectors = [piece for piece in part.pieces if piece.bucket.start >= part.matrices_end]
-    return [_Turn(part=part, piece=piece, parameters=[]) for piece in (*reversed(matrices), *reversed(vectors))]
+    return [
+        _Turn(part=part, piece=piece, layers=_layers(part, piece))
+        for piece in (*reversed(matrices), *reversed(vectors))
+    ]
+
+
+def _layers(part: FlatParameters, piece: Piece) -> frozenset[int] | None:
+    """Return the decoder layers that a bucket has parameters of; None if it has some from before the first layer."""
+    found: set[int] = set()
+    for slot in part.slots:
+        if not _overlaps(slot, piece) or slot.name.startswith(_AFTER_LAYERS):
+            continue
+        if (layer := _OF_LAYER.match(slot.name)) is None:
+            return None
+        found.add(int(layer[1]))
+    return frozenset(found)
+
+
+def _due(turn: _Turn) -> tuple[bool, float]:
+    """Sort key of a bucket: the backward pass reaches its first layer later than all others."""
+    return turn.layers is None, -min(turn.layers or (), default=math.inf)
+
+
+def _overlaps(slot: Slot, piece: Piece) -> bool:
+    return slot.start < piece.bucket.end and piece.bucket.start < slot.start + slot.length

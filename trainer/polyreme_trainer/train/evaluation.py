@@ -77,7 +77,7 @@ def evaluate(
                 pipeline=_decode_pipeline(state, meshes),
             )
         pages += [_page(source, sample, answer, stop_token) for sample, answer in zip(samples, answers, strict=True)]
-    gathered = collectives.gather_to_first(pages, meshes.world_group)
+    gathered = collectives.gather_to_first(pages, meshes.control_group)
     return None if gathered is None else _result(gathered[: stage_ranks : meshes.layout.tp], state.step, attempt)
 
 

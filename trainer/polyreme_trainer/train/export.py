@@ -75,12 +75,12 @@ def _to_first(
             rows = gather_rows(held[name]).to(like.dtype) if is_sharded(held[name]) else held[name]
             joined = join_slices(name, rows, state.flat, meshes)
             if own and speaks:
-                collectives.send(joined.to("cpu"), 0, meshes.pp_group)
+                collectives.send(joined, 0, meshes.pp_group)
             elif meshes.rank == 0:
                 yield name, joined
             del rows, joined  # before the next one is made
         elif meshes.rank == 0:
-            received = torch.empty(like.shape, dtype=like.dtype)
+            received = torch.empty(like.shape, dtype=like.dtype, device=state.flat.dense.values.device)
             collectives.receive(received, holder, meshes.pp_group)
             yield name, received
             del received

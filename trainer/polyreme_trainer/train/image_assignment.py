@@ -24,12 +24,14 @@ from polyreme_planner.layout import Layout
 from polyreme_planner.model_parts import Part, all_parts
 from polyreme_planner.shapes import ModelShape
 from polyreme_trainer.model.patch_grid import Grid
+from polyreme_trainer.parallel.communicators import Operation, Wanted
 from polyreme_trainer.parallel.image_balancing import Image, ImageAssignment, ReturnRoute, balance_images, return_route
-from polyreme_trainer.parallel.mesh import Meshes, group_ranks, open_group
+from polyreme_trainer.parallel.mesh import Meshes, group_ranks
 
 NEIGHBOURS_MAX = 8
 """Most ranks that take each other's images: those of a node. With 256 ranks in one assignment, each microbatch had an
 all-to-all over all of them, and the assignment alone took 0.07 s of every rank."""
+_GROUP = "images"
 
 Patches = npt.NDArray[np.uint8 | np.float32]
 """As the source has them."""
@@ -189,22 +191,30 @@ def neighbours(layout: Layout, dp: int) -> range:
     return range(first, min(first + size, layout.dp))
 
 
-def image_balancer_of(meshes: Meshes, shape: ModelShape, *, timeout_s: float) -> ImageBalancer | None:
+def image_group(meshes: Meshes) -> list[Wanted]:
+    """Return the group over which this rank shares images, if it has neighbours and they are not all its replicas."""
+    layout, near = meshes.layout, neighbours(meshes.layout, meshes.place("dp"))
+    if len(near) in {1, layout.dp}:
+        return []
+    replicas = group_ranks(layout, meshes.rank, ("dp", "cp"))
+    ranks = replicas[near.start * layout.cp : near.stop * layout.cp]
+    return [Wanted(name=_GROUP, ranks=ranks, operations=frozenset({Operation.ROWS}))]
+
+
+def image_balancer_of(
+    meshes: Meshes, shape: ModelShape, groups: Mapping[str, dist.ProcessGroup]
+) -> ImageBalancer | None:
     """Return how this rank, which holds a tower, shares images with its neighbours; None if it has no neighbours.
 
     Args:
-        meshes: This rank's groups; every rank of the pipeline stage calls it.
+        meshes: This rank's groups.
         shape: Of the model.
-        timeout_s: Longest wait inside one exchange.
+        groups: That of ``image_group``, if there is one.
     """
     layout = meshes.layout
     near = neighbours(layout, meshes.place("dp"))
     if len(near) == 1 or not shape.sees:
         return None
-    group = meshes.replica_group
-    if len(near) < layout.dp:
-        replicas = group_ranks(layout, meshes.rank, ("dp", "cp"))
-        group = open_group(replicas[near.start * layout.cp : near.stop * layout.cp], timeout_s=timeout_s)
     return ImageBalancer(
         shape=shape,
         parts=layout.cp,
@@ -213,7 +223,7 @@ def image_balancer_of(meshes: Meshes, shape: ModelShape, *, timeout_s: float) ->
         stages=layout.pp,
         encoder=(meshes.place("dp") - near.start) * layout.cp + meshes.place("cp"),
         place=meshes.place("tp"),
-        group=group,
+        group=groups.get(_GROUP, meshes.replica_group),
     )
 
 

@@ -46,7 +46,7 @@ def export_checkpoint(settings: TrainSettings, *, tokens: TokenIds, directory: P
     with open_world(alone.rank, alone.layout) as world:
         state = open_state(alone, world.meshes, media_token=tokens.media)
         held = content(state, world.meshes, with_rng=False, with_optimizer=False)
-        load_checkpoint(held, marker, checkpoint.store, name, group=world.checkpoint_group)
+        load_checkpoint(held, marker, checkpoint.store, name, group=world.meshes.control_group)
         restored(state)
         as_trained = dataclasses.replace(alone, shape=settings.shape_at(marker.step))
         export(state, as_trained, world.meshes, directory, tokens=tokens)

@@ -137,7 +137,7 @@ def _resume(settings: TrainSettings, state: TrainState, source: BatchSource, wor
         name_unusable(store)
     if name is None:
         torch.manual_seed(settings.seed * 1_000_003 + settings.rank.rank)
-        begin(state, settings, world.meshes, group=world.checkpoint_group)
+        begin(state, settings, world.meshes, group=world.meshes.control_group)
         if settings.weights is not None:
             adopted(state)
         return
@@ -145,7 +145,7 @@ def _resume(settings: TrainSettings, state: TrainState, source: BatchSource, wor
     source.check_state(marker.loader)
     held = content(state, world.meshes, with_rng=marker.world == settings.rank.world)
     try:
-        load_checkpoint(held, marker, store, name, group=world.checkpoint_group, copies=_copies(settings))
+        load_checkpoint(held, marker, store, name, group=world.meshes.control_group, copies=_copies(settings))
     except DamagedError as error:
         # Not in this attempt: its resume point is fixed. The next attempt's leader sees the record and goes back
         # further.
@@ -213,7 +213,7 @@ def _writer(settings: TrainSettings, world: World, reporter: Reporter) -> Checkp
             plan=settings.checkpoint.plan,
             rule=Rule(kept=settings.checkpoint.kept, age_s_max=settings.checkpoint.age_s_max),
         ),
-        group=world.checkpoint_group,
+        group=world.meshes.control_group,
         now_s=reporter.clock.now_s,
         committed=reporter.checkpoint,
         copies=_copies(settings),

@@ -9,9 +9,11 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from polyreme_planner.curriculum import CurriculumStage, Learner
+from polyreme_planner.schedules import V_SHAPED
 from polyreme_trainer.model.initialise import STACKED, build_model, drawn_rows, open_buffers
 from polyreme_trainer.model.moe import MixtureOfExperts
 from polyreme_trainer.model.routing import Routing, numbers_of_a_layer
@@ -22,7 +24,7 @@ from polyreme_trainer.model.vlm import KimiVL
 from polyreme_trainer.parallel.dispatch import AllToAllDispatcher
 from polyreme_trainer.parallel.flat_buffers import FlatModel, Slices, Storage, Update, flatten
 from polyreme_trainer.parallel.flat_layout import Shares
-from polyreme_trainer.parallel.fsdp import ShardedParameters, rows_of, shard
+from polyreme_trainer.parallel.fsdp import ShardedParameters, row_groups, rows_of, shard
 from polyreme_trainer.parallel.gradients import (
     GlobalStep,
     LocalStep,
@@ -34,8 +36,8 @@ from polyreme_trainer.parallel.gradients import (
 from polyreme_trainer.parallel.mesh import Meshes, experts_of, sparse_place
 from polyreme_trainer.parallel.pipeline import Pipeline, held_sections, open_pipeline, stage_ranks
 from polyreme_trainer.parallel.tensor import TensorGroup
-from polyreme_trainer.parallel.zero1 import Zero1Update, open_zero1
-from polyreme_trainer.train.image_assignment import ImageBalancer, image_balancer_of
+from polyreme_trainer.parallel.zero1 import Zero1Update, open_zero1, update_groups
+from polyreme_trainer.train.image_assignment import ImageBalancer, image_balancer_of, image_group
 from polyreme_trainer.train.inputs import Inputs, Sharing, sharing_of
 from polyreme_trainer.train.muon import whole_names
 from polyreme_trainer.train.optimizer import Optimizer, learner_of, update_router_biases
@@ -90,9 +92,10 @@ def open_state(settings: TrainSettings, meshes: Meshes, *, media_token: int) -> 
         InvalidConfigError: If experts, layers or widths do not fit the layout.
     """
     layout, ranks = settings.layout, _tensor_ranks(settings, meshes)
+    groups = _open_groups(settings, meshes)  # before the model takes the memory
     stages = _build(settings, meshes, ranks, media_token)
     rows = settings.parameter_sharding is ParameterSharding.FSDP2
-    sharded = _shard(settings, stages, meshes) if rows else ()
+    sharded = _shard(settings, stages, meshes, groups) if rows else ()
     flat = _flatten(settings, meshes, ranks, stages, sharded)
     _draw(settings, stages, flat)
     return TrainState(
@@ -101,7 +104,7 @@ def open_state(settings: TrainSettings, meshes: Meshes, *, media_token: int) -> 
         stage_ranks=stage_ranks(settings.pipeline, layout.pp),
         flat=flat,
         optimizer=Optimizer(flat, settings.optimizer, tensor_group=meshes.tp_group if layout.tp > 1 else None),
-        zero1=_zero1(settings, flat, meshes),
+        zero1=_zero1(settings, flat, stages, groups),
         router_biases=_router_biases(stages, dense_layers=settings.shape.decoder.dense_layers),
         sharing=sharing_of(
             meshes,
@@ -109,7 +112,7 @@ def open_state(settings: TrainSettings, meshes: Meshes, *, media_token: int) -> 
             shape=settings.shape,
             dtype=DTYPES[settings.precision],
         ),
-        image_balancer=_image_balancer(settings, stages, meshes),
+        image_balancer=image_balancer_of(meshes, settings.shape, groups) if _balances(settings, meshes) else None,
     )
 
 
@@ -190,12 +193,22 @@ def _draw(settings: TrainSettings, stages: Mapping[int, Stage], flat: FlatModel)
             part.put(slot, first, rows)
 
 
-def _image_balancer(settings: TrainSettings, stages: Mapping[int, Stage], meshes: Meshes) -> ImageBalancer | None:
-    """Only ranks with the first stage encode images."""
-    encodes = any(stage.model.section.first for stage in stages.values())
-    if not encodes or settings.images_over is not ImagesOver.DATA:
-        return None
-    return image_balancer_of(meshes, settings.shape, timeout_s=settings.rank.collective_timeout_s)
+def _open_groups(settings: TrainSettings, meshes: Meshes) -> dict[str, dist.ProcessGroup]:
+    """Open the groups that only some settings need; last those of images, which only ranks of the first stage have."""
+    groups: dict[str, dist.ProcessGroup] = {}
+    if _uses_zero1(settings):
+        groups |= meshes.communicators.open(update_groups(meshes))
+    if settings.parameter_sharding is ParameterSharding.FSDP2:
+        groups |= meshes.communicators.open(row_groups(meshes))
+    if _balances(settings, meshes):
+        groups |= meshes.communicators.open(image_group(meshes))
+    return groups
+
+
+def _balances(settings: TrainSettings, meshes: Meshes) -> bool:
+    """Whether data-parallel ranks share images; only ranks with the first stage encode some."""
+    encodes = stage_ranks(settings.pipeline, settings.layout.pp)[0] == meshes.place("pp")
+    return encodes and settings.shape.sees and settings.images_over is ImagesOver.DATA
 
 
 def _update(settings: TrainSettings, parameters: Mapping[str, Tensor]) -> Update:
@@ -220,20 +233,25 @@ def _uses_zero1(settings: TrainSettings) -> bool:
     return settings.optimizer.zero1 and settings.parameter_sharding is ParameterSharding.NONE
 
 
-def _shard(settings: TrainSettings, stages: dict[int, Stage], meshes: Meshes) -> tuple[ShardedParameters, ...]:
+def _shard(
+    settings: TrainSettings, stages: dict[int, Stage], meshes: Meshes, groups: Mapping[str, dist.ProcessGroup]
+) -> tuple[ShardedParameters, ...]:
     return shard(
         stages,
         meshes,
         dtype=DTYPES[settings.precision],
         device=settings.rank.device_type,
-        timeout_s=settings.rank.collective_timeout_s,
+        groups=groups,
     )
 
 
-def _zero1(settings: TrainSettings, flat: FlatModel, meshes: Meshes) -> Zero1Update | None:
+def _zero1(
+    settings: TrainSettings, flat: FlatModel, stages: Mapping[int, Stage], groups: Mapping[str, dist.ProcessGroup]
+) -> Zero1Update | None:
     if not _uses_zero1(settings):
         return None
-    return open_zero1(flat, meshes, timeout_s=settings.rank.collective_timeout_s)
+    apart = settings.pipeline.schedule in V_SHAPED  # gradients of weights, from those of the layers' inputs
+    return open_zero1(flat, groups, () if apart else [stage.model.language_model.model for stage in stages.values()])
 
 
 def _router_biases(stages: dict[int, Stage], *, dense_layers: int) -> dict[int, Tensor]:

@@ -24,7 +24,9 @@ from polyreme_trainer.train.settings import CheckpointSettings, TrainSettings
 from tests.parallel.pages import Pages
 
 WAIT_S_MAX = 30.0
-MESHES = Meshes(layout=Layout(), rank=0, **dict.fromkeys(GROUP_AXES, cast("Any", None)))
+MESHES = Meshes(
+    layout=Layout(), rank=0, **dict.fromkeys((*GROUP_AXES, "communicators", "control_group"), cast("Any", None))
+)
 
 
 class WatchedPages(Pages):

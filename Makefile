@@ -42,7 +42,7 @@ BENCHMARKS := $(subst _,-,$(patsubst benchmarks/%/run.py,%,$(wildcard benchmarks
 GPU_PEERS := $(or $(POLYREME_GPU_PEERS),$(HOME)/.cache/polyreme/gpu-peers)
 SOAKS := $(subst _,-,$(patsubst tests/soak/%.py,%,$(wildcard tests/soak/*.py)))
 
-.PHONY: help setup quickstart lint check test test-concurrent test-whole test-servers test-all test-services servers services-build services-up services-down services-status cluster-up cluster-path cluster-down test-cluster test-nodes test-device images images-list images-load release-check audit docs manifests lock format clean bench gpu-peers
+.PHONY: help setup quickstart lint check test test-concurrent test-whole test-servers test-all test-services servers services-build services-up services-down services-status cluster-up cluster-path cluster-down test-cluster test-nodes test-device gpu-day images images-list images-load release-check audit docs manifests lock format clean bench gpu-peers
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' Makefile
@@ -181,6 +181,9 @@ gpu-peers: $(DEV) ## whom the GPU suite compares with, in a folder of their own
 
 test-device: $(DEV) ## the tests on an accelerator; they fail where there is none
 	@$(PYTEST) --timeout=900 -m device --junit-xml=build/reports/$@.xml tests/device
+
+gpu-day: $(DEV) ## a first day with GPUs, in 25 minutes: tests, a traced step, the suite beside its peers, a table; continues where it was
+	@$(BIN)/python benchmarks/gpu/day.py
 
 soak-%: $(DEV) ## one test that is too long for CI
 	@test -f tests/soak/$(subst -,_,$*).py || { echo "no soak is called $*; there are: $(SOAKS)" >&2; exit 2; }

@@ -23,6 +23,7 @@ from polyreme_planner.layout import (
     packs_of_rank,
     ulysses_degree,
 )
+from polyreme_planner.memory import Memory
 from polyreme_planner.pipelines import (
     DEFAULT_SCHEDULE,
     WHOLE,
@@ -33,7 +34,7 @@ from polyreme_planner.pipelines import (
 )
 from polyreme_planner.plan_inputs import hardware_of, recomputes_of, setting_of
 from polyreme_planner.precision import precision_of
-from polyreme_planner.refusals import check_memory, what_does_not_fit
+from polyreme_planner.refusals import check_memory, memory_of_cut, what_does_not_fit
 from polyreme_planner.schedules import Schedule
 from polyreme_planner.search import Estimate, Found
 from polyreme_planner.shapes import (
@@ -156,6 +157,17 @@ def shape_of(spec: TrainingJobSpec) -> ModelShape:
             field="spec.data.tokenizer.vocabulary",
         )
     return shape
+
+
+def memory_of_plan(spec: TrainingJobSpec, plan: Plan) -> Memory:
+    """Compute the fullest rank of a job's plan, at its first kind of packs."""
+    return memory_of_cut(
+        setting_of(spec, plan.shape),
+        plan.layout,
+        plan.cut,
+        packs_per_step=kinds_of_packs(spec)[0].per_step,
+        recompute=plan.recompute_of(spec),
+    )
 
 
 def shape_digest(shape: ModelShape) -> str:

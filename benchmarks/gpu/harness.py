@@ -233,14 +233,22 @@ def find_place(*, rehearse: bool, ours_only: bool = False) -> Place:
             "(--rehearse runs every part at toy sizes on a processor)"
         )
         raise SystemExit(ExitCode.ENVIRONMENT)
-    name = torch.cuda.get_device_name()
+    hardware = hardware_named_by(torch.cuda.get_device_name())
+    torch.cuda.set_device(0)
+    return Place(device=torch.device("cuda", 0), rehearsal=False, hardware=hardware, ours_only=ours_only)
+
+
+def hardware_named_by(device_name: str) -> Hardware:
+    """Find the limits of a device by what its driver calls it.
+
+    Raises:
+        SystemExit: With ``ExitCode.ENVIRONMENT`` where none are known.
+    """
     for hardware in HARDWARE.values():
-        if hardware.device_name and hardware.device_name in name:
-            torch.cuda.set_device(0)
-            device = torch.device("cuda", 0)
-            return Place(device=device, rehearsal=False, hardware=hardware, ours_only=ours_only)
+        if hardware.device_name and hardware.device_name in device_name:
+            return hardware
     known = ", ".join(sorted(hardware.device_name for hardware in HARDWARE.values() if hardware.device_name))
-    say(f"no limits are known for this device: {name}, known are {known}")
+    say(f"no limits are known for this device: {device_name}, known are {known}")
     raise SystemExit(ExitCode.ENVIRONMENT)
 
 

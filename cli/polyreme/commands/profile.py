@@ -15,7 +15,7 @@ from polyreme_api.errors import InvalidConfigError
 from polyreme_api.exit_codes import ExitCode
 from polyreme_planner.flops import Mix, model_flops_utilisation
 from polyreme_planner.hardware import Hardware
-from polyreme_planner.plan import Plan, plan_for
+from polyreme_planner.plan import Plan, memory_of_plan, plan_for
 from polyreme_planner.plan_inputs import hardware_of, mix_of
 
 if TYPE_CHECKING:
@@ -43,7 +43,9 @@ def profile(
     """Run a few steps of a job's model on this machine, on synthetic packs: time by layer and by exchange, and MFU.
 
     All ranks of the job's plan are started here; no data, no checkpoint, nothing is kept. MFU is the model's operations
-    over what the devices could do by their data sheet. Exit codes: 0, 2 where the job is refused, 7 where ranks fail.
+    over what the devices could do by their data sheet. Exposed is the part of exchanges during which nothing was
+    computed; host waits are those for the device in a step; peak is the most memory that torch held there, beside what
+    was planned. Exit codes: 0, 2 where the job is refused, 7 where ranks fail.
 
     Examples:
 
@@ -70,14 +72,16 @@ def profile(
     from polyreme.local_run.profile_ranks import measure_costs, profile_ranks
 
     profiles = profile_ranks(spec, plan, mix, steps=steps, trace=trace)
-    _show(plan, mix, profiles, hardware_of(spec), output)
+    _show(plan, mix, profiles, hardware_of(spec), output, planned_bytes=memory_of_plan(spec, plan).total_bytes)
     if costs is not None:
         costs.write_text(measure_costs(spec, plan, mix).to_json() + "\n", encoding="utf-8")
         note(f"times of the parts: {costs}")
     return ExitCode.OK
 
 
-def _show(plan: Plan, mix: Mix, profiles: list[Profile], hardware: Hardware, output: Format) -> None:
+def _show(
+    plan: Plan, mix: Mix, profiles: list[Profile], hardware: Hardware, output: Format, *, planned_bytes: float
+) -> None:
     step_s, world = max(profile.step_s for profile in profiles), plan.layout.world
     tokens = plan.packs_per_step * plan.pack_tokens
     mfu = model_flops_utilisation(
@@ -94,6 +98,10 @@ def _show(plan: Plan, mix: Mix, profiles: list[Profile], hardware: Hardware, out
         "stepSeconds": step_s,
         "tokensPerSecond": tokens / step_s,
         "mfu": mfu,
+        "exposedExchangeSeconds": max(profile.exposed_s for profile in profiles),
+        "hostWaits": max(profile.host_waits for profile in profiles),
+        "peakBytes": max((profile.peak_bytes for profile in profiles if profile.peak_bytes is not None), default=None),
+        "plannedBytes": round(planned_bytes),
     }
     layers = [_row(profile, line, forward=line.forward_s, backward=line.backward_s) for profile, line in _all(profiles)]
     exchanges = [_row(profile, line, calls=line.calls) for profile in profiles for line in profile.exchanges]
@@ -119,6 +127,10 @@ WHOLE = [
     ("step seconds", "stepSeconds"),
     ("tokens per second", "tokensPerSecond"),
     ("MFU", "mfu"),
+    ("exposed exchange s", "exposedExchangeSeconds"),
+    ("host waits", "hostWaits"),
+    ("peak bytes", "peakBytes"),
+    ("planned bytes", "plannedBytes"),
 ]
 LAYERS = [
     ("rank", "rank"),

@@ -17,13 +17,11 @@ from polyreme.views.output import Format, emit, note
 from polyreme_api.exit_codes import ExitCode
 from polyreme_api.job import TrainingJob
 from polyreme_api.pod_template import unknown_fields
-from polyreme_planner.curriculum import CurriculumStage, Packs, curriculum_stages, kinds_of_packs, packs_of_stages
+from polyreme_planner.curriculum import CurriculumStage, Packs, curriculum_stages, packs_of_stages
 from polyreme_planner.loading import load_job
 from polyreme_planner.model_parts import parameter_count
-from polyreme_planner.plan import plan_for
-from polyreme_planner.plan_inputs import setting_of
+from polyreme_planner.plan import memory_of_plan, plan_for
 from polyreme_planner.precision import precision_of
-from polyreme_planner.refusals import memory_of_cut
 
 JobArgument = Annotated[Path, typer.Argument(help="YAML file with one TrainingJob; - reads standard input.")]
 OutputOption = Annotated[Format, typer.Option("-o", "--output", help="Output format.")]
@@ -134,13 +132,7 @@ def _show_plan(checked: TrainingJob, output: Format, *, visits: str) -> int:
     """Show the plan that a job would get."""
     spec = checked.spec
     plan = plan_for(spec)
-    memory = memory_of_cut(
-        setting_of(spec, plan.shape),
-        plan.layout,
-        plan.cut,
-        packs_per_step=kinds_of_packs(spec)[0].per_step,
-        recompute=plan.recompute_of(spec),
-    )
+    memory = memory_of_plan(spec, plan)
     state_bytes = memory.weights_bytes + memory.gradients_bytes + memory.optimizer_bytes
     value = {
         "name": checked.metadata.name,

@@ -119,9 +119,5 @@ def _be_rank(
 
 def _read(path: Path) -> Profile:
     data = json.loads(path.read_text(encoding="utf-8"))
-    return Profile(
-        rank=data["rank"],
-        step_s=data["step_s"],
-        layers=tuple(ProfileRow(**line) for line in data["layers"]),
-        exchanges=tuple(ProfileRow(**line) for line in data["exchanges"]),
-    )
+    rows = {part: tuple(ProfileRow(**line) for line in data[part]) for part in ("layers", "exchanges")}
+    return Profile(**data | rows)

@@ -141,7 +141,11 @@ def test_every_library_that_is_imported_is_asked_for() -> None:
         if path.suffix == ".py" and path.parts[0] in roots
     }
     asked = {canonicalize_name(wish.name) for wish in wanted(project(), EXTRAS[TESTED], ("dev",))}
-    ours = {path.name for root in repo_checks.SOURCE_ROOTS for path in (ROOT / root).iterdir()} | {"tests", "tools"}
+    ours = {path.name for root in repo_checks.SOURCE_ROOTS for path in (ROOT / root).iterdir()} | {
+        "tests",
+        "tools",
+        "benchmarks",
+    }
     sources = packages_distributions()
     imported = {offence.rpartition(" ")[2].partition(".")[0] for offence in repo_checks.foreign_imports(texts, ours)}
     assert {"pydantic", "torch"} <= imported

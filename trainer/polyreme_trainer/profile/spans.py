@@ -27,10 +27,14 @@ class Spent:
 
 
 class Spans:
-    """Sums up the time of each layer; on accelerators every border waits for the device, which slows the step."""
+    """Sums up the time of each layer.
+
+    Args:
+        now_s: Time. One that waits for the device tells how long layers take there, and slows the step.
+    """
 
     def __init__(self, now_s: Callable[[], float]) -> None:
-        self._now_s = now_s
+        self.now_s = now_s
         self.spent: dict[str, Spent] = collections.defaultdict(Spent)
         self._forward: list[tuple[str, float, Any]] = []
         self._backward: tuple[str, float, Any] | None = None
@@ -41,14 +45,14 @@ class Spans:
         def before(_: nn.Module, given: tuple[Any, ...]) -> None:
             span = record_function(f"{name} forward")
             span.__enter__()
-            self._forward.append((name, self._now_s(), span))
+            self._forward.append((name, self.now_s(), span))
             if given and isinstance(given[0], Tensor) and given[0].requires_grad:
                 given[0].register_hook(lambda _: self._end_of(name))
 
         def after(_: nn.Module, _given: tuple[Any, ...], gave: Any) -> None:
             begun, begun_s, span = self._forward.pop()
             span.__exit__(None, None, None)
-            self.spent[begun].forward_s += self._now_s() - begun_s
+            self.spent[begun].forward_s += self.now_s() - begun_s
             stream = gave[0] if isinstance(gave, tuple) else gave
             if isinstance(stream, Tensor) and stream.requires_grad:
                 stream.register_hook(lambda _: self._begin(name))
@@ -61,14 +65,14 @@ class Spans:
         if self._backward is not None:
             name, begun_s, span = self._backward
             span.__exit__(None, None, None)
-            self.spent[name].backward_s += self._now_s() - begun_s
+            self.spent[name].backward_s += self.now_s() - begun_s
             self._backward = None
 
     def _begin(self, name: str) -> None:
         self.end()
         span = record_function(f"{name} backward")
         span.__enter__()
-        self._backward = (name, self._now_s(), span)
+        self._backward = (name, self.now_s(), span)
 
     def _end_of(self, name: str) -> None:
         if self._backward is not None and self._backward[0] == name:

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from torch.autograd import DeviceType
+from torch.autograd.profiler import record_function
 from torch.profiler import ProfilerActivity, profile
 
 from polyreme_api.batch import PackedBatch
@@ -20,14 +23,15 @@ from polyreme_trainer.parallel.mesh import Meshes, dense_place
 from polyreme_trainer.parallel.world import open_world
 from polyreme_trainer.profile.spans import Spans, steady, watched
 from polyreme_trainer.profile.synthetic import MEDIA_TOKEN, synthetic_packs
+from polyreme_trainer.profile.timeline import Recorded, exposed_us, host_waits
 from polyreme_trainer.train.inputs import to_inputs
 from polyreme_trainer.train.settings import TrainSettings
 from polyreme_trainer.train.state import TrainState, backward, open_state, reduce, update
 
 WARM_UP = 1
 """Warm-up steps, before the measured ones."""
-EXCHANGES = ("gloo:", "nccl:")
-"""Prefix of the profiler's names of exchanges."""
+MEASURED = "measured steps"
+"""Name of what is measured, in the trace."""
 LEARNING_RATE = 1e-4
 
 
@@ -52,6 +56,12 @@ class Profile:
     """In the order of the model, then the rest of the step."""
     exchanges: tuple[ProfileRow, ...]
     """Largest first; from begin to end of each, including the wait for other ranks."""
+    exposed_s: float
+    """Of exchanges, while nothing was computed."""
+    host_waits: float
+    """Waits of the host for the device; on a processor, reads of values that would wait for one."""
+    peak_bytes: int | None
+    """Most memory that torch held on the device; None on a processor."""
 
 
 def profile_rank(
@@ -76,8 +86,7 @@ def profile_rank(
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device == "cuda" else [])
     with open_world(settings.rank, settings.layout) as world:
         state = open_state(settings, world.meshes, media_token=MEDIA_TOKEN)
-        now_s = steady(clock.steady_s, device)
-        spans = Spans(now_s)
+        spans = Spans(clock.steady_s)
         for stage in state.stages.values():
             for name, module in watched(stage):
                 spans.watch(name, module)
@@ -87,29 +96,41 @@ def profile_rank(
             packs=packs_per_rank // settings.pipeline.microbatches,
             seed=dense_place(settings.layout, world.meshes.rank)["dp"],
         )
-        for _ in range(WARM_UP):
-            _step(settings, state, world.meshes, batch, spans=spans)
-        spans.spent.clear()
-        all_agree(True, world.meshes.world_group)  # no rank begins to measure while another still warms up
+
+        def timed(count: int) -> float:
+            """Train steps; seconds of each, the device's included."""
+            all_agree(True, world.meshes.world_group)  # no rank begins to measure before all are there
+            spans.spent.clear()
+            waiting_s = steady(clock.steady_s, device)
+            with record_function(MEASURED):
+                begin_s = waiting_s()
+                for _ in range(count):
+                    _step(settings, state, world.meshes, batch, spans=spans)
+                return (waiting_s() - begin_s) / count
+
+        timed(WARM_UP)
+        if device != "cpu":
+            torch.cuda.reset_peak_memory_stats()
         with profile(activities=activities) as profiler:
-            begin_s = now_s()
-            for _ in range(steps):
-                _step(settings, state, world.meshes, batch, spans=spans)
-            step_s = (now_s() - begin_s) / steps
+            step_s = timed(steps)
+        peak_bytes, waited_s = None, step_s
+        if device != "cpu":
+            peak_bytes = torch.cuda.max_memory_allocated()
+            # To time layers, every border waits for the device: not while the step itself is measured.
+            spans.now_s = steady(clock.steady_s, device)
+            waited_s = timed(steps)
     if trace is not None:
         profiler.export_chrome_trace(str(trace))
-    layers = [
-        ProfileRow(
-            name=name,
-            seconds=(spent.forward_s + spent.backward_s) / steps,
-            forward_s=spent.forward_s / steps,
-            backward_s=spent.backward_s / steps,
-        )
-        for name, spent in spans.spent.items()
-    ]
-    rest_s = step_s - sum(line.seconds for line in layers)
-    layers.append(ProfileRow(name="embedding, head, loss, sums, update, waiting", seconds=max(0.0, rest_s)))
-    return Profile(rank=settings.rank.rank, step_s=step_s, layers=tuple(layers), exchanges=_exchanges(profiler, steps))
+    events = _recorded(profiler)
+    return Profile(
+        rank=settings.rank.rank,
+        step_s=step_s,
+        layers=_layers(spans, steps, waited_s),
+        exchanges=_exchanges(events, steps),
+        exposed_s=exposed_us(events) / 1e6 / steps,
+        host_waits=host_waits(events) / steps,
+        peak_bytes=peak_bytes,
+    )
 
 
 def _step(settings: TrainSettings, state: TrainState, meshes: Meshes, batch: PackedBatch, *, spans: Spans) -> None:
@@ -122,12 +143,47 @@ def _step(settings: TrainSettings, state: TrainState, meshes: Meshes, batch: Pac
     update(state, total, settings.optimizer, rate=LEARNING_RATE)
 
 
-def _exchanges(profiler: profile, steps: int) -> tuple[ProfileRow, ...]:
-    """Sum up the exchanges that the profiler saw."""
+def _layers(spans: Spans, steps: int, step_s: float) -> tuple[ProfileRow, ...]:
+    """Return the time of each layer, then that of the rest of the step."""
+    layers = [
+        ProfileRow(
+            name=name,
+            seconds=(spent.forward_s + spent.backward_s) / steps,
+            forward_s=spent.forward_s / steps,
+            backward_s=spent.backward_s / steps,
+        )
+        for name, spent in spans.spent.items()
+    ]
+    rest_s = step_s - sum(line.seconds for line in layers)
+    rest = ProfileRow(name="embedding, head, loss, sums, update, waiting", seconds=max(0.0, rest_s))
+    return (*layers, rest)
+
+
+def _recorded(profiler: profile) -> list[Recorded]:
+    """Take what the profiler saw of the steps, without the names that layers and exchanges have on the device."""
+    events = profiler.events() or ()
+    within = next(event.time_range for event in events if event.name == MEASURED)
+    return [
+        Recorded(
+            name=event.name,
+            begin_us=event.time_range.start,
+            end_us=event.time_range.end,
+            on_device=event.device_type != DeviceType.CPU,
+            thread=event.thread,
+        )
+        for event in events
+        if within.start <= event.time_range.start <= within.end
+        and not (event.is_user_annotation and event.device_type != DeviceType.CPU)
+    ]
+
+
+def _exchanges(events: Sequence[Recorded], steps: int) -> tuple[ProfileRow, ...]:
+    """Sum up the exchanges by name, where a device ran them as kernels as these."""
     spent: dict[str, list[float]] = collections.defaultdict(list)
-    for event in profiler.events() or ():
-        if event.name.startswith(EXCHANGES):
-            spent[event.name].append(event.time_range.elapsed_us() / 1e6)
+    on_device = any(event.on_device for event in events)
+    for event in events:
+        if event.exchanges and event.on_device == on_device:
+            spent[event.name].append((event.end_us - event.begin_us) / 1e6)
     lines = (
         ProfileRow(name=name, seconds=sum(taken) / steps, calls=len(taken) / steps) for name, taken in spent.items()
     )

@@ -13,6 +13,7 @@ from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_planner.automatic import distance, quick_search
 from polyreme_planner.costs import Recompute, Setting
 from polyreme_planner.curriculum import Packs, check_learners, kinds_of_packs
+from polyreme_planner.hardware import PROCESSOR
 from polyreme_planner.layout import (
     Layout,
     fitting_layouts,
@@ -149,7 +150,9 @@ def shape_of(spec: TrainingJobSpec) -> ModelShape:
     """
     overrides = {"vision": dict(spec.model.overrides.vision), "decoder": dict(spec.model.overrides.decoder)}
     shape = model_shape(spec.model.preset, {part: sizes for part, sizes in overrides.items() if sizes})
-    check_shape(shape, scalar_bytes=2 if precision_of(spec.training, hardware_of(spec).name) == "bfloat16" else 4)
+    hardware = hardware_of(spec).name
+    half = precision_of(spec.training, hardware) == "bfloat16"
+    check_shape(shape, scalar_bytes=2 if half else 4, flash=half and hardware != PROCESSOR)
     if spec.data.tokenizer.vocabulary > shape.decoder.vocabulary:
         raise InvalidConfigError(
             f"tokenizer does not fit the model: {spec.data.tokenizer.vocabulary} tokens, "

@@ -238,6 +238,8 @@ _LATER = (
 """Sizes that came after the first checkpoints: with their defaults they are not part of a shape's digest."""
 GEMM_BYTES = 16
 """Rows that experts multiply begin at multiples of so many bytes (torch's ``grouped_mm``)."""
+HEAD_STEP, HEAD_MAX = 8, 256
+"""Widths of a head that flash kernels take: multiples of the first, up to the second (torch's ``_flash_attention``)."""
 
 PRESETS: Mapping[str, ModelShape] = {
     shape.name: shape for shape in (KIMI_VL_NANO, KIMI_VL_A3B, MOONLIGHT_16B_A3B, DEEPSEEK_V3, KIMI_K2)
@@ -309,12 +311,13 @@ def _size(value: int | str, name: str, kind: str) -> int | float:
         ) from error
 
 
-def check_shape(shape: ModelShape, *, scalar_bytes: int = 4) -> None:
+def check_shape(shape: ModelShape, *, scalar_bytes: int = 4, flash: bool = False) -> None:
     """Refuse sizes that no model can have, or that a step could not compute.
 
     Args:
         shape: All sizes.
         scalar_bytes: Size of a number in the type that the model computes in.
+        flash: Whether attention runs in an accelerator's flash kernels.
 
     Raises:
         InvalidConfigError: Naming the first rule that is broken.
@@ -332,6 +335,7 @@ def check_shape(shape: ModelShape, *, scalar_bytes: int = 4) -> None:
         *_rotary_rules(decoder),
         *_group_rules(decoder),
         *_product_rules(decoder, scalar_bytes),
+        *(_head_rules(shape) if flash else []),
         (
             1 <= decoder.experts_per_token <= decoder.experts,
             "decoder.experts_per_token",
@@ -392,6 +396,20 @@ def _group_rules(decoder: DecoderShape) -> list[_Rule]:
         (groups == 1 or size >= 2, "decoder.expert_groups", f"{groups} leaves groups of {size} expert; 2 are scored"),
         (kept <= groups, "decoder.groups_per_token", f"{kept} lies outside 1..expert_groups ({groups})"),
         (groups == 1 or decoder.experts_per_token <= kept * size, "decoder.experts_per_token", few),
+    ]
+
+
+def _head_rules(shape: ModelShape) -> list[_Rule]:
+    """Flash kernels refuse other widths of a head."""
+    heads = [("decoder.nope_dim", "nope_dim + rope_dim", shape.decoder.query_dim)]
+    heads += [("vision.heads", "width / heads", shape.vision.head_dim)] if shape.sees else []
+    return [
+        (
+            width % HEAD_STEP == 0 and width <= HEAD_MAX,
+            name,
+            f"head width {width} ({words}) is no multiple of {HEAD_STEP} up to {HEAD_MAX}; flash kernels need that",
+        )
+        for name, words, width in heads
     ]
 
 

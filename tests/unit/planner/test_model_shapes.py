@@ -92,6 +92,25 @@ def test_rows_of_experts_are_counted_in_bytes_of_the_type_that_is_computed_in() 
         plan_for(load_job(job_with(changes | {"spec.training.precision": "bfloat16"})).spec)
 
 
+@pytest.mark.parametrize(
+    ("part", "sizes", "words"),
+    [
+        ("decoder", {"nope_dim": 12}, r"decoder.nope_dim: head width 20 \(nope_dim \+ rope_dim\)"),
+        ("decoder", {"nope_dim": 256}, "head width 264"),
+        ("vision", {"width": 48}, r"vision.heads: head width 12 \(width / heads\)"),
+    ],
+)
+def test_widths_of_heads_that_flash_kernels_refuse_are_refused_where_these_run(
+    part: str, sizes: dict[str, int], words: str
+) -> None:
+    changes = {"spec.model.overrides": {part: sizes}, "spec.training.precision": "bfloat16"}
+    plan_for(load_job(job_with(changes)).spec)
+    on_devices = changes | {"spec.workers.hardware": "h100-80g"}
+    with pytest.raises(InvalidConfigError, match=words):
+        plan_for(load_job(job_with(on_devices)).spec)
+    plan_for(load_job(job_with(on_devices | {"spec.training.precision": "float32"})).spec)
+
+
 def test_shapes_that_earlier_versions_knew_keep_their_digests() -> None:
     """A checkpoint is known by it."""
     assert shape_digest(KIMI_VL_NANO) == "6b50a49315764025"

@@ -9,7 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyreme_trainer.model.attention_tiles import Answers, Partial, Rows, attend_tile, attend_tile_backward, tiles
+from polyreme_trainer.model.attention_tiles import (
+    Answers,
+    Partial,
+    Rows,
+    attend_tile,
+    attend_tile_backward,
+    tiles,
+    with_edges,
+)
 from polyreme_trainer.model.segment_attention import Attend, segments
 from polyreme_trainer.parallel.context import StreamCut
 from tests.device.conftest import HALF_BOUND, SINGLE_BOUND, relative
@@ -83,7 +91,8 @@ def test_a_stream_in_tiles_is_the_stream_whole(
 
     for own in range(2):
         seen = Partial.nothing(part(q, own))
-        met = [(other, tiles(cut.pieces(own), cut.pieces(other), offsets)) for other in range(2)]
+        of_both = [tiles(cut.pieces(own), cut.pieces(other), offsets) for other in range(2)]
+        met = list(enumerate(with_edges(of_both, device=device, dtype=dtype)))
         for other, some in met:
             for tile in some:
                 seen.add(tile, *attend_tile(tile, Rows(part(q, own), part(k, other), part(v, other))))

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from polyreme_trainer.model.segment_attention import DENSE_TOKENS_MAX, segment_mask, takes_offsets
+from polyreme_trainer.model.transfer import on_device
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,8 @@ class Tile:
     keys: slice
     causal: tuple[int, ...] = ()
     """Lengths of documents that fill queries and keys alike, each causal; empty: every query sees every key."""
+    edges: tuple[Tensor, Tensor] | None = dataclasses.field(default=None, compare=False)
+    """Cumulative lengths of queries and keys, int32 on the device, if its kernel takes them (``with_edges``)."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -79,6 +82,23 @@ def tiles(queries: Sequence[range], keys: Sequence[range], offsets: Sequence[int
             elif k_piece.stop <= q_piece.start:
                 found += _crossing(q_start, q_piece, k_start, k_piece, offsets)
     return tuple(found)
+
+
+def with_edges(
+    rounds: Sequence[Sequence[Tile]], *, device: torch.device, dtype: torch.dtype
+) -> tuple[tuple[Tile, ...], ...]:
+    """Give tiles their edges on the device, if its kernel takes them: one copy for all tiles, layers and passes."""
+    if not takes_offsets(device, dtype):
+        return tuple(map(tuple, rounds))
+    held = [edges for part in rounds for tile in part for edges in _edges(tile)]
+    moved = iter(on_device(held, device))
+    return tuple(tuple(dataclasses.replace(tile, edges=(next(moved), next(moved))) for tile in part) for part in rounds)
+
+
+def _edges(tile: Tile) -> tuple[Tensor, Tensor]:
+    lengths = [tile.causal] * 2 if tile.causal else [(part.stop - part.start,) for part in (tile.queries, tile.keys)]
+    queries, keys = (torch.tensor([0, *itertools.accumulate(of)], dtype=torch.int32) for of in lengths)
+    return queries, keys
 
 
 def _crossing(q_start: int, q_piece: range, k_start: int, k_piece: range, offsets: Sequence[int]) -> list[Tile]:
@@ -182,7 +202,7 @@ def _scores(tile: Tile, rows: Rows) -> Tensor:
     if not tile.causal:
         plain_HTU: Tensor = torch.bmm(q_HTQ, k_HQU) * scale
         return plain_HTU
-    mask_TU = segment_mask(tile.causal, causal=True).to(rows.q_THQ.device)
+    (mask_TU,) = on_device([segment_mask(tile.causal, causal=True)], rows.q_THQ.device)
     scores_HTU: Tensor = torch.baddbmm(mask_TU, q_HTQ, k_HQU, alpha=scale)
     return scores_HTU
 
@@ -219,13 +239,10 @@ def _backward_flash(rows: Rows, answers: Answers, *, causal: bool) -> tuple[Tens
 
 def _offsets(tile: Tile, rows: Rows) -> tuple[Tensor, Tensor, int, int]:
     """Cumulative lengths of queries and keys on the device, and the longest of each."""
-    device = rows.q_THQ.device
-    if tile.causal:
-        ends = torch.tensor([0, *itertools.accumulate(tile.causal)], dtype=torch.int32).to(device, non_blocking=True)
-        return ends, ends, max(tile.causal), max(tile.causal)
-    lengths = (rows.q_THQ.shape[0], rows.k_UHQ.shape[0])
-    begins_q, begins_k = (torch.tensor([0, n], dtype=torch.int32).to(device, non_blocking=True) for n in lengths)
-    return begins_q, begins_k, *lengths
+    if tile.edges is None:
+        raise ValueError("a tile has no edges: with_edges copies them to the device, once for all layers")
+    longest = (max(tile.causal),) * 2 if tile.causal else (rows.q_THQ.shape[0], rows.k_UHQ.shape[0])
+    return *tile.edges, *longest
 
 
 def _forward_offsets(tile: Tile, rows: Rows) -> tuple[Tensor, Tensor]:

@@ -156,11 +156,11 @@ class Head(nn.Linear):
         super().__init__(shape.width, share(shape.vocabulary, ranks, what="the vocabulary"), bias=False)
         self.ranks = ranks
 
-    def forward(self, hidden_SD: Tensor, targets_T: Tensor | None = None) -> Tensor:
+    def forward(self, hidden_SD: Tensor, targets_T: Tensor | None = None, learned_N: Tensor | None = None) -> Tensor:
         """Score this rank's words after each hidden state; with targets, sum their loss instead (``token_loss``)."""
         if targets_T is None:
             return super().forward(hidden_SD)
-        loss_sum, _ = token_loss(hidden_SD, self.weight, targets_T, self.ranks)
+        loss_sum, _ = token_loss(hidden_SD, self.weight, targets_T, self.ranks, learned_N=learned_N)
         return loss_sum
 
 

@@ -28,7 +28,12 @@ LOGITS_MAX = 1 << 28
 
 
 def token_loss(
-    hidden_SD: Tensor, head_VD: Tensor, targets_T: Tensor, ranks: TensorRanks = ALONE
+    hidden_SD: Tensor,
+    head_VD: Tensor,
+    targets_T: Tensor,
+    ranks: TensorRanks = ALONE,
+    *,
+    learned_N: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Sum the cross-entropy of unmasked targets, in float32; logits are computed at unmasked positions only.
 
@@ -37,15 +42,17 @@ def token_loss(
         head_VD: This rank's words of the output head's weight.
         targets_T: int64 next tokens, ``IGNORED_TARGET`` where masked.
         ranks: The ranks that share the vocabulary.
+        learned_N: Places of unmasked targets, rising; None: they are looked up, and the host waits for it.
 
     Returns:
         The sum (float32 scalar, with gradient) and the count (int64 scalar) of unmasked targets, of all words: the same
         on all ranks that share them, so only one of them may report it.
     """
     hidden_TD = ranks.gather(hidden_SD)
-    places_N = (targets_T != IGNORED_TARGET).nonzero().squeeze(1)
-    hidden_ND, targets_N = hidden_TD.index_select(0, places_N), targets_T.index_select(0, places_N)
-    count = torch.full((), places_N.shape[0], dtype=torch.int64, device=hidden_TD.device)
+    if learned_N is None:
+        learned_N = (targets_T != IGNORED_TARGET).nonzero().squeeze(1)
+    hidden_ND, targets_N = hidden_TD.index_select(0, learned_N), targets_T.index_select(0, learned_N)
+    count = torch.full((), learned_N.shape[0], dtype=torch.int64, device=hidden_TD.device)
     head_VD = head_VD if torch.is_grad_enabled() else head_VD.detach()
     return cast("Tensor", _HeadLoss.apply(hidden_ND, head_VD, targets_N, ranks)), count
 

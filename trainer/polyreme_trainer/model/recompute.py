@@ -20,8 +20,9 @@
     values padded to the width of keys,     copies
     segments padded to one length
 
-``FULL`` keeps only the stream between layers, and recomputes each layer as a whole, exchanges included: every rank of a
-group holds the same layers and runs their backwards in the same order, so their exchanges meet. Zero-bubble schedules
+``FULL`` keeps only the stream between layers, and the counts of an uneven exchange, which the host waits for. It
+recomputes each layer as a whole, all other exchanges included: every rank of a group holds the same layers and runs
+their backwards in the same order, so their exchanges meet. Zero-bubble schedules
 compute the gradients of inputs and of weights apart, and each would recompute the layer: they are refused.
 
 Either way the same operations run on the same numbers, and gradients are added up in the same order: losses and
@@ -50,9 +51,19 @@ def run_layer(recompute: Recompute, layer: Callable[..., Value], *inputs: Any) -
     if recompute is Recompute.NONE or not torch.is_grad_enabled():
         return layer(*inputs)
     if recompute is Recompute.FULL:
-        return cast("Value", checkpoint(layer, *inputs, use_reentrant=False, preserve_rng_state=False))
+        once = _Once()
+        repeated = checkpoint(
+            layer, *inputs, use_reentrant=False, preserve_rng_state=False, context_fn=lambda: (once, once)
+        )
+        return cast("Value", repeated)
     with _selective():
         return layer(*inputs)
+
+
+def computed_once(make: Callable[[], Value]) -> Value:
+    """Make something outside of the graph, which a layer that is recomputed as a whole then takes instead."""
+    once = _ONCE.get()
+    return make() if once is None else once.value(make)
 
 
 def recomputable(make: Make, *inputs: Tensor) -> Tensor:
@@ -87,6 +98,32 @@ def recomputable_block(make: Make, *inputs: Tensor) -> Tensor:
     made: Tensor = _Inside.apply(make, *inputs)
     region.can_make(made, make, inputs)
     return made
+
+
+class _Once:
+    """What one layer has computed once: entered for its forward, and again when it is repeated."""
+
+    def __init__(self) -> None:
+        self._values: list[Any] = []
+        self._next = 0
+        self._token: contextvars.Token[_Once | None] | None = None
+
+    def __enter__(self) -> None:
+        self._next, self._token = 0, _ONCE.set(self)
+
+    def __exit__(self, *_: object) -> None:
+        if self._token is not None:
+            _ONCE.reset(self._token)
+
+    def value(self, make: Callable[[], Value]) -> Value:
+        """Return what the same call has returned the first time."""
+        if self._next == len(self._values):
+            self._values.append(make())
+        self._next += 1
+        return cast("Value", self._values[self._next - 1])
+
+
+_ONCE: contextvars.ContextVar[_Once | None] = contextvars.ContextVar("once", default=None)
 
 
 class _Recipe:

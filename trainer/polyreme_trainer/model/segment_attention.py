@@ -32,6 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyreme_trainer.model.recompute import recomputable_copy
+from polyreme_trainer.model.transfer import on_device
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """``(q_THQ, k_THQ, v_THV) -> o_THV``: the attention that a layer calls; it may be a cache or a ring of ranks."""
@@ -121,10 +122,11 @@ def segments(lengths: Sequence[int], *, causal: bool, device: torch.device, dtyp
     total = sum(kept)
     small = dtype == torch.float32 and total <= DENSE_TOKENS_MAX
     if small or not total:  # no kernel but a product takes an empty stream
-        return Segments(lengths=kept, causal=causal, mask_TT=segment_mask(kept, causal=causal).to(device, dtype))
+        (mask_TT,) = on_device([segment_mask(kept, causal=causal).to(dtype)], device)
+        return Segments(lengths=kept, causal=causal, mask_TT=mask_TT)
     if takes_offsets(device, dtype):
         ends_S = torch.tensor(kept, dtype=torch.int32).cumsum(0, dtype=torch.int32)
-        offsets_S = F.pad(ends_S, (1, 0)).to(device, non_blocking=True)
+        (offsets_S,) = on_device([F.pad(ends_S, (1, 0))], device)
         return Segments(lengths=kept, causal=causal, offsets_S=offsets_S)
     if len(kept) * max(kept) <= PADDING_RATIO_MAX * total:
         return Segments(lengths=kept, causal=causal, padding=_padding(kept, dtype, causal=causal).to(device))
@@ -157,14 +159,14 @@ class Padding:
 
     def to(self, device: torch.device) -> Padding:
         """Move it to the device of the stream."""
-        if device == self.token_R.device:
-            return self
+        held = [self.token_R, self.place_T, self.mask_S11L, *(() if self.mask_LL is None else (self.mask_LL,))]
+        token_R, place_T, mask_S11L, *mask_LL = on_device(held, device)
         return Padding(
             segments=self.segments,
-            token_R=self.token_R.to(device),
-            place_T=self.place_T.to(device),
-            mask_S11L=self.mask_S11L.to(device),
-            mask_LL=None if self.mask_LL is None else self.mask_LL.to(device),
+            token_R=token_R,
+            place_T=place_T,
+            mask_S11L=mask_S11L,
+            mask_LL=mask_LL[0] if mask_LL else None,
         )
 
     def pad(self, x_THQ: Tensor) -> Tensor:

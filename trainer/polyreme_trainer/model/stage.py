@@ -41,6 +41,10 @@ class Microbatch(Protocol):
     def deliver(self) -> Callable[[Tensor], Tensor] | None: ...  # noqa: D102
     @property
     def real_N(self) -> Tensor | None: ...  # noqa: D102
+    @property
+    def media_M(self) -> Tensor | None: ...  # noqa: D102
+    @property
+    def learned_N(self) -> Tensor | None: ...  # noqa: D102
 
 
 def decode(model: KimiVL, stream_SD: Tensor | None, microbatch: Microbatch) -> Decoded:
@@ -55,6 +59,7 @@ def decode(model: KimiVL, stream_SD: Tensor | None, microbatch: Microbatch) -> D
         attend=microbatch.attend,
         deliver=microbatch.deliver,
         real_N=microbatch.real_N,
+        media_M=microbatch.media_M,
     )
     return decoded
 
@@ -93,7 +98,9 @@ class Stage(nn.Module):
         if not self.model.section.last:
             stream: Tensor = decoded.hidden_TD
             return stream
-        loss_sum: Tensor = self.model.language_model.lm_head(decoded.hidden_TD, microbatch.targets_T)
+        loss_sum: Tensor = self.model.language_model.lm_head(
+            decoded.hidden_TD, microbatch.targets_T, microbatch.learned_N
+        )
         return loss_sum
 
     def rows(self, tokens: int) -> int:

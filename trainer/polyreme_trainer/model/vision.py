@@ -13,7 +13,8 @@ merged token, B taps, F rotary pairs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +28,7 @@ from polyreme_trainer.model.recompute import recomputable, run_layer
 from polyreme_trainer.model.rotary import patch_turns, rotate
 from polyreme_trainer.model.segment_attention import Attend, segments
 from polyreme_trainer.model.tensor import ALONE, TensorRanks, row_product, share
+from polyreme_trainer.model.transfer import on_device
 
 
 class PositionTable(nn.Module):
@@ -167,8 +169,11 @@ class VisionTower(nn.Module):
             raise InvalidConfigError(
                 f"grids do not fit the patches: {sum(lengths)} cells, {patches_PC.shape[0]} patches"
             )
-        tables = self._tables(grids)
-        own = self._own_patches(sum(lengths))
+        tables, place_S = self._tables(grids)
+
+        def own(table: Tensor) -> Tensor:
+            return table if place_S is None else table.index_select(0, place_S)
+
         patches_SC = patches_PC.index_select(0, own(tables.order_P))
         x_SW = self.patch_embed(patches_SC, own(tables.tap_PB), own(tables.weight_PB))
         turn_PF = patch_turns(tables.row_P, tables.column_P, head_dim=shape.head_dim, theta=shape.rope_theta)
@@ -176,22 +181,23 @@ class VisionTower(nn.Module):
         out_SW: Tensor = self.encoder(x_SW, turn_PF, images.attend)
         return out_SW.view(-1, shape.merge**2, shape.width)
 
-    def _own_patches(self, patches: int) -> Callable[[Tensor], Tensor]:
-        """Cut a table of all patches to the rows of this rank; padding repeats the last one, which is never read."""
+    def _own_patches(self, patches: int) -> Tensor | None:
+        """Places of this rank's rows; None: all. Padding repeats the last one, which is never read."""
         if self.ranks.row_parts == 1:
-            return lambda table: table
+            return None
         unit = self.shape.merge**2 * self.ranks.row_parts
         rows = self.ranks.own_rows(-(-patches // unit) * unit)
-        place_S = torch.arange(rows.start, rows.stop).clamp_(max=patches - 1)
-        return lambda table: table.index_select(0, place_S.to(table.device, non_blocking=True))
+        return torch.arange(rows.start, rows.stop).clamp_(max=patches - 1)
 
-    def _tables(self, grids: Sequence[Grid]) -> GridTables:
-        device = self.patch_embed.proj.weight.device
+    def _tables(self, grids: Sequence[Grid]) -> tuple[GridTables, Tensor | None]:
+        """Tables of all patches, and the places of this rank's rows, on the device: one copy."""
         tables = packed_tables(grids, merge=self.shape.merge, table_side=self.shape.position_rows)
-        if device.type == "cpu":
-            return tables
-        names = ("order_P", "row_P", "column_P", "tap_PB", "weight_PB")
-        return GridTables(**{name: getattr(tables, name).to(device, non_blocking=True) for name in names})
+        place_S = self._own_patches(tables.order_P.shape[0])
+        names = [field.name for field in dataclasses.fields(GridTables)]
+        held = [*(getattr(tables, name) for name in names), *(() if place_S is None else (place_S,))]
+        moved = on_device(held, self.patch_embed.proj.weight.device)
+        own = None if place_S is None else moved[-1]
+        return GridTables(**dict(zip(names, moved, strict=False))), own
 
 
 def _gelu(x_SF: Tensor) -> Tensor:

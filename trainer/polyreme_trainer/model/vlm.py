@@ -99,6 +99,7 @@ class KimiVL(nn.Module):
         attend: Attend | None = None,
         deliver: Callable[[Tensor], Tensor] | None = None,
         real_N: Tensor | None = None,
+        media_M: Tensor | None = None,
     ) -> Decoded:
         """Run packed documents through the section.
 
@@ -113,12 +114,13 @@ class KimiVL(nn.Module):
             attend: Attention to the stream that contains these tokens.
             deliver: Turns features of the images given into those of the media tokens held, if these differ.
             real_N: Which of the rows that this rank holds between layers are not padding; None: all.
+            media_M: Which of them are media tokens (``embed``).
 
         Raises:
             InvalidConfigError: If offsets, grids or media tokens do not fit.
         """
         if stream_SD is None:
-            stream_SD = self.begin(tokens_T, patches_PC, grids, deliver)
+            stream_SD = self.begin(tokens_T, patches_PC, grids, deliver, media_M)
         if attend is not None:
             return self.decode(stream_SD, positions_T, lambda _: attend, real_N)
         lengths = document_lengths(document_offsets, tokens_T.shape[0])
@@ -131,10 +133,11 @@ class KimiVL(nn.Module):
         patches_PC: Tensor,
         grids: Sequence[Grid],
         deliver: Callable[[Tensor], Tensor] | None = None,
+        media_M: Tensor | None = None,
     ) -> Tensor:
         """Make the stream (S, D) that the first layer takes: embedded tokens, with features of images in place."""
         features_MD = self.image_features(patches_PC, grids)
-        return self.embed(tokens_T, features_MD if deliver is None else deliver(features_MD))
+        return self.embed(tokens_T, features_MD if deliver is None else deliver(features_MD), media_M)
 
     def image_features(self, patches_PC: Tensor, grids: Sequence[Grid]) -> Tensor:
         """Encode and project images, one row for each media token; no images give no rows and zero gradients.
@@ -152,12 +155,13 @@ class KimiVL(nn.Module):
         features_MD: Tensor = self.multi_modal_projector(self.vision_tower(patches_PC, grids))
         return features_MD
 
-    def embed(self, tokens_T: Tensor, features_MD: Tensor) -> Tensor:
-        """Embed tokens and put image features in place of media tokens; one wait for the device.
+    def embed(self, tokens_T: Tensor, features_MD: Tensor, media_M: Tensor | None = None) -> Tensor:
+        """Embed tokens and put image features in place of media tokens.
 
         Args:
             tokens_T: Tokens of this rank.
             features_MD: Features of the media tokens among the rows that this rank holds between layers.
+            media_M: Places of these tokens among the rows, rising; None: they are looked up, and the host waits for it.
 
         Returns:
             Those rows (S, D).
@@ -166,13 +170,14 @@ class KimiVL(nn.Module):
             InvalidConfigError: If there are not as many media tokens as features.
         """
         embedded_SD: Tensor = self.language_model.model.embed(tokens_T)
-        tokens_S = tokens_T[self.ranks.own_rows(tokens_T.shape[0])]
-        places_M = (tokens_S == self.media_token).nonzero().squeeze(1)
-        if places_M.shape[0] != features_MD.shape[0]:
+        if media_M is None:
+            tokens_S = tokens_T[self.ranks.own_rows(tokens_T.shape[0])]
+            media_M = (tokens_S == self.media_token).nonzero().squeeze(1)
+        if media_M.shape[0] != features_MD.shape[0]:
             raise InvalidConfigError(
-                f"media tokens do not fit the images: {places_M.shape[0]} tokens, {features_MD.shape[0]} features"
+                f"media tokens do not fit the images: {media_M.shape[0]} tokens, {features_MD.shape[0]} features"
             )
-        return embedded_SD.index_copy(0, places_M, features_MD.to(embedded_SD.dtype))
+        return embedded_SD.index_copy(0, media_M, features_MD.to(embedded_SD.dtype))
 
     def decode(
         self, embedded_SD: Tensor, positions_T: Tensor, attend: LayerAttend, real_N: Tensor | None = None

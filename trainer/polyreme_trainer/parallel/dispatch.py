@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from polyreme_trainer.model.moe import Dispatched, inverse
+from polyreme_trainer.model.recompute import computed_once
 from polyreme_trainer.parallel import collectives
 
 
@@ -53,13 +54,18 @@ class AllToAllDispatcher:
         """Send rows, sorted by global expert, to where their experts are; what arrives is sorted by local expert."""
         if each is not None:
             return self._dispatch_evenly(rows_BD, counts_E, each)
-        counts_NL = collectives.exchange_counts(counts_E, self._group)
-        # The one wait for the device: splits of an uneven exchange are host integers.
-        sent, received = torch.stack((counts_E.view(self._ranks, -1).sum(1), counts_NL.sum(1))).tolist()
+        counts_NL, sent, received = computed_once(lambda: self._splits(counts_E))
         arrived_SD = collectives.exchange_rows(rows_BD, sent=sent, received=received, group=self._group)
         order_S, place_S = _by_expert(counts_NL, sum(received))
         rows_SD = _Permute.apply(arrived_SD, order_S, place_S)
         return Dispatched(rows_SD, counts_NL.sum(0), _Route(sent, received, order_S, place_S))
+
+    def _splits(self, counts_E: Tensor) -> tuple[Tensor, list[int], list[int]]:
+        """Exchange counts: what each rank sends to each expert here, and the rows that leave for and come from each."""
+        counts_NL = collectives.exchange_counts(counts_E, self._group)
+        # The one wait for the device: splits of an uneven exchange are host integers.
+        sent, received = torch.stack((counts_E.view(self._ranks, -1).sum(1), counts_NL.sum(1))).tolist()
+        return counts_NL, sent, received
 
     def combine(self, rows_SD: Tensor, state: Any) -> Tensor:
         """Send the experts' outputs back: B rows in the order that ``dispatch`` got."""

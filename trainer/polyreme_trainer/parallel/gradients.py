@@ -26,6 +26,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -73,6 +74,9 @@ class GlobalStep:
     """Norm of the mean gradient, before clipping."""
     unmasked: int
     routing_MX: Tensor
+    """On the device of the model."""
+    reported_MX: Tensor
+    """The same in host memory: it came with the other numbers."""
     stop: bool
     save: bool
     refresh: bool
@@ -141,8 +145,9 @@ def _write_piggybacked(piggybacked: Tensor, local: LocalStep, sliced_square: Ten
 
 
 def _read_piggybacked(piggybacked: Tensor, local: LocalStep) -> GlobalStep:
-    # One copy to the host for all of them; on an accelerator this and the dispatch are the step's only waits.
-    loss_sum, sliced, high, low, stop, save, dense, refresh = piggybacked[:_SCALARS].tolist()
+    # One copy to the host for all of them; on an accelerator this and uneven exchanges are the step's only waits.
+    host = piggybacked.to("cpu")
+    loss_sum, sliced, high, low, stop, save, dense, refresh = host[:_SCALARS].tolist()
     square = dense + sliced
     unmasked = int(high) * _COUNT_BASE + int(low)
     norm = math.sqrt(square) if math.isfinite(square) else math.nan
@@ -151,6 +156,7 @@ def _read_piggybacked(piggybacked: Tensor, local: LocalStep) -> GlobalStep:
         gradient_norm=norm / unmasked if unmasked else math.nan,
         unmasked=unmasked,
         routing_MX=piggybacked[_SCALARS:].view_as(local.routing_MX),
+        reported_MX=host[_SCALARS:].view(local.routing_MX.shape),
         stop=stop > 0,
         save=save > 0,
         refresh=refresh > 0,
@@ -164,4 +170,4 @@ def _square(gradients: Tensor) -> Tensor:
 
 
 def _float32(value: float) -> float:
-    return torch.tensor(value, dtype=torch.float32).item()
+    return float(np.float32(value))

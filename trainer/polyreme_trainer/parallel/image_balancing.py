@@ -27,6 +27,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from polyreme_trainer.model.transfer import on_device
 from polyreme_trainer.parallel import collectives
 from polyreme_trainer.parallel.images import Deliver, share_images
 
@@ -155,12 +156,10 @@ class ReturnRoute:
 
     def bring(self, group: dist.ProcessGroup) -> Deliver:
         """Make the exchange; every rank of dp x cp calls it, even one without an image."""
-        kept, leaving, order = (torch.tensor(places) for places in (self.kept, self.leaving, self.order))
+        held = [torch.tensor(places) for places in (self.kept, self.leaving, self.order)]
 
         def bring(features_MD: Tensor) -> Tensor:
-            kept_M, leaving_M, order_N = (
-                places.to(features_MD.device, non_blocking=True) for places in (kept, leaving, order)
-            )
+            kept_M, leaving_M, order_N = on_device(held, features_MD.device)
             came_MD = collectives.exchange_rows(
                 features_MD.index_select(0, leaving_M), sent=self.sent, received=self.received, group=group
             )

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from polyreme_api.errors import InvalidConfigError
+from polyreme_trainer.model.transfer import on_device
 from polyreme_trainer.parallel import collectives
 
 Places = npt.NDArray[np.int64]
@@ -80,9 +81,9 @@ class FeatureRoutes:
         order, back = torch.tensor(np.concatenate(leaving)), torch.tensor(np.concatenate(arriving).argsort())
 
         def deliver(features_MD: Tensor) -> Tensor:
-            device = features_MD.device
-            rows_MD = features_MD.index_select(0, order.to(device, non_blocking=True))
+            order_M, back_M = on_device([order, back], features_MD.device)
+            rows_MD = features_MD.index_select(0, order_M)
             arrived_MD = collectives.exchange_rows(rows_MD, sent=sent, received=received, group=group)
-            return arrived_MD.index_select(0, back.to(device, non_blocking=True))
+            return arrived_MD.index_select(0, back_M)
 
         return deliver

@@ -23,6 +23,7 @@ from polyreme_trainer.model.attention_tiles import (
     attend_tile,
     attend_tile_backward,
     tiles,
+    with_edges,
 )
 from polyreme_trainer.model.segment_attention import Attend, pad_values, segments
 from polyreme_trainer.parallel import collectives
@@ -151,8 +152,8 @@ class ContextRanks:
         own = self.place // self.ulysses
         cut = self.cut(offsets[-1])
         pieces = [cut.pieces(place) for place in range(self.ring)]
-        seen = tuple(tiles(pieces[own], keys, offsets) for keys in pieces)
-        return Ring(group=self.ring_group, place=own, tiles=seen).attend
+        seen = [tiles(pieces[own], keys, offsets) for keys in pieces]
+        return Ring(group=self.ring_group, place=own, tiles=with_edges(seen, device=device, dtype=dtype)).attend
 
 
 def _heads_for_tokens(x_SHW: Tensor, ranks: int, group: dist.ProcessGroup) -> Tensor:

@@ -137,7 +137,10 @@ def _step(settings: TrainSettings, state: TrainState, meshes: Meshes, batch: Pac
     """Train one step; all microbatches are alike."""
     device = settings.rank.device_type
     count = settings.pipeline.microbatches
-    local = backward(state, *(to_inputs(batch, device=device, sharing=state.sharing) for _ in range(count)))
+    microbatches = (
+        to_inputs(batch, device=device, media_token=state.media_token, sharing=state.sharing) for _ in range(count)
+    )
+    local = backward(state, *microbatches)
     spans.end()
     total = reduce(state, local, meshes)
     update(state, total, settings.optimizer, rate=LEARNING_RATE)

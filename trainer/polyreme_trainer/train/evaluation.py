@@ -97,7 +97,9 @@ def held_out_losses(state: TrainState, source: EvaluationSource, meshes: Meshes,
         # Ranks that share experts run equally many passes: after the last pack there are empty ones.
         for first in range(0, len(sets), meshes.layout.dp):
             number = first + meshes.place("dp")
-            microbatch = to_inputs(source.pack(number), device=device, sharing=state.sharing)
+            microbatch = to_inputs(
+                source.pack(number), device=device, media_token=state.media_token, sharing=state.sharing
+            )
             loss_sum = _loss_sum(state, microbatch, meshes)
             if speaks and number < len(sets) and loss_sum is not None:
                 sums_N2[sets[number], 0] += loss_sum
@@ -113,7 +115,9 @@ def _loss_sum(state: TrainState, microbatch: Inputs, meshes: Meshes) -> Tensor |
     pipeline = _decode_pipeline(state, meshes)
 
     def begin(model: KimiVL) -> Tensor:
-        return model.begin(microbatch.tokens_T, microbatch.patches_PC, microbatch.grids, microbatch.deliver)
+        return model.begin(
+            microbatch.tokens_T, microbatch.patches_PC, microbatch.grids, microbatch.deliver, microbatch.media_M
+        )
 
     def run(model: KimiVL, stream_SD: Tensor | None) -> Tensor:
         # Not by the stage: it counts the routing, and only trained tokens may move the router's biases.
@@ -125,7 +129,7 @@ def _loss_sum(state: TrainState, microbatch: Inputs, meshes: Meshes) -> Tensor |
         hidden_SD = pipeline.through(stage.rows(microbatch.tokens_T.shape[0]), begin, run)
     if hidden_SD is None:
         return None
-    loss_sum: Tensor = stage.model.language_model.lm_head(hidden_SD, microbatch.targets_T)
+    loss_sum: Tensor = stage.model.language_model.lm_head(hidden_SD, microbatch.targets_T, microbatch.learned_N)
     return loss_sum
 
 

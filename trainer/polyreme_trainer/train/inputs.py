@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from polyreme_planner.flops import image_flops
 from polyreme_planner.shapes import ModelShape
 from polyreme_trainer.model.patch_grid import Grid
 from polyreme_trainer.model.segment_attention import Attend
+from polyreme_trainer.model.transfer import on_device
 from polyreme_trainer.parallel.images import Deliver, FeatureRoutes, Places, share_images
 from polyreme_trainer.parallel.mesh import Meshes
 from polyreme_trainer.parallel.ring import ContextRanks
@@ -45,6 +47,10 @@ class Inputs:
     """Sends features to the ranks of their tokens; None if they are here."""
     real_N: Tensor | None = None
     """Which of the rows that this rank holds between layers are not padding, rising; None: all."""
+    media_M: Tensor | None = None
+    """Which of these rows are media tokens, rising; None: the model looks, and the host waits for it."""
+    learned_N: Tensor | None = None
+    """Which of T have unmasked targets, rising; None: the loss looks."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +102,7 @@ def to_inputs(
     batch: PackedBatch,
     *,
     device: torch.device | str,
+    media_token: int | None = None,
     sharing: Sharing | None = None,
     balanced: BalancedImages | None = None,
 ) -> Inputs:
@@ -107,54 +114,50 @@ def to_inputs(
     Args:
         batch: Packs of this data-parallel rank.
         device: Where the model is.
+        media_token: Token that stands for a row of an image; None: the model looks for it, and the host waits.
         sharing: The ranks that share the stream; None if it is this rank's alone.
         balanced: Encoders of the images, if other data-parallel ranks take part.
 
     Raises:
         InvalidConfigError: If the stream cannot be split evenly, or images do not fit their media tokens.
     """
-    offsets: list[int] = np.asarray(batch.document_offsets).tolist()
-    tokens_A = np.asarray(batch.tokens_T)
-    images = _encoded(batch, sharing, balanced)
-    if sharing is None:
-        return Inputs(
-            tokens_T=_tensor(tokens_A, device),
-            targets_T=_tensor(batch.targets_T, device),
-            positions_T=_tensor(batch.positions_T, device),
-            document_offsets=offsets,
-            patches_PC=_tensor(images.patches_PC, device),
-            grids=images.grids,
-            unmasked=batch.unmasked_tokens,
-            deliver=images.deliver,
-            real_N=_real(batch, np.arange(tokens_A.shape[0]), device),
-        )
-    place_T = sharing.context.cut(tokens_A.shape[0]).tokens_of(sharing.context.place)
-    place_S = np.split(place_T, sharing.tp)[sharing.rank % sharing.tp]
-    targets_T = np.asarray(batch.targets_T)[place_T]
     device = torch.device(device)
+    offsets: list[int] = np.asarray(batch.document_offsets).tolist()
+    tokens_A, targets_A = np.asarray(batch.tokens_T), np.asarray(batch.targets_T)
+    images = _encoded(batch, sharing, balanced)
+    place_T = place_S = np.arange(tokens_A.shape[0])
+    if sharing is not None:
+        place_T = sharing.context.cut(tokens_A.shape[0]).tokens_of(sharing.context.place)
+        place_S = np.split(place_T, sharing.tp)[sharing.rank % sharing.tp]
+    learned_N = np.flatnonzero(targets_A[place_T] != IGNORED_TARGET)
+    arrays = {
+        "tokens_T": tokens_A[place_T],
+        "targets_T": targets_A[place_T],
+        "positions_T": np.asarray(batch.positions_T)[place_T],
+        "patches_PC": images.patches_PC,
+        "learned_N": learned_N,
+    }
+    if media_token is not None:
+        arrays["media_M"] = np.flatnonzero(tokens_A[place_S] == media_token)
+    if batch.padding_documents:
+        arrays["real_N"] = _real(batch, place_S)
     return Inputs(
-        tokens_T=_tensor(tokens_A[place_T], device),
-        targets_T=_tensor(targets_T, device),
-        positions_T=_tensor(np.asarray(batch.positions_T)[place_T], device),
+        **_tensors(arrays, device),
         document_offsets=offsets,
-        patches_PC=_tensor(images.patches_PC, device),
         grids=images.grids,
-        unmasked=int((targets_T != IGNORED_TARGET).sum()),
-        attend=sharing.context.attend(offsets, device=device, dtype=sharing.dtype),
+        unmasked=learned_N.size,
+        attend=None if sharing is None else sharing.context.attend(offsets, device=device, dtype=sharing.dtype),
         deliver=images.deliver,
-        real_N=_real(batch, place_S, device),
     )
 
 
-def _real(batch: PackedBatch, place_S: Places, device: torch.device | str) -> Tensor | None:
+def _real(batch: PackedBatch, place_S: Places) -> Places:
     """Return which rows of a rank are not padding; their count is known to the host, so no rank waits for it."""
-    if not batch.padding_documents:
-        return None
     offsets = np.asarray(batch.document_offsets)
     real_A = np.ones(np.asarray(batch.tokens_T).shape[0], dtype=bool)
     for document in batch.padding_documents:
         real_A[offsets[document] : offsets[document + 1]] = False
-    return _tensor(np.flatnonzero(real_A[place_S]), device)
+    return np.flatnonzero(real_A[place_S])
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -201,10 +204,10 @@ def _from_all(balanced: BalancedImages, lost: frozenset[int], shared: tuple[Shar
     return lambda features_MD: onwards(home(features_MD))
 
 
-def _tensor(array: object, device: torch.device | str) -> Tensor:
-    """Copy; to an accelerator from pinned memory, which torch's allocator keeps until the copy is done."""
-    host = torch.tensor(np.asarray(array))
-    return host if torch.device(device).type == "cpu" else host.pin_memory().to(device, non_blocking=True)
+def _tensors(arrays: Mapping[str, Any], device: torch.device) -> dict[str, Tensor]:
+    """Copy arrays, all at once to an accelerator."""
+    held = [torch.tensor(np.asarray(array)) for array in arrays.values()]
+    return dict(zip(arrays, on_device(held, device), strict=True))
 
 
 def _images(grids: Sequence[Grid], sharing: Sharing) -> tuple[tuple[int, ...], ...]:

@@ -94,7 +94,7 @@ class Loop:
         self._check(total, number)
         rate, learned = rate_of(number, settings), times_learned(settings.curriculum_stages, number)
         update(self.state, total, settings.optimizer, rate=rate, learned=learned)
-        # Rank 0 reads the routing first: only then has an accelerator ended the update.
+        # An accelerator may still update: the next step's one wait is for that too, so no time is lost between steps.
         routing = None if settings.rank.rank else self._summary(total)
         step_s = self.clock.steady_s() - begun_s
         held_out = self._held_out()
@@ -122,7 +122,7 @@ class Loop:
 
     def _summary(self, total: GlobalStep) -> Summary:
         chosen = self.settings.shape.decoder.experts_per_token
-        return Routing.from_numbers(total.routing_MX).summary(experts_per_token=chosen)
+        return Routing.from_numbers(total.reported_MX).summary(experts_per_token=chosen)
 
     def _record(
         self,
@@ -152,8 +152,8 @@ class Loop:
             rows_dropped=routing.dropped,
         )
         self.log.write(record)
-        self.routing.add(total.routing_MX, step=self.state.step)
-        self.reporter.step(record, self.routing.reportable(total.routing_MX))
+        self.routing.add(total.reported_MX, step=self.state.step)
+        self.reporter.step(record, self.routing.reportable(total.reported_MX))
 
     def _save(self) -> None:
         self.log.flush()

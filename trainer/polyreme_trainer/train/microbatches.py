@@ -78,7 +78,16 @@ def to_microbatches(state: TrainState, packs: Sequence[ReadPacks], settings: Tra
         InvalidConfigError: If images do not fit their media tokens, or a stream cannot be split evenly.
     """
     device = settings.rank.device_type
-    return [to_inputs(read.batch, device=device, sharing=state.sharing, balanced=read.balanced) for read in packs]
+    return [
+        to_inputs(
+            read.batch,
+            device=device,
+            media_token=state.media_token,
+            sharing=state.sharing,
+            balanced=read.balanced,
+        )
+        for read in packs
+    ]
 
 
 def read_microbatches(

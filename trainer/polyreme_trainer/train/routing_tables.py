@@ -40,8 +40,8 @@ class RoutingTable:
         self._sum_MX: Tensor | None = None
 
     def add(self, routing_MX: Tensor, *, step: int) -> None:
-        """Add a step's numbers, summed over all ranks."""
-        numbers_MX = routing_MX.to("cpu").double()
+        """Add a step's numbers, summed over all ranks, in host memory."""
+        numbers_MX = routing_MX.double()
         if self._sum_MX is None:
             self._from_step, self._sum_MX = step, numbers_MX.clone()
         else:
@@ -51,7 +51,7 @@ class RoutingTable:
         """Return the numbers of a step that are reported during training; None if there are no layers, or too many."""
         if not 0 < routing_MX.shape[0] <= LAYERS_MAX:
             return None
-        of = Routing.from_numbers(routing_MX.to("cpu"))
+        of = Routing.from_numbers(routing_MX)
         layers = of.by_layer(experts_per_token=self._shape.experts_per_token)
         return RoutingByLayer(
             first_layer=self._shape.dense_layers,

@@ -84,6 +84,11 @@ class TrainState:
         """The section of the model of each stage."""
         return {number: stage.model for number, stage in self.stages.items()}
 
+    @property
+    def media_token(self) -> int:
+        """Token whose embedding an image feature replaces."""
+        return next(iter(self.stages.values())).model.media_token
+
 
 def open_state(settings: TrainSettings, meshes: Meshes, *, media_token: int) -> TrainState:
     """Build this rank's slice of the model with its initial values, in flat buffers, and an empty optimizer.
@@ -299,7 +304,8 @@ def _routing(state: TrainState) -> Tensor:
     if held_LX.shape[0] == layers:
         return held_LX
     routing_MX = held_LX.new_zeros(layers, held_LX.shape[1])
-    routing_MX[list(state.router_biases)] = held_LX
+    for layer, held_X in zip(state.router_biases, held_LX, strict=True):
+        routing_MX[layer].copy_(held_X)
     return routing_MX
 
 
@@ -347,7 +353,9 @@ def update(
     updated = None if state.zero1 is None else state.zero1.gather
     state.optimizer.step(learning_rate=rate, gradient_scale=scale, learned=learned, updated=updated)
     if learned is None or Learner.DECODER in learned:
-        held_LE = Routing.from_numbers(total.routing_MX).load_LE[list(state.router_biases)]
+        load_ME = Routing.from_numbers(total.routing_MX).load_LE
+        # One by one: a list as an index would be copied to the device, and waited for.
+        held_LE = torch.stack([load_ME[layer] for layer in state.router_biases]) if state.router_biases else load_ME[:0]
         update_router_biases(list(state.router_biases.values()), held_LE, rate=settings.router_bias_rate)
     state.step += 1
 

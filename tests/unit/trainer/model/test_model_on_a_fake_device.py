@@ -7,28 +7,16 @@ that are not aligned, operands on two devices. Gradients are not made: autograd'
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 
 import pytest
 import torch
-from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from polyreme_planner.shapes import KIMI_VL_A3B, KIMI_VL_NANO, ModelShape
-from polyreme_trainer.model import patch_grid
-from polyreme_trainer.model.attention_tiles import Answers, Rows, Tile, attend_tile, attend_tile_backward
+from polyreme_trainer.model.attention_tiles import Answers, Rows, Tile, attend_tile, attend_tile_backward, with_edges
 from polyreme_trainer.model.segment_attention import segments
-from polyreme_trainer.model.vlm import KimiVL
+from tests.unit.trainer.fake_device import empty
 
 TOKENS = 640
-
-
-@pytest.fixture
-def device() -> Iterator[torch.device]:
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        yield torch.device("cuda", 0)
-    # Tables of grids are kept for the process: those without values would come out in another test.
-    patch_grid._grid_tables.cache_clear()
 
 
 @pytest.mark.slow
@@ -66,7 +54,8 @@ def test_float32_finds_kernels_that_take_it(device: torch.device, lengths: list[
 def test_a_tile_of_a_ring_and_its_gradients_stay_on_the_device(
     device: torch.device, dtype: torch.dtype, causal: tuple[int, ...]
 ) -> None:
-    tile = Tile(queries=slice(0, 64), keys=slice(8, 72), causal=causal)
+    given = Tile(queries=slice(0, 64), keys=slice(8, 72), causal=causal)
+    ((tile,),) = with_edges([[given]], device=device, dtype=dtype)
     rows = Rows(*(torch.empty(80, 16, 192, device=device, dtype=dtype) for _ in range(3)))
     out, lse = attend_tile(tile, rows)
     assert out.device == lse.device == device
@@ -74,16 +63,3 @@ def test_a_tile_of_a_ring_and_its_gradients_stay_on_the_device(
     answers = Answers(*(torch.empty(80, 16, *last, device=device, dtype=kind) for last, kind in (
         ((192,), dtype), ((), torch.float32), ((192,), dtype))))  # fmt: skip
     assert [part.shape for part in attend_tile_backward(tile, rows, answers)] == [out.shape] * 3
-
-
-def empty(shape: ModelShape, device: torch.device) -> KimiVL:
-    """A model whose parameters lie on the device, without memory."""
-    with torch.device("meta"):
-        model = KimiVL(shape, media_token=1)
-    for module in model.modules():
-        for name, parameter in list(module.named_parameters(recurse=False)):
-            made = torch.empty(parameter.shape, dtype=torch.bfloat16, device=device)
-            module.register_parameter(name, nn.Parameter(made))
-        for name, buffer in list(module.named_buffers(recurse=False)):
-            module.register_buffer(name, torch.empty(buffer.shape, dtype=buffer.dtype, device=device))
-    return model

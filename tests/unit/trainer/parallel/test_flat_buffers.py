@@ -61,6 +61,7 @@ def test_clipping_scales_by_the_norm_of_the_mean_gradient() -> None:
             gradient_norm=norm,
             unmasked=10,
             routing_MX=torch.zeros(1, 2),
+            reported_MX=torch.zeros(1, 2),
             stop=False,
             save=False,
             refresh=False,

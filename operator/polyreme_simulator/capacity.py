@@ -45,17 +45,22 @@ class CapacityFacts:
         elif record.kind == "TrainingJob" and deleted:
             self._deleted_s[record.uid] = world.time_s()
 
-    def begun(self, uid: str, world: ClusterView, *, takes: bool) -> None:
+    def begun(self, uid: str, world: ClusterView, *, taken: Collection[str]) -> None:
         """Check an attempt that begins; its places only if the last one did not have them all.
 
         Quotas are lowered, nodes relabelled and filled beneath what runs, and what runs may be restarted where it is.
+
+        Args:
+            uid: The job.
+            world: The cluster.
+            taken: Nodes of workers that the last attempt did not have there.
         """
         on_node, in_queue = self._held()
         self._check_nodes(on_node, world)
-        if takes:
+        if taken:
             self._check_queues(uid, in_queue, world)
             self._check_domains(uid, world)
-            self._check_foreign(uid, on_node, world)
+            self._check_foreign(taken, on_node, world)
 
     def held_by_queue(self, *, without: Collection[str] = ()) -> Counter[str]:
         """Return the devices that each queue's jobs hold, some of them aside."""
@@ -248,15 +253,15 @@ class CapacityFacts:
                 what = f"{name} on {nodes} beside {self.observed.jobs[other]['metadata']['name']} on {theirs}"
                 self.observed.broke("exclusive domains are not shared", what, world)
 
-    def _check_foreign(self, uid: str, on_node: Counter[str], world: ClusterView) -> None:
-        """Once the faults are over, no gang is put where others' pods have been for a while."""
+    def _check_foreign(self, nodes: Collection[str], on_node: Counter[str], world: ClusterView) -> None:
+        """Once the faults are over, no worker is put where others' pods have been for a while."""
         now_s = world.time_s()
         if self.history.blind(world):
             return
         taken = on_node.copy()
         for node, devices, since_s in self.history.foreign.values():
             taken[node] += devices if now_s - since_s > KNOWN_S else 0
-        for node in set(self.nodes_of(uid)):
+        for node in nodes:
             if world.nodes[node].present and taken[node] > world.nodes[node].devices:
                 what = f"{node} has {taken[node]} of {world.nodes[node].devices}"
                 self.observed.broke("others' pods count", what, world)

@@ -98,7 +98,8 @@ class JobFacts:
         kept = (
             self.observed.attempts[uid, old["number"]].nodes if old is not None and is_true(before, "Admitted") else []
         )
-        self.rules.capacity.begun(uid, world, takes=any(kept[at : at + 1] != [node] for at, node in enumerate(nodes)))
+        taken = sorted({node for at, node in enumerate(nodes) if kept[at : at + 1] != [node]})
+        self.rules.capacity.begun(uid, world, taken=taken)
         if not is_true(before, "Admitted"):
             self.rules.preemptions.admitted(uid, nodes, world)
             self.rules.places.admitted(uid, world)

@@ -18,6 +18,7 @@ from polyreme_cluster.port import Manifest, ObjectRef
 from polyreme_operator.health.record import HEALTH, NodeState, Record, render
 from polyreme_operator.types.intents import INTENTS_KEY
 from polyreme_simulator.anomaly_facts import BACK_S
+from polyreme_simulator.cluster_history import KNOWN_S
 from polyreme_simulator.event_loop import VirtualLoop
 from polyreme_simulator.foreign_queue_facts import MISSING
 from polyreme_simulator.forgery_facts import FORGED_STEP
@@ -484,3 +485,18 @@ def test_a_lease_whose_owner_was_removed_is_not_to_come_back(scene: Scene, exist
     scene.wait(BACK_S["Lease"] + 1.0)
     rules.look(scene.world)
     assert scene.broken("what a job owns comes back") == (not exists)
+
+
+@pytest.mark.parametrize(("to", "broken"), [("n1", True), ("n2", False)])
+def test_a_worker_may_stay_where_others_pods_came_and_none_may_move_there(scene: Scene, to: str, broken: bool) -> None:
+    """Seed 3738: one of the workers that were rejected moved, and the others were tried again where they were."""
+    for name in ("n0", "n1", "n2"):
+        scene.world.add_node(name, 2)
+    job = scene.job("j", workers={"replicas": 2, "devices": 1})
+    scene.admit(job, "n0", "n1")
+    spec = {"nodeName": "n1", "containers": [{"resources": {"limits": {labels.RESOURCE_DEVICE: "2"}}}]}
+    metadata = {"name": "foreign", "namespace": "others"}
+    scene.world.store.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+    scene.wait(KNOWN_S + 1.0)
+    scene.admit(job, to, "n1", attempt=2)
+    assert scene.broken("others' pods count") == broken

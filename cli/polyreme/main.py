@@ -58,7 +58,7 @@ COMMANDS: tuple[Declared, ...] = (
     Group(
         "checkpoint",
         "Checkpoints of runs, in a local folder or in a bucket.",
-        commands("polyreme.commands.checkpoint", "ls", "verify", "export"),
+        commands("polyreme.commands.checkpoint", "ls", "verify", "export", "average"),
     ),
 )
 app = typer.Typer(

@@ -99,6 +99,26 @@ def test_an_exported_checkpoint_is_the_runs_own_export_and_loads(
     assert "folder is not empty and not an earlier export" in refused.said
 
 
+def test_the_mean_of_the_last_checkpoints_is_exported(
+    finished: dict[str, Any], home: PolyremeHome, tmp_path: Path
+) -> None:
+    assert finished["export"]
+    one_by_one = [tmp_path / "2", tmp_path / "3"]
+    for folder in one_by_one:
+        checkpoint = f"a000001-s{int(folder.name):08}"
+        done = home.call("checkpoint", "export", NAME, "--to", str(folder), "--checkpoint", checkpoint)
+        assert done.code == 0, done.said
+    mean = home.call("checkpoint", "average", NAME, "--last", "2", "--to", str(tmp_path / "mean"), "-o", "json")
+    assert mean.code == 0, mean.said
+    assert (mean.item["step"], mean.item["meanOf"]) == (3, "a000001-s00000002, a000001-s00000003")
+    second, third = map(weights, one_by_one)
+    for name, value in weights(tmp_path / "mean").items():
+        assert torch.equal(value, (second[name] + third[name]) / 2), name
+    few = home.call("checkpoint", "average", NAME, "--last", "4", "--to", str(tmp_path / "none"))
+    assert few.code == NOT_FOUND
+    assert "has 2 on its committed history, 4 were asked for; spec.checkpoint.keep" in few.said
+
+
 def test_a_run_continues_from_an_export_with_its_tokenizer(finished: dict[str, Any], home: PolyremeHome) -> None:
     """Other data, whose own words would be other tokens; the same weights say the same of the same text."""
     export = f"file://{finished['export']}"

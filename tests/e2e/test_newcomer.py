@@ -130,7 +130,10 @@ def test_every_documented_command_is_run_here_or_elsewhere() -> None:
     run_here = {command for page in pages for command in page_commands(page)}
     shown = {command for page in PAGES for command in commands(page) if command.startswith("polyreme ")}
     in_buckets = {command for command in shown if "s3://" in command or "$POLYREME_OBJECTS_URL" in command}
-    of_a_run = {"polyreme checkpoint export run-7 --to ./model"}
+    of_a_run = {
+        "polyreme checkpoint export run-7 --to ./model",
+        "polyreme checkpoint average run-7 --last 3 --to ./mean",
+    }
     # tests/unit/cli/test_data_commands runs the operation and the recipe of that page, and calls each of its verbs.
     of_operations = {*page_commands("data-operations.md")}
     assert shown - run_here - in_buckets - of_a_run - of_operations == set(ELSEWHERE)

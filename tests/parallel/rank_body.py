@@ -46,7 +46,7 @@ from polyreme_trainer.train import inputs as inputs_module
 from polyreme_trainer.train.checkpoint_content import content
 from polyreme_trainer.train.export import export, join_slices
 from polyreme_trainer.train.microbatches import read_microbatches
-from polyreme_trainer.train.offline_export import export_checkpoint
+from polyreme_trainer.train.offline_export import export_checkpoints
 from polyreme_trainer.train.settings import (
     CheckpointSettings,
     EvaluationSettings,
@@ -245,7 +245,8 @@ def _count_regions() -> list[object]:
 def offline(request: Mapping[str, Any], _rank: int, settings: TrainSettings) -> int:
     """Export a checkpoint in this one process."""
     alone = dataclasses.replace(settings, layout=Layout(dp=4, ep=2))  # as the job has it; not read
-    export_checkpoint(alone, tokens=Pages.token_ids, directory=Path(request["output"]))
+    names = [settings.checkpoint.resume_from or ""]
+    export_checkpoints(alone, names, tokens=Pages.token_ids, directory=Path(request["output"]))
     return 0
 
 

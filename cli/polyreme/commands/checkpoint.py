@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -135,15 +136,49 @@ def export(
 
       polyreme checkpoint export quickstart --to ./model --checkpoint a000001-s00000050
     """
-    from polyreme_trainer.parallel.world import RankSettings
-    from polyreme_trainer.train.offline_export import export_checkpoint
-    from polyreme_trainer.train.settings import CheckpointSettings, TrainSettings
-
     home: Home = context.obj
     run = find(home, name)
+    chosen = _chosen(checkpoint_url(run, read_job(run.job_file)), name, checkpoint)
+    _export(home, name, [chosen], to, output)
+
+
+def average(
+    context: typer.Context,
+    name: NameArgument,
+    to: Annotated[Path, typer.Option("--to", help="Folder to write.")],
+    last: Annotated[int, typer.Option("--last", min=2, help="How many checkpoints, the newest of them last.")] = 3,
+    output: OutputOption = Format.TABLE,
+) -> None:
+    """Write the mean of a run's last checkpoints under Hugging Face's names, as export does with one.
+
+    The mean of what a model was over its last steps is often better than what it ended as. A run keeps as many
+    checkpoints as spec.checkpoint.keep says.
+
+    Examples:
+
+      polyreme checkpoint average quickstart --last 3 --to ./model
+    """
+    home: Home = context.obj
+    run = find(home, name)
+    entries = read_records_at(checkpoint_url(run, read_job(run.job_file))).checkpoints
+    kept = [entry.name for entry in sorted(entries, key=_age) if entry.history]
+    if len(kept) < last:
+        raise NotFoundError(
+            f"too few checkpoints for a mean: run {name!r} has {len(kept)} on its committed history, {last} were asked "
+            "for; spec.checkpoint.keep says how many a run keeps",
+            field="--last",
+        )
+    _export(home, name, kept[-last:], to, output)
+
+
+def _export(home: Home, name: str, chosen: Sequence[str], to: Path, output: Format) -> None:
+    """Write the model of a checkpoint, or the mean of several, to a folder, and say so."""
+    from polyreme_trainer.parallel.world import RankSettings
+    from polyreme_trainer.train.offline_export import export_checkpoints
+    from polyreme_trainer.train.settings import CheckpointSettings, TrainSettings
+
+    run = find(home, name)
     job = read_job(run.job_file)
-    url = checkpoint_url(run, job)
-    chosen = _chosen(url, name, checkpoint)
     if to.exists() and not _is_replaceable(to):
         raise RefusedError(
             f"folder is not empty and not an earlier export: {to}; an export replaces only what an export wrote",
@@ -158,20 +193,21 @@ def export(
         shape=plan.shape,
         steps=job.spec.training.steps,
         curriculum=curriculum_stages(job.spec),
-        checkpoint=CheckpointSettings(store=open_store(url), resume_from=chosen),
+        checkpoint=CheckpointSettings(store=open_store(checkpoint_url(run, job))),
     )
-    note(f"exporting {chosen} of {name}")
-    with busy(f"exporting {chosen}"):
+    words = chosen[0] if len(chosen) == 1 else f"the mean of {', '.join(chosen)}"
+    note(f"exporting {words} of {name}")
+    with busy(f"exporting {words}"):
         tokens = open_token_ids(home.objects_url, job.spec, job=uid)
         tokenizer = open_tokenizer(home.objects_url, job.spec, job=uid)
         with_tokenizer = dataclasses.replace(settings, tokenizer=tokenizer)
-        step = export_checkpoint(with_tokenizer, tokens=tokens, directory=to.absolute())
-    emit(
-        "Export",
-        {"checkpoint": chosen, "step": step, "folder": str(to.absolute())},
-        output=output,
-        columns=[("checkpoint", "checkpoint"), ("step", "step"), ("folder", "folder")],
-    )
+        step = export_checkpoints(with_tokenizer, chosen, tokens=tokens, directory=to.absolute())
+    value = {"checkpoint": chosen[-1], "step": step, "folder": str(to.absolute())}
+    columns = [("checkpoint", "checkpoint"), ("step", "step"), ("folder", "folder")]
+    if len(chosen) > 1:
+        value |= {"meanOf": ", ".join(chosen)}
+        columns.insert(1, ("mean of", "meanOf"))
+    emit("Export", value, output=output, columns=columns)
 
 
 def _is_replaceable(folder: Path) -> bool:

@@ -1,40 +1,55 @@
-"""Export a committed checkpoint in one process, whatever layout saved it."""
+"""Export a committed checkpoint, or the mean of several, in one process, whatever layout saved them."""
 
 from __future__ import annotations
 
 import dataclasses
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
+from torch import Tensor, nn
+
 from polyreme_api.batch import TokenIds
+from polyreme_api.errors import RefusedError
 from polyreme_planner.layout import Layout
 from polyreme_trainer.checkpoint.load import load_checkpoint, open_checkpoint
 from polyreme_trainer.parallel.pipeline import NO_STAGES
 from polyreme_trainer.parallel.world import RankSettings, open_world
 from polyreme_trainer.train.checkpoint_content import content, restored
 from polyreme_trainer.train.export import export
-from polyreme_trainer.train.settings import CheckpointSettings, TrainSettings
+from polyreme_trainer.train.settings import TrainSettings
 from polyreme_trainer.train.state import open_state
 
 LOOPBACK = "127.0.0.1"
 
 
-def export_checkpoint(settings: TrainSettings, *, tokens: TokenIds, directory: Path) -> int:
-    """Write the model of ``settings.checkpoint.resume_from`` to a folder; return the checkpoint's step.
+def export_checkpoints(settings: TrainSettings, names: Sequence[str], *, tokens: TokenIds, directory: Path) -> int:
+    """Write the model of a checkpoint, or the mean of those of several, to a folder; return the last one's step.
+
+    Means are of parameters and router biases, taken in float32 (arXiv:1803.05407; Izmailov et al., "Averaging weights
+    leads to wider optima").
 
     Args:
-        settings: Shape, checkpoint root and name; rank and layout are not read: this process is the only rank.
+        settings: Shape and checkpoint root; rank and layout are not read: this process is the only rank.
+        names: Of the checkpoints, the newest last.
         tokens: Special tokens for the configuration.
         directory: Where the export shall be.
 
     Raises:
         NotFoundError: If there is no such checkpoint.
-        RefusedError: If it is torn, damaged, of another format or model.
+        RefusedError: If one is torn, damaged, of another format or model, or if their stages have different positions.
         OSError: If the disk refuses.
     """
-    checkpoint: CheckpointSettings = settings.checkpoint
-    name = checkpoint.resume_from or ""
-    marker = open_checkpoint(checkpoint.store, name, settings.shape)
+    store = settings.checkpoint.store
+    markers = {name: open_checkpoint(store, name, settings.shape) for name in names}
+    last = markers[names[-1]]
+    shape = settings.shape_at(last.step)
+    for name, marker in markers.items():
+        if settings.shape_at(marker.step) != shape:
+            raise RefusedError(
+                f"no mean of checkpoints: {name} and {names[-1]} are of stages with different positions; take fewer",
+                field="--last",
+            )
     with socket.create_server((LOOPBACK, 0)) as server:
         port, descriptor = server.getsockname()[1], server.detach()
     alone = dataclasses.replace(
@@ -46,8 +61,21 @@ def export_checkpoint(settings: TrainSettings, *, tokens: TokenIds, directory: P
     with open_world(alone.rank, alone.layout) as world:
         state = open_state(alone, world.meshes, media_token=tokens.media)
         held = content(state, world.meshes, with_rng=False, with_optimizer=False)
-        load_checkpoint(held, marker, checkpoint.store, name, group=world.meshes.control_group)
-        restored(state)
-        as_trained = dataclasses.replace(alone, shape=settings.shape_at(marker.step))
-        export(state, as_trained, world.meshes, directory, tokens=tokens)
-    return marker.step
+        sums: dict[str, Tensor] = {}
+        for name, marker in markers.items():
+            load_checkpoint(held, marker, store, name, group=world.meshes.control_group)
+            restored(state)
+            if len(names) > 1:
+                _add(state.models[0], sums)
+        for key, value in state.models[0].state_dict().items():
+            if key in sums:
+                value.copy_(sums[key] / len(names))
+        export(state, dataclasses.replace(alone, shape=shape), world.meshes, directory, tokens=tokens)
+    return last.step
+
+
+def _add(model: nn.Module, sums: dict[str, Tensor]) -> None:
+    """Add a model's numbers to sums."""
+    for key, value in model.state_dict().items():
+        if value.is_floating_point():
+            sums[key] = value.float() + sums[key] if key in sums else value.float().clone()

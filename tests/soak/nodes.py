@@ -1,7 +1,8 @@
 """``make soak-nodes``: jobs on real nodes in the production profile, with everything killed at random, again and again.
 
-``ROUNDS=`` jobs, 10 by default, each with every kind of disturbance in an order that ``SEED=`` draws; as root, on
-nodes of its own. The losses of each job must be those of an undisturbed one, bit for bit. Workers run the trainer's
+``ROUNDS=`` rounds, 10 by default, each with every kind of disturbance in an order that ``SEED=`` draws; as root, on
+nodes of its own. A job that ends before it has met all of a round leaves the others to the next job. The losses of each
+must be those of an undisturbed one, bit for bit. Workers run the trainer's
 whole image, which takes ten minutes to build the first time.
 """
 
@@ -188,7 +189,7 @@ def main() -> int:
     """Run; 0 when every bar is held."""
     rounds, seed = int(os.environ.get("ROUNDS") or ROUNDS), int(os.environ.get("SEED") or 1)
     began_s, rng = time.monotonic(), random.Random(seed)
-    identical, zombies = 0, 0
+    jobs, identical, zombies = 0, 0, 0
     with (
         tempfile.TemporaryDirectory(prefix="polyreme-soak-", dir=os.environ.get("TMPDIR") or "/var/tmp") as name,
         pytest.MonkeyPatch.context() as patch,
@@ -208,10 +209,15 @@ def main() -> int:
             for number in range(rounds):
                 order = rng.sample(sorted(disturbances.kinds), len(disturbances.kinds))
                 print(f"round {number + 1}: {', '.join(order)}", file=sys.stderr, flush=True)
-                records = one_round(cluster, servers, f"round-{number}", order, disturbances, folder, patch)
-                identical += int({each.step: each.loss.hex() for each in records.history} == losses)
-                zombies += sum(not entry.committed for entry in records.checkpoints if entry.history)
-                zombies += len(records.history) - len({each.step for each in records.history})
+                for part in range(len(order)):
+                    called = f"round-{number}-{part}"
+                    records = one_job(cluster, servers, called, order, disturbances, folder, patch)
+                    jobs += 1
+                    identical += int({each.step: each.loss.hex() for each in records.history} == losses)
+                    zombies += sum(not entry.committed for entry in records.checkpoints if entry.history)
+                    zombies += len(records.history) - len({each.step for each in records.history})
+                    if not order:
+                        break
             has_statuses(cluster)
             read_metrics(cluster)
             rights = {
@@ -220,9 +226,12 @@ def main() -> int:
             }
         assert cluster.folder is not None
         used, refused = ({*map(str, found)} for found in seen(cluster.folder))
+        for right in sorted(refused - REFUSED.keys()):
+            print(f"refused: {right}", file=sys.stderr, flush=True)
     figures = {
         "rounds": rounds,
         "seed": seed,
+        "jobs": jobs,
         "disturbances": disturbances.done,
         "upgrades": disturbances.upgrades,
         "forgeries": disturbances.forgeries,
@@ -230,7 +239,7 @@ def main() -> int:
         "nodes_left": disturbances.left,
         "nodes_left_remembered": disturbances.left_remembered,
         "upgrades_seen": disturbances.upgrades_seen,
-        "resumed_identical": round(identical / rounds, 3),
+        "resumed_identical": round(identical / jobs, 3),
         "zombie_commits": zombies,
         "upgrade_restarts": disturbances.upgrade_restarts,
         "rbac_unused": len(rights - used - UNUSED.keys()),
@@ -250,7 +259,7 @@ def prepared_cluster() -> Iterator[Cluster]:
         yield cluster
 
 
-def one_round(
+def one_job(
     cluster: Cluster,
     servers: Outside,
     name: str,
@@ -259,7 +268,17 @@ def one_round(
     folder: Path,
     patch: pytest.MonkeyPatch,
 ) -> Any:
-    """Train one job, with everything happening to it, and return its records."""
+    """Train one job, with what is left of a round happening to it, and return its records.
+
+    Args:
+        cluster: Where.
+        servers: Outside of the cluster.
+        name: Of the job.
+        order: Kinds of disturbances; those that it met are taken out.
+        disturbances: What they do.
+        folder: For its file.
+        patch: For the environment of what reads its records.
+    """
     for node in cluster.get("nodes")["items"]:
         cluster.offer(node["metadata"]["name"], DEVICES)
     manifest = job(cluster, write_job(name, folder, failurePolicy={"maxRestarts": 50, "noProgressMax": 20}), whole=True)
@@ -269,16 +288,17 @@ def one_round(
     container = {"name": "trainer", "resources": {"requests": {"cpu": f"{REQUEST_M}m"}}}
     manifest["spec"]["workers"]["template"] = {"spec": {"containers": [container]}}
     with created(cluster, manifest) as training:
-        for kind in order:
+        while order:
             status = training.until(
                 lambda status: is_true(status, "Running") or is_true(status, "Succeeded"), "it trains"
             )
             step = status.get("step", 0)
             if step >= STEPS - EVERY_STEPS:
                 break
-            training.until(lambda status, step=step: status.get("step", 0) > step, f"a step before {kind}")
-            disturbances.kinds[kind](training)
+            training.until(lambda status, step=step: status.get("step", 0) > step, f"a step before {order[0]}")
+            disturbances.kinds[order[0]](training)
             disturbances.done += 1
+            print(f"{name}: {order.pop(0)}", file=sys.stderr, flush=True)
         training.until_succeeded()
         words = ("--namespace", "default", "get", "trainingjobs", "--output=name")
         cluster.until(lambda: name not in cluster.kubectl(*words), "the job is deleted after its time")

@@ -43,7 +43,7 @@ REFUSED = {
     f"polyreme-operator: list {kind}": "chart 0.1.0 with today's operator, in the test of upgrades"
     for kind in ("limitranges", "node.k8s.io/runtimeclasses", "polyreme.dev/nodeincidents")
 }
-REFUSED |= {"polyreme-operator: patch nodes/status": "operator.markNodes is off, so nodes that fail pods get no condition"}
+REFUSED |= {"polyreme-operator: patch nodes/status": "operator.markNodes is off: no conditions of nodes"}
 """Refusals that are expected."""
 READER = "metrics-reader"
 SCRAPE = """

@@ -50,10 +50,7 @@ class CapacityFacts:
 
         Quotas are lowered, nodes relabelled and filled beneath what runs, and what runs may be restarted where it is.
 
-        Args:
-            uid: The job.
-            world: The cluster.
-            taken: Nodes of workers that the last attempt did not have there.
+        ``taken`` has the nodes of workers that the last attempt did not have there.
         """
         on_node, in_queue = self._held()
         self._check_nodes(on_node, world)

@@ -68,7 +68,7 @@ def hardware_of(spec: TrainingJobSpec, other: str | None = None) -> Hardware:
     own = spec.workers.hardware or (PROCESSOR if spec.workers.device_resource == RESOURCE_DEVICE else DEFAULT)
     named = own if other is None else other
     hardware = hardware_named(named).at(precision_of(spec.training, named), tf32=spec.training.tf32)
-    limit = _memory_limit(spec.workers.template) if named == PROCESSOR else None
+    limit = memory_limit(spec.workers.template) if named == PROCESSOR else None
     if limit is None:
         return hardware
     return dataclasses.replace(hardware, memory_bytes=limit // spec.workers.devices)
@@ -102,7 +102,7 @@ def recomputes_of(spec: TrainingJobSpec) -> tuple[Recompute, ...]:
     return tuple(Recompute) if named == "Auto" else (Recompute(named.lower()),)
 
 
-def _memory_limit(template: Mapping[str, Any]) -> int | None:
+def memory_limit(template: Mapping[str, Any]) -> int | None:
     """Read the memory limit of a pod template's first container [bytes]; None if it has none that can be read."""
     containers = (template.get("spec") or {}).get("containers") or [{}]
     limit = str(((containers[0].get("resources") or {}).get("limits") or {}).get("memory", ""))

@@ -25,7 +25,7 @@ from polyreme_planner.schedules import Kind, Schedule, Slot, Work, ranks_of_stag
 from polyreme_planner.search import Estimate
 from polyreme_planner.traffic import Exchange
 from polyreme_trainer.parallel.collectives import exchange_rows, pass_on, sum_over
-from polyreme_trainer.parallel.communicators import Operation, Wanted
+from polyreme_trainer.parallel.communicators import Communicators, Operation, Wanted
 from polyreme_trainer.parallel.mesh import Meshes, dense_place, group_ranks, open_meshes
 
 CALIBRATIONS = 30
@@ -114,7 +114,7 @@ def calibrated(megabytes: tuple[float, float], _: int) -> dict[str, float]:
     """Fit latency and rate of an all-to-all, in groups of two and four, ranks asleep in between as in a step."""
     took: dict[float, list[float]] = {}
     for layout in (Layout(dp=4, cp=2), Layout(dp=2, cp=4)):
-        group = open_meshes(layout, timeout_s=TIMEOUT_S).shard_group
+        group = open_meshes(layout, Communicators(timeout_s=TIMEOUT_S)).shard_group
         for size in megabytes:
             for _ in range(CALIBRATIONS):
                 time.sleep(0.005)
@@ -141,7 +141,7 @@ class Step:
     def __init__(self, job: dict[str, Any], rank: int) -> None:
         self._job = job
         self._layout = Layout(**job["layout"])
-        self._meshes: Meshes = open_meshes(self._layout, timeout_s=TIMEOUT_S)
+        self._meshes: Meshes = open_meshes(self._layout, Communicators(timeout_s=TIMEOUT_S))
         cp = Wanted(name="cp", ranks=group_ranks(self._layout, rank, ("cp",)), operations=frozenset({Operation.ROWS}))
         self._groups = {
             "tp": self._meshes.tp_group,

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +14,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C import _distributed_c10d
 
-from polyreme_api.errors import InvalidConfigError
+from polyreme_api.errors import EnvironmentFailedError
+from polyreme_launcher.rank_processes import with_torch_settings
 from polyreme_planner.flops import Mix
 from polyreme_planner.hardware import HARDWARE
 from polyreme_planner.shapes import KIMI_VL_NANO
@@ -191,12 +197,61 @@ def test_collectives_of_a_group_of_one(device: torch.device, world: World) -> No
     assert ("nccl" in dist.get_backend(group)) == (device.type == "cuda")
 
 
+def test_groups_are_bound_to_the_device_and_recorded(device: torch.device, world: World) -> None:
+    meshes = world.meshes
+    assert dist.get_backend(meshes.control_group) == "gloo"
+    bound = {each.group.bound_device_id for each in meshes.communicators.opened}
+    assert bound == {device if device.type == "cuda" else None}
+    summed = torch.ones(1, device=device)
+    dist.all_reduce(summed, group=meshes.world_group)
+    assert summed.item() == 1.0
+    if device.type == "cuda":
+        assert json.loads(_distributed_c10d._dump_nccl_trace_json())["entries"]  # type: ignore[attr-defined]
+
+
+def fail_in_flight(opened: World, device: torch.device) -> None:
+    dist.all_reduce(torch.ones(1 << 20, device=device), group=opened.meshes.world_group, async_op=True)
+    raise ZeroDivisionError
+
+
+def test_after_an_error_in_a_world_another_one_can_be_opened(device: torch.device, tmp_path: Path) -> None:
+    """Groups are aborted with an exchange in flight."""
+    for _ in range(2):
+        settings = settings_of(device, tmp_path)
+        with pytest.raises(ZeroDivisionError), open_world(settings.rank, settings.layout) as opened:
+            fail_in_flight(opened, device)
+
+
+def test_memory_comes_in_segments_that_grow(device: torch.device) -> None:
+    """The settings of ranks, in a process that starts with them."""
+    code = (
+        "import torch; kept = torch.ones(1 << 24, device='cuda'); "
+        "assert all(each['is_expandable'] for each in torch.cuda.memory_snapshot())"
+    )
+    given = with_torch_settings(os.environ, Path.cwd())
+    if device.type == "cuda":
+        subprocess.run([sys.executable, "-c", code], env=given, check=True)
+
+
+def test_rank_waits_while_another_process_holds_the_memory(device: torch.device) -> None:
+    seen = torch.cuda.get_device_name(device)
+    known = [hardware for hardware in HARDWARE.values() if hardware.device_name and hardware.device_name in seen]
+    for hardware in known:
+        held = torch.empty(
+            torch.cuda.mem_get_info(device)[0] - (hardware.usable_bytes >> 1), dtype=torch.uint8, device=device
+        )
+        with pytest.raises(EnvironmentFailedError, match="memory of device 0 is in use"):
+            take_device(hardware.name, local_rank=0, pause=lambda _: None)
+        del held
+        torch.cuda.empty_cache()
+
+
 def test_the_rank_takes_this_device_and_no_other(device: torch.device) -> None:
     seen = torch.cuda.get_device_name(device)
     known = [hardware.name for hardware in HARDWARE.values() if hardware.device_name and hardware.device_name in seen]
     for name in known:
         assert take_device(name, local_rank=0) == "cuda"
-        with pytest.raises(InvalidConfigError, match="has none of its own"):
+        with pytest.raises(EnvironmentFailedError, match="has no device of its own"):
             take_device(name, local_rank=torch.cuda.device_count())
 
 

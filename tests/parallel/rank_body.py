@@ -139,6 +139,7 @@ def settings_of(request: Mapping[str, Any], rank: int, listener: socket.socket |
             master_port=request["port"],
             master_fd=listener.fileno() if listener else None,
             collective_timeout_s=request.get("collective_timeout_s", 60.0),
+            first_step_timeout_s=request.get("collective_timeout_s", 60.0),
         ),
         layout=layout,
         shape=dataclasses.replace(

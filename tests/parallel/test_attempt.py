@@ -11,6 +11,7 @@ import pytest
 from tests.parallel.attempts import begin, history
 from tests.roots import list_checkpoints
 
+PHASES = ["Starting", "Loading", "Training", "Checkpointing", "Evaluating", "Exporting", "Done"]
 pytestmark = [pytest.mark.parallel, pytest.mark.slow]
 
 
@@ -35,4 +36,4 @@ def test_held_out_questions_are_answered_once_each_and_the_model_is_exported(sta
     assert result["exactMatchRatio"] == sum(page["match"] for page in result["pages"]) / 7
     assert (export / "config.json").exists()
     phases = [json.loads(line)["phase"] for line in (tmp_path / "progress.jsonl").read_text().splitlines()]
-    assert list(dict.fromkeys(phases)) == ["Loading", "Training", "Checkpointing", "Evaluating", "Exporting", "Done"]
+    assert list(dict.fromkeys(phases)) == PHASES

@@ -31,7 +31,7 @@ from polyreme_launcher.protocol import follower as machine
 from polyreme_launcher.protocol import leader as leader_machine
 from polyreme_launcher.protocol.handshake import FollowerIdentity
 from polyreme_launcher.protocol.messages import Message
-from polyreme_launcher.rank_processes import ALLOCATOR, RankParent
+from polyreme_launcher.rank_processes import ALLOCATOR, RankParent, with_torch_settings
 from polyreme_launcher.rank_starter import RankStarter
 from polyreme_launcher.resume import ResumeFixer
 from polyreme_launcher.urls import checkpoint_folder
@@ -68,6 +68,8 @@ class Launcher:
             launcher=secrets.token_hex(LAUNCHER_NAME_BYTES),
         )
         self._logs = PodLogs(pod=self._pod, environment=environment, clock=clock)
+        # Of the fork server too: libraries read some variables when they are loaded.
+        environment = with_torch_settings(environment, directory)
         self._parent = RankParent(
             environment=environment, on_exit=self._on_rank_exit, on_forked=self._record_processes, on_fail=self._fail
         )

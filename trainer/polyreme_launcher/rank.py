@@ -42,7 +42,7 @@ from polyreme_planner.refusals import out_of_memory
 from polyreme_system.clock import SystemClock
 from polyreme_trainer.export.stored import StoredExport
 from polyreme_trainer.model.compute_options import ComputeOptions
-from polyreme_trainer.parallel.device import full_memory, take_device
+from polyreme_trainer.parallel.device import check_shared_memory, full_memory, take_device
 from polyreme_trainer.parallel.pipeline import PipelineSettings, stage_ranks
 from polyreme_trainer.parallel.world import RankSettings
 from polyreme_trainer.train.run import train_rank
@@ -62,6 +62,8 @@ LAST_RECORD_WAIT_S = 10.0
 """Longest wait for the launcher to read the pipe before the last record."""
 ERROR_BYTES_MAX = 4096
 """Longest last message: a pipe takes it whole and at once."""
+RENDEZVOUS_S = 300.0
+"""How long ranks wait for each other beside their wait for data: the slowest one's start."""
 LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 _log = logging.getLogger(__name__)
@@ -72,7 +74,7 @@ def main() -> int:
     if names.CHECK in os.environ:
         return check_process.main(os.environ)
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr, force=True)
-    last_error = LastError()
+    last_error = LastError(os.environ.get(names.ERROR_FD))
     logging.getLogger().addHandler(last_error)
     try:
         code = _train(os.environ)
@@ -83,16 +85,21 @@ def main() -> int:
         _log.error("rank ends, the environment failed: %s", error)
         code = int(ExitCode.ENVIRONMENT)
     if code != ExitCode.OK:
-        last_error.send(os.environ.get(names.ERROR_FD))
+        last_error.close()
     _log.info("rank ends with exit code %d", code)
     return code
 
 
 class LastError(logging.Handler):
-    """Keeps the newest logged error, so that the launcher can report why this rank ended."""
+    """Keeps the newest logged error, and sends it when it is closed: the launcher reports why this rank ended.
 
-    def __init__(self) -> None:
+    Args:
+        descriptor: Pipe to the rank's parent, which made it.
+    """
+
+    def __init__(self, descriptor: str | None) -> None:
         super().__init__(logging.ERROR)
+        self._descriptor = descriptor
         self.sentence = ""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -101,11 +108,13 @@ class LastError(logging.Handler):
         errors = [str(argument) for argument in arguments if isinstance(argument, BaseException)]
         self.sentence = errors[0] if errors and errors[0] else record.getMessage()
 
-    def send(self, descriptor: str | None) -> None:
-        """Send it to the rank's parent by the pipe that the parent made."""
-        if descriptor and self.sentence:
+    def close(self) -> None:
+        """Send it, once."""
+        super().close()
+        if self._descriptor and self.sentence:
             with contextlib.suppress(OSError):
-                os.write(int(descriptor), self.sentence.encode(errors="replace")[:ERROR_BYTES_MAX])
+                os.write(int(self._descriptor), self.sentence.encode(errors="replace")[:ERROR_BYTES_MAX])
+        self._descriptor = None
 
 
 class PipeSink:
@@ -134,6 +143,8 @@ def _train(environment: Mapping[str, str]) -> int:
     job = parse_job_file(rank.job_file)
     plan = Plan.from_json(Path(rank.plan_file).read_text(encoding="utf-8"))
     device = take_device(plan.hardware, local_rank=rank.local_rank, tf32=job.spec.training.tf32)
+    if device != "cpu":
+        check_shared_memory(job.spec.workers.devices)
     begin = rank.resume_from or "the beginning"
     _log.info("rank %d of %d begins attempt %d at %s on %s", rank.rank, rank.world_size, rank.attempt, begin, device)
     sink, clock = PipeSink(rank.progress_fd), SystemClock()
@@ -197,6 +208,9 @@ def settings_of(
             master_address=rank.master_address,
             master_port=rank.master_port,
             master_fd=rank.master_fd,
+            rendezvous_timeout_s=RENDEZVOUS_S + float(spec.data.wait_seconds),
+            first_step_timeout_s=_exchange_timeout_s(spec, spec.health.first_step_timeout_seconds),
+            collective_timeout_s=_exchange_timeout_s(spec, spec.health.collective_timeout_seconds),
         ),
         layout=plan.layout,
         pipeline=PipelineSettings(
@@ -230,6 +244,11 @@ def settings_of(
         evaluation=_evaluation_settings(spec),
         export_to=_export_place(environment, rank, spec),
     )
+
+
+def _exchange_timeout_s(spec: TrainingJobSpec, seconds: int) -> float:
+    """Longest wait inside an exchange of a step; a rank that waits for data makes the others wait there."""
+    return float(seconds + (spec.data.wait_seconds if spec.data.start_while_processing else 0))
 
 
 def _export_place(

@@ -45,8 +45,33 @@ reads the settings once, when a process starts, so they are the fork server's; r
 the largest threshold that glibc takes. Variables of the pod take precedence.
 """
 
+TORCH = {
+    "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+    "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+}
+"""Settings of torch and CUDA for ranks: they read them when they first use a device, and a fork server never does.
+
+Segments that grow bound the fragments which rows of varying numbers leave. Exchanges of several groups overlap, and
+CUDA's default of eight queues can queue one after another that waits for it. Not run on CUDA.
+"""
+_FORMER_ALLOC_CONF = "PYTORCH_CUDA_ALLOC_CONF"
+
 OnExit = Callable[[int, int, int | None, int | None, str], None]
 """Called with attempt, rank, code, signal, last message."""
+
+
+def with_torch_settings(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """Return a pod's variables with those of torch that it lacks.
+
+    Args:
+        environment: Of the pod.
+        folder: Where a rank whose exchange timed out writes the last exchanges of all groups (torch's flight recorder).
+    """
+    settings = {**TORCH, "TORCH_FR_DUMP_TEMP_FILE": str(folder / "exchanges-of-rank-")}
+    if _FORMER_ALLOC_CONF in environment:
+        del settings["PYTORCH_ALLOC_CONF"]
+    return settings | dict(environment)
 
 
 class RankParent:

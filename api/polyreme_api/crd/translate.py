@@ -228,7 +228,7 @@ def _is_always_there(name: str, owner: Schema) -> bool:
 
 
 def _frozen_words(place: str, spoken: str = "") -> str:
-    return f"spec.{place} may not change{spoken} while the job exists; delete the job and create it again"
+    return f"spec.{place} may not change{spoken} while the job exists; delete and create it again"
 
 
 def _is_scalar(schema: Schema) -> bool:

@@ -110,5 +110,10 @@ class Health(Part):
     """How long a node is NotReady before its pods count as lost."""
     start_timeout_seconds: Annotated[int, Field(ge=10, le=86_400)] = 600
     """How long an attempt may take from its record to its release."""
+    first_step_timeout_seconds: Annotated[int, Field(ge=30, le=86_400)] = 600
+    """Longest wait inside an exchange of ranks until the first step has ended."""
+    collective_timeout_seconds: Annotated[int, Field(ge=10, le=86_400)] = 120
+    """The same in later steps: a rank that hangs ends the attempt after it. ``data.startWhileProcessing`` adds
+    ``data.waitSeconds`` to both."""
     hang: Hang = Field(default_factory=Hang)
     """Stalled steps."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import copy
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from polyreme_api import environment, labels
@@ -16,6 +17,7 @@ from polyreme_operator.reconcile import binding, ca_bundle, environment_runtime,
 from polyreme_operator.reconcile.binding import BindingMode
 from polyreme_operator.reconcile.ca_bundle import CaBundle
 from polyreme_operator.types.views import JobView
+from polyreme_planner.plan_inputs import memory_limit
 
 TOKEN_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/token"
 RBAC_VERSION = "rbac.authorization.k8s.io/v1"
@@ -23,6 +25,11 @@ SECRET_FOLDER = "/var/run/secrets/polyreme.dev"
 POD_FOLDER = "/var/lib/polyreme/pod"
 WRITABLE = {"polyreme-pod": POD_FOLDER, "polyreme-tmp": "/tmp"}  # noqa: S108 - the pod's own
 """Volumes of a launcher's own, by name: its user may write nowhere else, and the root file system may be read-only."""
+SHARED_MEMORY = {"polyreme-memory": "/dev/shm"}  # noqa: S108 - the pod's own memory
+"""Volume of a launcher's own for what ranks exchange and keep in memory; containers get 64 MiB of it otherwise."""
+SHARED_BYTES_A_DEVICE = 1 << 30
+SHARED_PART_OF_LIMIT = 8
+"""Part of the container's memory limit that it takes at most: what is written there counts as the container's."""
 GRACE_EXTRA_S = 10
 """Time beyond the checkpoint's grace period for a pod to end."""
 
@@ -245,7 +252,9 @@ class WorkerPods:
         worker = _worker(containers[0], spec) if self._own else _launcher(containers[0], spec, defaults)
         containers[0] = _with_secret(worker, defaults.worker_secret)
         name = labels.job_object_name(self._job.name, self._job.uid)
-        own = [{"name": volume, "emptyDir": {}} for volume in _writable(containers[0])]
+        own = [{"name": volume, "emptyDir": {}} for volume in _mounted(containers[0], WRITABLE)]
+        memory = {"medium": "Memory", "sizeLimit": _shared_size(spec)}
+        own += [{"name": volume, "emptyDir": memory} for volume in _mounted(containers[0], SHARED_MEMORY)]
         own.append({"name": "polyreme", "secret": {"secretName": self._attempt.secret_name or name}})
         volumes = [*(body.get("volumes") or []), *([] if self._own else own)]
         if defaults.ca_bundle is not None:
@@ -278,7 +287,8 @@ def _launcher(given: dict[str, Any], spec: TrainingJobSpec, defaults: PodDefault
         {"name": "polyreme", "mountPath": SECRET_FOLDER, "readOnly": True},
     ]
     taken = {mount.get("mountPath") for mount in mounts}
-    own = [{"name": name, "mountPath": path} for name, path in WRITABLE.items() if path not in taken]
+    wanted = {**WRITABLE, **SHARED_MEMORY}
+    own = [{"name": name, "mountPath": path} for name, path in wanted.items() if path not in taken]
     return {
         "image": defaults.image,
         "command": list(defaults.command),
@@ -287,9 +297,15 @@ def _launcher(given: dict[str, Any], spec: TrainingJobSpec, defaults: PodDefault
     }
 
 
-def _writable(container: dict[str, Any]) -> list[str]:
+def _mounted(container: dict[str, Any], own: Mapping[str, str]) -> list[str]:
     """Return the names of the volumes of our own that a container mounts."""
-    return [mount["name"] for mount in container.get("volumeMounts") or [] if mount.get("name") in WRITABLE]
+    return [mount["name"] for mount in container.get("volumeMounts") or [] if mount.get("name") in own]
+
+
+def _shared_size(spec: TrainingJobSpec) -> str:
+    """Size of a pod's shared memory: it is taken as it is written, and bounds what copies of checkpoints take."""
+    size, limit = spec.workers.devices * SHARED_BYTES_A_DEVICE, memory_limit(spec.workers.template)
+    return f"{(size if limit is None else min(size, limit // SHARED_PART_OF_LIMIT)) >> 20}Mi"
 
 
 def _worker(given: dict[str, Any], spec: TrainingJobSpec) -> dict[str, Any]:

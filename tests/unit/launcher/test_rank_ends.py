@@ -40,7 +40,10 @@ def environment(folder: Path, changes: dict[str, Any]) -> dict[str, str]:
 def test_a_plan_for_other_hardware_is_refused_before_any_data_are_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    def no_driver() -> None:
+        raise RuntimeError("Found no NVIDIA driver on your system")
+
+    monkeypatch.setattr(torch.cuda, "init", no_driver)
     opened: list[Any] = []
     monkeypatch.setattr(rank, "_open_data", lambda *given: opened.append(given))
     with pytest.raises(

@@ -16,11 +16,12 @@ from polyreme_api.errors import InvalidConfigError
 from polyreme_api.job import TrainingJobSpec
 from polyreme_api.job.data import Evaluation
 from polyreme_api.job.model import ModelPart, Optimizer, Training, Weights
+from polyreme_api.job.policy import Health
 from polyreme_api.job.workers import Checkpoint, Export, Parallelism
 from polyreme_datahub.loader.order.balance import StepSplit
 from polyreme_datahub.objects import open_store
 from polyreme_launcher import rank as rank_module
-from polyreme_launcher.rank import settings_of
+from polyreme_launcher.rank import RENDEZVOUS_S, settings_of
 from polyreme_planner.costs import Recompute
 from polyreme_planner.plan import plan_for
 from polyreme_trainer.train.settings import TrainSettings
@@ -72,6 +73,8 @@ CHANGES: dict[str, Any] = {
     "evaluation.samplesMax": 7,
     "evaluation.answerTokensMax": 7,
     "export.location": "file:///elsewhere",
+    "health.firstStepTimeoutSeconds": 77,
+    "health.collectiveTimeoutSeconds": 77,
 }
 """A value for each field that is not its default."""
 OF_THE_PLAN = {"checkpoint.plan_hash", "checkpoint.plan"}
@@ -93,6 +96,10 @@ ELSEWHERE = {
     "checkpoint.preemptionGraceSeconds": "the operator",
     "evaluation.sets": "the data source",
     "export.format": "one value",
+    "health.heartbeatTimeoutSeconds": "the operator",
+    "health.nodeLostSeconds": "the operator",
+    "health.startTimeoutSeconds": "the operator",
+    "health.hang": "the operator",
 }
 PARTS: dict[str, type[BaseModel]] = {
     "model": ModelPart,
@@ -103,6 +110,7 @@ PARTS: dict[str, type[BaseModel]] = {
     "checkpoint": Checkpoint,
     "evaluation": Evaluation,
     "export": Export,
+    "health": Health,
 }
 
 
@@ -185,6 +193,16 @@ def test_recompute_options_come_from_the_plan() -> None:
     assert seen.compute_options.recompute is Recompute.SELECTIVE
     assert seen.checkpoint.plan == named.checkpoint.plan
     assert seen.compute_options == named.compute_options
+
+
+def test_waits_for_data_extend_the_limits_that_they_would_exceed() -> None:
+    usual = settings(SPEC).rank
+    assert (usual.collective_timeout_s, usual.rendezvous_timeout_s) == (120.0, RENDEZVOUS_S + 600.0)
+    spec = changed("data.startWhileProcessing", True)
+    spec["data"] |= {"waitSeconds": 50, "tokenizer": {"location": "file:///tokenizer"}}
+    seen = settings(spec).rank
+    assert (seen.first_step_timeout_s, seen.collective_timeout_s) == (650.0, 170.0)
+    assert seen.rendezvous_timeout_s == RENDEZVOUS_S + 50.0
 
 
 def test_what_is_no_field_comes_from_the_environment() -> None:

@@ -11,10 +11,12 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
+import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlan
@@ -99,7 +101,9 @@ class CheckpointWriter:
         self._copies = copies
         self._staging = Staging()
         self._plan: SavePlan | None = None
-        self._executor = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._executor = concurrent.futures.ThreadPoolExecutor(
+            1, thread_name_prefix="checkpoint", initializer=_same_device()
+        )
         self._in_flight: concurrent.futures.Future[_Outcome] | None = None
         self._failures = 0
 
@@ -219,6 +223,13 @@ class CheckpointWriter:
             loader=loader,
             committed_at_s=self._now_s(),
         )
+
+
+def _same_device() -> Callable[[], object]:
+    """Return what gives a new thread this thread's device: CUDA would open a context on device 0 for its waits."""
+    if not torch.cuda.is_initialized():
+        return lambda: None
+    return functools.partial(torch.cuda.set_device, torch.cuda.current_device())
 
 
 def _agree(planner: DefaultSavePlanner, group: dist.ProcessGroup) -> SavePlan:

@@ -15,10 +15,11 @@ import dataclasses
 import datetime
 import enum
 import logging
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from polyreme_trainer.parallel import collectives
 
@@ -87,6 +88,24 @@ class Communicators:
             torch.cuda.synchronize(self._device)
         _log.info("opened process groups: %s", ", ".join(f"{use.name} ({len(use.ranks)} ranks)" for use in wanted))
         return groups
+
+    def limit(self, timeout_s: float) -> None:
+        """Set the longest wait inside one exchange from now on."""
+        self._timeout = datetime.timedelta(seconds=timeout_s)
+        for each in self.opened:
+            # torch has no public name for it.
+            distributed_c10d._set_pg_timeout(self._timeout, each.group)  # noqa: SLF001
+
+    def abort(self) -> None:
+        """End all groups, the default one too, without waiting for exchanges in flight; some may never end."""
+        backend: Any = None
+        if self._device is not None and self.opened:
+            backend = self.opened[0].group._get_backend(self._device)  # noqa: SLF001
+            # As one call: aborts of several communicators can wait for each other otherwise (pytorch#119797).
+            backend._group_start()  # noqa: SLF001
+        distributed_c10d._abort_process_group()  # noqa: SLF001
+        if backend is not None:
+            backend._group_end()  # noqa: SLF001
 
     def _open(self, ranks: tuple[int, ...]) -> dist.ProcessGroup:
         """Open a group; only its ranks call this, so no rank waits for groups that it is not in."""

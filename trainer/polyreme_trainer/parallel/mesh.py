@@ -14,7 +14,6 @@ import math
 from collections.abc import Sequence
 from typing import cast
 
-import torch
 import torch.distributed as dist
 
 from polyreme_api.errors import InvalidConfigError
@@ -164,13 +163,12 @@ def group_ranks(layout: Layout, rank: int, axes: Sequence[str]) -> tuple[int, ..
     return tuple(_rank(place, sizes) for place in itertools.product(*choices))
 
 
-def open_meshes(layout: Layout, *, timeout_s: float, device: torch.device | None = None) -> Meshes:
+def open_meshes(layout: Layout, communicators: Communicators) -> Meshes:
     """Open this rank's groups and warm them; every rank calls it. The default group becomes the control group.
 
     Args:
         layout: Degrees of the axes.
-        timeout_s: Longest wait inside one collective.
-        device: The rank's CUDA device; None: groups are those of the default group's backend.
+        communicators: Opens this rank's groups.
 
     Raises:
         InvalidConfigError: If the degrees do not multiply to the world, or ``ep`` does not divide the token shards.
@@ -180,7 +178,6 @@ def open_meshes(layout: Layout, *, timeout_s: float, device: torch.device | None
         raise InvalidConfigError(
             f"layout does not fit: pp*dp*cp*tp={layout.world}, the job has {world} ranks", field="spec.parallelism"
         )
-    communicators = Communicators(timeout_s=timeout_s, device=device)
     return Meshes(
         layout=layout,
         rank=rank,

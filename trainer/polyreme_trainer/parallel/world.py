@@ -9,20 +9,33 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import logging
 import os
+import socket
+import threading
 from collections.abc import Iterator
 
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from polyreme_api.errors import EnvironmentFailedError
+from polyreme_api.exit_codes import ExitCode
 from polyreme_planner.layout import Layout
 from polyreme_trainer.parallel.causes import causes
-from polyreme_trainer.parallel.communicators import bound_device
+from polyreme_trainer.parallel.communicators import Communicators, bound_device
 from polyreme_trainer.parallel.mesh import Meshes, open_meshes
+
+_log = logging.getLogger(__name__)
 
 _GLOO = "/gloo/"
 """Part of every error message of gloo: it names the source file that failed, in a plain ``RuntimeError``."""
+_HERE, _ALL_HERE = "polyreme/here", "polyreme/all-here"
+"""Keys of the store: how many ranks have reached it, and whether all have."""
 _LAZY_GLOO = "TORCH_GLOO_LAZY_INIT"
+CONNECT_S_MAX = 45.0
+"""How long connections to other ranks may take once these are there: with the start of a process less than a minute."""
+CONNECT_TRY_S, CONNECT_POLL_S = 10.0, 0.5
+"""How long one try to connect may take, and the pause before the next."""
 CONTROL_TIMEOUT_S = 1800.0
 """Longest wait inside a collective of the control group: the slowest rank's load, write or answers."""
 
@@ -43,8 +56,10 @@ class RankSettings:
     device_type: str = "cpu"
     rendezvous_timeout_s: float = 300.0
     """Longest wait for the other ranks to appear."""
+    first_step_timeout_s: float = 600.0
+    """Longest wait inside one collective until the first step has ended."""
     collective_timeout_s: float = 120.0
-    """Longest wait inside one collective: a rank that hangs ends the others."""
+    """Longest wait inside one collective of later steps: a rank that hangs ends the others."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,40 +73,99 @@ class World:
 def open_world(settings: RankSettings, layout: Layout) -> Iterator[World]:
     """Meet the other ranks, open meshes and groups, and leave the groups at the end.
 
+    After an error groups are aborted: leaving them would wait for exchanges in flight, and NCCL's watchdog would end
+    the process by a signal before its exit code is known.
+
     Raises:
         InvalidConfigError: If the layout does not fit the world.
         EnvironmentFailedError: If the ranks do not meet in time, or an exchange fails in the body: a peer ended, hangs
             or cannot be reached.
     """
-    if settings.device_type != "cpu":
-        # gloo is then for the host's exchanges alone: a rank connects to those that it exchanges with, and not to all.
-        os.environ.setdefault(_LAZY_GLOO, "1")
+    communicators = Communicators(timeout_s=settings.first_step_timeout_s, device=bound_device(settings.device_type))
     try:
+        with _deadline(settings):
+            _meet(settings)
+            meshes = open_meshes(layout, communicators)
+        yield World(meshes=meshes)
+    except BaseException as error:
+        if dist.is_initialized():
+            with contextlib.suppress(RuntimeError):  # the first error counts
+                communicators.abort()
+        if isinstance(error, RuntimeError) and (failed := exchange_error(error)) is not None:
+            said = str(failed).partition("\n")[0]
+            raise EnvironmentFailedError(
+                f"communication with other ranks failed: rank {settings.rank} of {settings.world} lost a peer; see the "
+                f"peer's log: {said}"
+            ) from error
+        raise
+    dist.destroy_process_group()
+
+
+def _meet(settings: RankSettings) -> None:
+    """Wait for all ranks, and open the control group with them."""
+    try:
+        store = _open_store(settings)
+        if settings.world > 1:
+            _wait_for_all(store, settings)
+        if settings.device_type != "cpu":
+            # gloo is then for the host's exchanges alone: a rank connects to those that it exchanges with.
+            os.environ.setdefault(_LAZY_GLOO, "1")
         dist.init_process_group(
             "gloo",
-            store=_open_store(settings),
+            store=store,
             rank=settings.rank,
             world_size=settings.world,
-            timeout=datetime.timedelta(seconds=CONTROL_TIMEOUT_S),
+            timeout=datetime.timedelta(seconds=CONNECT_S_MAX),
         )
-    except (dist.DistError, TimeoutError) as error:
+        # torch has no public name for it.
+        distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=CONTROL_TIMEOUT_S))  # noqa: SLF001
+    except (RuntimeError, OSError) as error:
+        if not isinstance(error, OSError) and exchange_error(error) is None:
+            raise
+        said = str(error).partition("\n")[0]
         raise EnvironmentFailedError(
             f"rendezvous failed: rank {settings.rank} of {settings.world} at "
-            f"{settings.master_address}:{settings.master_port}: {error}"
+            f"{settings.master_address}:{settings.master_port}: {said}"
         ) from error
+
+
+def _wait_for_all(store: dist.Store, settings: RankSettings) -> None:
+    """Wait until each rank has reached the store: only then does every rank listen for the others."""
+    here = store.add(_HERE, 1)
+    if here == settings.world:
+        store.set(_ALL_HERE, "")
+        return
     try:
-        device = bound_device(settings.device_type)
-        yield World(meshes=open_meshes(layout, timeout_s=settings.collective_timeout_s, device=device))
-    except RuntimeError as error:
-        if (failed := exchange_error(error)) is None:
-            raise
-        said = str(failed).partition("\n")[0]
-        raise EnvironmentFailedError(
-            f"communication with other ranks failed: rank {settings.rank} of {settings.world} lost a peer; see the "
-            f"peer's log: {said}"
+        store.wait([_ALL_HERE], datetime.timedelta(seconds=settings.rendezvous_timeout_s))
+    except dist.DistStoreError as error:
+        here = store.add(_HERE, 0)
+        raise TimeoutError(
+            f"{here} of {settings.world} ranks are here after {settings.rendezvous_timeout_s:g} s"
         ) from error
+
+
+@contextlib.contextmanager
+def _deadline(settings: RankSettings) -> Iterator[None]:
+    """End the process if the block takes too long: NCCL may wait for a peer forever while it opens a communicator."""
+
+    def end() -> None:
+        _log.error(
+            "communication with other ranks failed: rank %d of %d could not open its process groups within %g s",
+            settings.rank,
+            settings.world,
+            limit_s,
+        )
+        logging.shutdown()  # sends the error to the launcher
+        os._exit(ExitCode.ENVIRONMENT)
+
+    limit_s = settings.rendezvous_timeout_s + settings.first_step_timeout_s
+    timer = threading.Timer(limit_s, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
     finally:
-        dist.destroy_process_group()
+        timer.cancel()
 
 
 def exchange_error(error: BaseException) -> BaseException | None:
@@ -105,6 +179,8 @@ def exchange_error(error: BaseException) -> BaseException | None:
 
 def _open_store(settings: RankSettings) -> dist.TCPStore:
     first = settings.rank == 0
+    if not first:
+        _reach(settings)
     return dist.TCPStore(
         settings.master_address,
         settings.master_port,
@@ -115,3 +191,21 @@ def _open_store(settings: RankSettings) -> dist.TCPStore:
         # The launcher bound the socket before any rank started, so no other process can take the port in between.
         master_listen_fd=settings.master_fd if first else None,
     )
+
+
+def _reach(settings: RankSettings) -> None:
+    """Connect to the first rank's address once: its launcher listens there, however late that rank itself is.
+
+    Raises:
+        OSError: If that takes longer than ``CONNECT_S_MAX``.
+    """
+    waited_s = 0.0
+    while True:
+        try:
+            with socket.create_connection((settings.master_address, settings.master_port), timeout=CONNECT_TRY_S):
+                return
+        except OSError as error:
+            waited_s += CONNECT_TRY_S if isinstance(error, TimeoutError) else CONNECT_POLL_S
+            if waited_s >= CONNECT_S_MAX:
+                raise
+        threading.Event().wait(CONNECT_POLL_S)

@@ -66,8 +66,11 @@ class Loop:
             FencedError: If a newer attempt has begun.
             EnvironmentFailedError: If checkpoints keep failing.
         """
+        first = self.state.step + 1
         while self.state.step < self.settings.steps:
             total = self._step()
+            if self.state.step == first:
+                self.meshes.communicators.limit(self.settings.rank.collective_timeout_s)
             due = self.state.step % self.settings.checkpoint.interval_steps == 0
             if due or total.save or total.stop or self.state.step == self.settings.steps:
                 self._save()

@@ -87,6 +87,7 @@ def _train(
 ) -> int:
     rank, saved = settings.rank, settings.checkpoint
     check_not_fenced(saved.store, rank.attempt)
+    reporter.phase(RankPhase.STARTING, message="opening process groups")
     with open_world(rank, settings.layout) as world:
         reporter.phase(RankPhase.LOADING)
         state = open_state(settings, world.meshes, media_token=source.token_ids.media)

@@ -97,14 +97,14 @@ def test_a_rank_reports_the_words_of_its_last_logged_error() -> None:
 
     told, tells = os.pipe()
     log = logging.getLogger("polyreme.test.words")
-    word = LastError()
+    word = LastError(str(tells))
     log.addHandler(word)
     try:
         log.warning("nothing")
         log.error("rank %d ends: %s", 3, InvalidConfigError("no such model: 'x'", field="spec.model"))
-        word.send(str(tells))
+        for _ in range(2):
+            word.close()
         assert os.read(told, 4096).decode() == "no such model: 'x'; change spec.model"
-        word.send(None)
     finally:
         log.removeHandler(word)
         os.close(told)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from polyreme_api.errors import EnvironmentFailedError
-from polyreme_launcher.rank_processes import ALLOCATOR, FORK_SERVER_DEATHS_MAX, RankParent
+from polyreme_launcher.rank_processes import ALLOCATOR, FORK_SERVER_DEATHS_MAX, RankParent, with_torch_settings
 
 pytestmark = pytest.mark.slow
 
@@ -90,3 +90,14 @@ def test_ranks_keep_freed_memory_unless_the_pod_says_otherwise() -> None:
     own = {"MALLOC_TRIM_THRESHOLD_": "65536"}
     seen = asyncio.run(started_with(ENVIRONMENT | own))
     assert ALLOCATOR | own == {name: value for name, value in seen.items() if name.startswith("MALLOC_")}
+
+
+def test_torch_is_set_up_for_devices_unless_the_pod_says_otherwise() -> None:
+    seen = with_torch_settings({"POD": "p"}, Path("/pod"))
+    assert seen["POD"] == "p"
+    assert seen["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    assert seen["TORCH_FR_DUMP_TEMP_FILE"] == "/pod/exchanges-of-rank-"
+    own = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    seen = with_torch_settings(own, Path("/pod"))
+    assert "PYTORCH_ALLOC_CONF" not in seen
+    assert own.items() <= seen.items()

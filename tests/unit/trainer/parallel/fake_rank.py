@@ -26,6 +26,7 @@ from polyreme_trainer.model.section import sections
 from polyreme_trainer.model.tensor import ALONE
 from polyreme_trainer.model.vlm import KimiVL
 from polyreme_trainer.parallel.collectives import sum_over
+from polyreme_trainer.parallel.communicators import Communicators
 from polyreme_trainer.parallel.dispatch import AllToAllDispatcher
 from polyreme_trainer.parallel.mesh import experts_of, open_meshes
 from polyreme_trainer.parallel.tensor import TensorGroup
@@ -101,7 +102,7 @@ def held_bytes(shape: ModelShape, recompute: Recompute) -> dict[str, int]:
     activations = kept_bytes(forward, without=model.parameters())
     loss, _ = token_loss(hidden[0], model.language_model.lm_head.weight, tokens_T.roll(-1))
     loss.backward()
-    group = open_meshes(Layout(dp=WORLD), timeout_s=60).replica_group
+    group = open_meshes(Layout(dp=WORLD), Communicators(timeout_s=60)).replica_group
     optimizer = torch.optim.AdamW(model.parameters())
     for parameter in model.parameters():
         assert parameter.grad is not None
@@ -121,7 +122,7 @@ def weight_bytes(layout: Layout, split: tuple[int, ...]) -> int:
 
     One stage a pipeline rank.
     """
-    shape, meshes = shape_of(*WIDE), open_meshes(layout, timeout_s=60)
+    shape, meshes = shape_of(*WIDE), open_meshes(layout, Communicators(timeout_s=60))
     edges = itertools.pairwise(itertools.accumulate(split, initial=0))
     held = []
     for section in sections(shape, list(edges)):
@@ -140,7 +141,7 @@ def weight_bytes(layout: Layout, split: tuple[int, ...]) -> int:
 
 def state_bytes(layout: Layout, kind: str) -> dict[str, int]:
     """Open a rank's whole state in bfloat16; count what it holds of weights, gradients and the optimizer's numbers."""
-    shape, meshes = shape_of(*WIDE), open_meshes(layout, timeout_s=60)
+    shape, meshes = shape_of(*WIDE), open_meshes(layout, Communicators(timeout_s=60))
     settings = TrainSettings(
         rank=RankSettings(rank=0, world=WORLD, attempt=1),
         layout=layout,

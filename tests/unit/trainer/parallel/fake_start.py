@@ -17,6 +17,7 @@ from polyreme_planner.layout import Layout
 from polyreme_planner.memory import memory_of
 from polyreme_planner.schedules import Schedule
 from polyreme_planner.shapes import DEEPSEEK_V3, KIMI_K2, KIMI_VL_A3B, MOONLIGHT_16B_A3B, ModelShape
+from polyreme_trainer.parallel.communicators import Communicators
 from polyreme_trainer.parallel.mesh import open_meshes
 from polyreme_trainer.parallel.pipeline import PipelineSettings
 from polyreme_trainer.parallel.world import RankSettings
@@ -61,7 +62,7 @@ def counted_bytes(shape: ModelShape, layout: Layout) -> int:
         precision=Precision.BFLOAT16,
         optimizer=OptimizerSettings(zero1=True),
     )
-    meshes, memory = open_meshes(layout, timeout_s=60), PeakMemory("cuda")
+    meshes, memory = open_meshes(layout, Communicators(timeout_s=60)), PeakMemory("cuda")
     with FakeTensorMode(allow_non_fake_inputs=True), memory:
         open_state(settings, meshes, media_token=1)
     return memory.peak_bytes

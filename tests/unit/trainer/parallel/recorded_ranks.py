@@ -24,6 +24,7 @@ from polyreme_planner.schedules import Schedule
 from polyreme_planner.shapes import KIMI_VL_NANO
 from polyreme_trainer.model.compute_options import ComputeOptions
 from polyreme_trainer.parallel import collectives
+from polyreme_trainer.parallel.communicators import Communicators
 from polyreme_trainer.parallel.mesh import open_meshes
 from polyreme_trainer.parallel.pipeline import NO_STAGES, PipelineSettings
 from polyreme_trainer.parallel.world import RankSettings
@@ -140,7 +141,7 @@ def recorded(layout: Layout, rank: int, **changes: Any) -> dict[str, Any]:
         images_over=ImagesOver.DATA,
         **given,
     )
-    meshes = open_meshes(layout, timeout_s=60)
+    meshes = open_meshes(layout, Communicators(timeout_s=60))
     state = open_state(settings, meshes, media_token=MEDIA)
     opening, RECORD.calls = RECORD.calls, []
     source = Pages(packs=layout.dp * settings.pipeline.microbatches, seeing=1)

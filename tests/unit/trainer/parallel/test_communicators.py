@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed import distributed_c10d
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from polyreme_planner.layout import Layout
@@ -193,6 +194,8 @@ def test_a_thousand_ranks_have_one_group_of_gloo_and_bind_all_others_to_the_devi
     monkeypatch.setattr(dist, "init_process_group", init)
     monkeypatch.setattr(dist, "new_group", new_group)
     monkeypatch.setattr(world, "_open_store", lambda _: FakeStore())
+    monkeypatch.setattr(world, "_wait_for_all", lambda *_: None)
+    monkeypatch.setattr(distributed_c10d, "_set_pg_timeout", lambda _: None)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
     monkeypatch.setenv("TORCH_GLOO_LAZY_INIT", "1")

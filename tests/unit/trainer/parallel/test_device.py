@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import shutil
+import types
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
-from polyreme_api.errors import InvalidConfigError
-from polyreme_trainer.parallel.device import full_memory, take_device
+from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError
+from polyreme_trainer.parallel.device import (
+    FREE_POLL_S,
+    FREE_WAIT_S_MAX,
+    check_shared_memory,
+    full_memory,
+    take_device,
+)
 
 
 @dataclasses.dataclass
@@ -19,9 +30,22 @@ class Card:
     total_memory: int
 
 
-def cards(monkeypatch: pytest.MonkeyPatch, *seen: Card) -> list[int]:
+NO_DRIVER = "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and installed a driver"
+OLD_DRIVER = (
+    "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver by downloading "
+    "and installing a new version"
+)
+
+
+def failing(words: str) -> None:
+    raise RuntimeError(words)
+
+
+def cards(monkeypatch: pytest.MonkeyPatch, *seen: Card, free: Iterator[int] | None = None) -> list[int]:
     taken: list[int] = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(seen))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.cuda, "init", lambda: None if seen else failing(NO_DRIVER))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda number: (next(free or iter([1 << 40])), 1 << 40))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(seen))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: seen[number])
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
@@ -59,11 +83,15 @@ def test_float32_products_are_rounded_only_where_the_job_says_so(
 @pytest.mark.parametrize(
     ("wanted", "seen", "local_rank", "words"),
     [
-        ("h100-80g", [], 0, r"for other hardware: h100-80g \(80 GiB\), this rank has only a CPU"),
+        (
+            "h100-80g",
+            [],
+            0,
+            r"for other hardware: h100-80g \(80 GiB\), this rank has only a CPU: Found no NVIDIA driver",
+        ),
         ("h200-141g", [H100], 0, r"h200-141g \(131 GiB\), this rank has NVIDIA H100 80GB HBM3 \(79 GiB\)"),
         ("h100-80g", [H200], 0, "this rank has NVIDIA H200"),
         ("h200-141g", [Card("NVIDIA H200 MIG 1g.18gb", 18 << 30)], 0, r"MIG 1g.18gb \(18 GiB\)"),
-        ("h100-80g", [H100], 1, "local rank 1 has none of its own: 1 seen"),
         ("abacus", [H100], 0, "unknown hardware: 'abacus'"),
     ],
 )
@@ -74,6 +102,45 @@ def test_a_plan_for_other_hardware_is_refused(
     with pytest.raises(InvalidConfigError, match=words):
         take_device(wanted, local_rank=local_rank)
     assert taken == []
+
+
+def test_hidden_device_is_the_jobs_fault_only_where_the_job_hides_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    cards(monkeypatch, H100)
+    with pytest.raises(EnvironmentFailedError, match="local rank 1 has no device of its own: CUDA sees 1 on this node"):
+        take_device("h100-80g", local_rank=1)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with pytest.raises(InvalidConfigError, match="CUDA sees 1, CUDA_VISIBLE_DEVICES is 0"):
+        take_device("h100-80g", local_rank=1)
+
+
+def test_driver_that_is_too_old_is_the_machines_fault_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    cards(monkeypatch, H100)
+    monkeypatch.setattr(torch.cuda, "init", lambda: failing(OLD_DRIVER))
+    with pytest.raises(EnvironmentFailedError) as refused:
+        take_device("h100-80g", local_rank=0)
+    assert refused.value.message == (
+        "CUDA can't be used on this machine: The NVIDIA driver on your system is too old (found version 11040)"
+    )
+
+
+def test_rank_waits_for_the_memory_of_a_killed_predecessor_and_not_forever(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    cards(monkeypatch, H100, free=iter([4 << 30, 40 << 30, 78 << 30]))
+    assert take_device("h100-80g", local_rank=0, pause=waits.append) == "cuda"
+    assert waits == [FREE_POLL_S] * 2
+    cards(monkeypatch, H100, free=itertools.repeat(40 << 30))
+    with pytest.raises(EnvironmentFailedError, match=r"memory of device 0 is in use: 40.0 GiB are free after 30 s"):
+        take_device("h100-80g", local_rank=0, pause=waits.append)
+    assert sum(waits) == FREE_WAIT_S_MAX + 2 * FREE_POLL_S
+
+
+def test_shared_memory_of_a_containers_default_size_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: types.SimpleNamespace(total=64 << 20))
+    check_shared_memory(1, tmp_path)
+    with pytest.raises(InvalidConfigError, match="has 64 MiB, at least 256 MiB are needed"):
+        check_shared_memory(8, tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: types.SimpleNamespace(total=1 << 30))
+    check_shared_memory(8, tmp_path)
 
 
 def test_a_full_memory_is_known_and_other_errors_are_not() -> None:

@@ -21,6 +21,7 @@ from polyreme_trainer.model.compute_options import ComputeOptions
 from polyreme_trainer.model.moe import MixtureOfExperts
 from polyreme_trainer.model.routing import Routing
 from polyreme_trainer.model.stage import Stage
+from polyreme_trainer.parallel.communicators import Communicators
 from polyreme_trainer.parallel.context import StreamCut
 from polyreme_trainer.parallel.dispatch import AllToAllDispatcher
 from polyreme_trainer.parallel.mesh import Meshes, open_meshes
@@ -44,7 +45,7 @@ ONE = {"parallel/gradients.py": 1}
 @pytest.fixture
 def meshes() -> Iterator[Meshes]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield open_meshes(Layout(), timeout_s=60)
+    yield open_meshes(Layout(), Communicators(timeout_s=60))
     dist.destroy_process_group()
 
 

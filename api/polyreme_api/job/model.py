@@ -177,6 +177,17 @@ class Training(Part):
             )
         return text
 
+    @field_validator("parameter_sharding", mode="before")
+    @classmethod
+    def _rows_of_all_ranks(cls, given: object) -> object:
+        if given == "HSDP":
+            raise ValueError(
+                "rows within a node and copies on the others, is not available; use FSDP2, "
+                "whose gathers of experts stay small with a higher ep, or parameterSharding: None with "
+                "optimizer.stateSharding: Sharded, which gathers every weight once a step"
+            )
+        return given
+
     @model_validator(mode="after")
     def _rows_go_with_it(self) -> "Training":
         if self.parameter_sharding == "None":

@@ -234,6 +234,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         },
         "FSDP2 cannot be combined with parallelism.pp 2: a pipeline keeps gathered parameters until its last",
     ),
+    (
+        {"spec.training.parameterSharding": "HSDP"},
+        "'HSDP', rows within a node and copies on the others, is not available; use FSDP2, whose gathers of experts",
+    ),
     ({"spec.training.capacityFactor": "0"}, "capacityFactor 0 is outside its range: above 0, at most 1000"),
     # failure rules
     ({"spec.failurePolicy": {"rules": [{"action": "Fail"}]}}, "a rule has either onExitCodes or onPodConditions"),

@@ -102,7 +102,11 @@ class Hardware:
     launch_s: float = 0.0
     """Of a kernel, from its predecessor's end: a fixed cost."""
     device_name: str = ""
-    """Part of the name that a device reports; empty for processors."""
+    """Word of the name that a device reports; empty for processors, and for devices that only plans are made for."""
+
+    def is_called(self, name: str) -> bool:
+        """Return whether a device that reports this name is one of these: an H200 is no H20."""
+        return bool(self.device_name) and self.device_name in name.replace("-", " ").split()
 
     def at(self, precision: Precision, *, tf32: bool = False) -> Hardware:
         """Return this hardware with the speed of products in a precision; it is given for bfloat16."""
@@ -170,11 +174,88 @@ _H100 = Hardware(
 direction; 400 Gb/s of network a device.
 Shares reached: 0.6 of products, by which two published runs come out (arXiv:2504.14960; bench-planner: 0.63 and 0.59),
 0.8 of memory and links. A launch: 3.8 us from one short kernel to the next (NVIDIA, "Getting Started with CUDA Graphs",
-2019)."""
+2019). Other devices have the same shares and launches where no measurement is named."""
+_A100 = dataclasses.replace(
+    _H100,
+    name="a100-80g",
+    peak_flops_per_s=312e12,
+    flops_per_s=0.6 * 312e12,
+    bytes_per_s=0.8 * 2.039e12,
+    near_bytes_per_s=0.8 * 300e9,
+    far_bytes_per_s=0.8 * 25e9,
+    float32_share=19.5 / 312,
+    tf32_share=156 / 312,
+    device_name="A100",
+)
+"""NVIDIA A100 data sheet (SXM, 80 GB, 2021): 312 TFLOPS in bf16, 156 in TF32, 19.5 in float32; 2,039 GB/s; NVLink
+300 GB/s a direction. DGX A100: 200 Gb/s of network a device."""
+_H20 = dataclasses.replace(
+    _H100,
+    name="h20-96g",
+    memory_bytes=96 * GIB,
+    peak_flops_per_s=148e12,
+    flops_per_s=0.6 * 148e12,
+    bytes_per_s=0.8 * 4.0e12,
+    float32_share=44 / 148,
+    tf32_share=74 / 148,
+    device_name="H20",
+)
+"""NVIDIA's figures for H20 (as published by SemiAnalysis, 9 November 2023): 148 TFLOPS in bf16, 74 in TF32, 44 in
+float32; 96 GB, 4.0 TB/s; the links of H100."""
+_B200 = dataclasses.replace(
+    _H100,
+    name="b200-180g",
+    memory_bytes=int(180e9),
+    peak_flops_per_s=2250e12,
+    flops_per_s=0.6 * 2250e12,
+    bytes_per_s=0.8 * 8e12,
+    near_bytes_per_s=0.8 * 900e9,
+    float32_share=75 / 2250,
+    tf32_share=1125 / 2250,
+    device_name="B200",
+)
+"""NVIDIA HGX B200 and DGX B200 data sheets (2024), dense, an eighth of the node: 2,250 TFLOPS in bf16, half of it in
+TF32, 75 in float32; 180 GB, 8 TB/s; NVLink 900 GB/s a direction; 400 Gb/s of network a device."""
+_MI300X = dataclasses.replace(
+    _H100,
+    name="mi300x-192g",
+    memory_bytes=int(192e9),
+    peak_flops_per_s=1307.4e12,
+    flops_per_s=0.4 * 1307.4e12,
+    bytes_per_s=0.8 * 5.3e12,
+    near_bytes_per_s=0.8 * 448e9,
+    float32_share=163.4 / 1307.4,
+    tf32_share=653.7 / 1307.4,
+    device_name="MI300X",
+)
+"""AMD Instinct MI300X data sheet (2023), dense: 1,307.4 TFLOPS in bf16, 653.7 in TF32, 163.4 in float32 (matrix);
+192 GB, 5.3 TB/s; seven links of 64 GB/s a direction, one to each other device of a node. 400 Gb/s of network a device.
+Share of products 0.4: they reach 620 TFLOPS where H100's reach 720 (SemiAnalysis, 22 December 2024)."""
+_ASCEND_910B = dataclasses.replace(
+    _H100,
+    name="ascend-910b-64g",
+    memory_bytes=64 * GIB,
+    peak_flops_per_s=313e12,
+    flops_per_s=0.6 * 313e12,
+    bytes_per_s=0.8 * 1.6e12,
+    near_bytes_per_s=0.8 * 196e9,
+    far_bytes_per_s=0.8 * 25e9,
+    float32_share=75 / 313,
+    tf32_share=75 / 313,
+    device_name="",
+)
+"""Huawei's Atlas 800T A2, an eighth of the server: 313 TFLOPS in 16 bits, 75 in float32; 64 GB; HCCS 392 GB/s in both
+directions, 200 Gb/s of network a device. Memory 1.6 TB/s, as a die of the 910C (arXiv:2506.12708). Plans only: the
+trainer does not run on it."""
 HARDWARE: Mapping[str, Hardware] = {
     hardware.name: hardware
     for hardware in (
         _H100,
+        _A100,
+        _H20,
+        _B200,
+        _MI300X,
+        _ASCEND_910B,
         # The same except for its memory: 4.8 TB/s.
         dataclasses.replace(
             _H100, name="h200-141g", memory_bytes=int(141e9), bytes_per_s=0.8 * 4.8e12, device_name="H200"

@@ -53,22 +53,22 @@ def mix_of(
     return Mix(sequence_tokens=pack_tokens, image_patches=image_patches, visual_share=share)
 
 
-def hardware_of(spec: TrainingJobSpec, other: str | None = None) -> Hardware:
+def hardware_of(spec: TrainingJobSpec, other: str | Hardware | None = None) -> Hardware:
     """Return the hardware that a job names, or assumed for its device resource, at the speed of the job's precision.
 
     Processors have the memory that the worker's first container is limited to, shared by its ranks.
 
     Args:
         spec: The job's specification.
-        other: Name of hardware in the place of the job's.
+        other: Hardware in the place of the job's, or its name.
 
     Raises:
         InvalidConfigError: If the other hardware is not known.
     """
     own = spec.workers.hardware or (PROCESSOR if spec.workers.device_resource == RESOURCE_DEVICE else DEFAULT)
-    named = own if other is None else other
-    hardware = hardware_named(named).at(precision_of(spec.training, named), tf32=spec.training.tf32)
-    limit = memory_limit(spec.workers.template) if named == PROCESSOR else None
+    named = other if isinstance(other, Hardware) else hardware_named(own if other is None else other)
+    hardware = named.at(precision_of(spec.training, named.name), tf32=spec.training.tf32)
+    limit = memory_limit(spec.workers.template) if named.name == PROCESSOR else None
     if limit is None:
         return hardware
     return dataclasses.replace(hardware, memory_bytes=limit // spec.workers.devices)

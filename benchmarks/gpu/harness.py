@@ -245,7 +245,7 @@ def hardware_named_by(device_name: str) -> Hardware:
         SystemExit: With ``ExitCode.ENVIRONMENT`` where none are known.
     """
     for hardware in HARDWARE.values():
-        if hardware.device_name and hardware.device_name in device_name:
+        if hardware.is_called(device_name):
             return hardware
     known = ", ".join(sorted(hardware.device_name for hardware in HARDWARE.values() if hardware.device_name))
     say(f"no limits are known for this device: {device_name}, known are {known}")

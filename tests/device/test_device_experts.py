@@ -11,6 +11,7 @@ from torch import Tensor
 from polyreme_planner.costs import Recompute
 from polyreme_planner.shapes import KIMI_VL_NANO
 from polyreme_trainer.model.compute_options import DEFAULT_OPTIONS, ComputeOptions
+from polyreme_trainer.model.empty_groups import leaves_empty_groups_zero
 from polyreme_trainer.model.loss import token_loss
 from polyreme_trainer.model.moe import Experts, MixtureOfExperts
 from polyreme_trainer.model.recompute import run_layer
@@ -46,6 +47,16 @@ def layer_of(
         if "gate.weight" not in name:
             parameter.data = parameter.data.to(dtype)
     return layer.train()
+
+
+def test_experts_without_rows_get_no_gradient(device: torch.device) -> None:
+    """On a device that fills them (pytorch#172439), by clearing them, as a rank of it does."""
+    clear_empty = not leaves_empty_groups_zero(device, torch.bfloat16)
+    experts = layer_of(device, torch.bfloat16, options=ComputeOptions(clear_empty=clear_empty)).experts
+    counts = COUNTS["uneven"]
+    out_SD = experts(rows_of(sum(counts)).to(device, torch.bfloat16), torch.tensor(counts, device=device))
+    for gradient in torch.autograd.grad(out_SD, tuple(experts.parameters()), torch.ones_like(out_SD)):
+        assert not any(bool(gradient[expert].ne(0).any()) for expert, count in enumerate(counts) if not count)
 
 
 def rows_of(count: int) -> Tensor:

@@ -235,7 +235,7 @@ def test_memory_comes_in_segments_that_grow(device: torch.device) -> None:
 
 def test_rank_waits_while_another_process_holds_the_memory(device: torch.device) -> None:
     seen = torch.cuda.get_device_name(device)
-    known = [hardware for hardware in HARDWARE.values() if hardware.device_name and hardware.device_name in seen]
+    known = [hardware for hardware in HARDWARE.values() if hardware.is_called(seen)]
     for hardware in known:
         held = torch.empty(
             torch.cuda.mem_get_info(device)[0] - (hardware.usable_bytes >> 1), dtype=torch.uint8, device=device
@@ -248,7 +248,7 @@ def test_rank_waits_while_another_process_holds_the_memory(device: torch.device)
 
 def test_the_rank_takes_this_device_and_no_other(device: torch.device) -> None:
     seen = torch.cuda.get_device_name(device)
-    known = [hardware.name for hardware in HARDWARE.values() if hardware.device_name and hardware.device_name in seen]
+    known = [hardware.name for hardware in HARDWARE.values() if hardware.is_called(seen)]
     for name in known:
         assert take_device(name, local_rank=0) == "cuda"
         with pytest.raises(EnvironmentFailedError, match="has no device of its own"):

@@ -41,7 +41,7 @@ class Workers(Part):
     """Devices, and so ranks, of each pod."""
     device_resource: Annotated[str, Field(min_length=1, max_length=253)] = RESOURCE_DEVICE
     """Resource that counts the devices of a node, such as ``nvidia.com/gpu``."""
-    hardware: Literal["cpu", "h100-80g", "h200-141g"] | None = None
+    hardware: Literal["cpu", "a100-80g", "h20-96g", "h100-80g", "h200-141g", "b200-180g", "mi300x-192g"] | None = None
     """Kind of device that the plan is made for, by memory and speed; a rank on another kind refuses the plan. None:
     ``cpu`` where ``deviceResource`` is ``polyreme.dev/device``, else ``h100-80g``. A rank of ``cpu`` has 4 GiB, or its
     share of the memory limit of the template's first container."""

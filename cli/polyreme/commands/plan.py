@@ -18,6 +18,8 @@ from polyreme_api.job import TrainingJobSpec
 from polyreme_planner.automatic import quick_search
 from polyreme_planner.costs import Measured, Setting
 from polyreme_planner.curriculum import kinds_of_packs
+from polyreme_planner.hardware import HARDWARE, Hardware
+from polyreme_planner.hardware_file import hardware_from_json
 from polyreme_planner.plan import shape_of
 from polyreme_planner.plan_inputs import hardware_of, mix_of, numerics_of, recomputes_of
 from polyreme_planner.refusals import what_does_not_fit
@@ -35,7 +37,11 @@ def plan(
     job: Annotated[Path, typer.Argument(help="YAML file with one TrainingJob; - reads standard input.")],
     hardware: Annotated[
         str | None,
-        typer.Option(help="Device that the plan is for: cpu, h100-80g, h200-141g.", show_default="the job's"),
+        typer.Option(help=f"Device that the plan is for: {', '.join(HARDWARE)}.", show_default="the job's"),
+    ] = None,
+    hardware_file: Annotated[
+        Path | None,
+        typer.Option(help="JSON file with a row of hardware of your own, for devices that the table does not have."),
     ] = None,
     image_patches: Annotated[int | None, IMAGE_PATCHES] = None,
     visual_share: Annotated[float | None, VISUAL_SHARE] = None,
@@ -58,11 +64,15 @@ def plan(
 
       polyreme plan job.yaml --hardware h200-141g --visual-share 0.3
 
+      polyreme plan job.yaml --hardware-file mine.json
+
       polyreme plan job.yaml --costs costs.json -o json
     """
     spec = read_job_unplanned(job).spec
-    measured = None if costs is None else _measured(costs)
-    setting = _setting(spec, hardware, measured, image_patches=image_patches, visual_share=visual_share)
+    measured = None if costs is None else Measured.from_json(_text(costs, what="measured times", option="--costs"))
+    setting = _setting(
+        spec, _hardware(hardware, hardware_file), measured, image_patches=image_patches, visual_share=visual_share
+    )
     workers, packs = spec.workers, kinds_of_packs(spec)[0].per_step
 
     def searched(world: int, others: int) -> Found:
@@ -86,7 +96,7 @@ def plan(
 
 def _setting(
     spec: TrainingJobSpec,
-    hardware: str | None,
+    hardware: str | Hardware | None,
     measured: Measured | None,
     *,
     image_patches: int | None,
@@ -117,13 +127,21 @@ def _setting(
     )
 
 
-def _measured(path: Path) -> Measured:
+def _hardware(name: str | None, file: Path | None) -> str | Hardware | None:
+    if file is None:
+        return name
+    if name is not None:
+        raise InvalidConfigError("--hardware and --hardware-file exclude each other: give one", field="--hardware")
+    return hardware_from_json(_text(file, what="hardware", option="--hardware-file"))
+
+
+def _text(path: Path, *, what: str, option: str) -> str:
     try:
-        return Measured.from_json(path.read_text(encoding="utf-8"))
+        return path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
-        raise NotFoundError(f"no such file: {path}", field="--costs") from error
+        raise NotFoundError(f"no such file: {path}", field=option) from error
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidConfigError(f"measured times can't be read: {path}: {error}", field="--costs") from error
+        raise InvalidConfigError(f"{what} can't be read: {path}: {error}", field=option) from error
 
 
 def _show(setting: Setting, found: Found, best: Estimate, output: Format) -> None:

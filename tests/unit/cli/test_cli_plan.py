@@ -70,6 +70,18 @@ def test_a_wrong_option_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert f"change {wrong[0]}" in capsys.readouterr().err
 
 
+def test_a_row_of_hardware_of_ones_own_is_planned_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job, row = job_file(tmp_path, {"spec.workers": {"replicas": 2, "devices": 2}}), tmp_path / "mine.json"
+    row.write_text('{"format": "polyreme.dev/hardware/v1", "like": "h100-80g", "name": "mine", "memoryBytes": 9e9}')
+    assert invoke(["plan", job, "--hardware-file", str(row), "--runners-up", "0", "-o", "json"]) == ExitCode.OK
+    item = json.loads(capsys.readouterr().out)["item"]
+    assert (item["hardware"], item["precision"]) == ("mine", "bfloat16")
+    assert invoke(["plan", job, "--hardware-file", str(row), "--hardware", "cpu"]) == ExitCode.USAGE
+    row.write_text("{")
+    assert invoke(["plan", job, "--hardware-file", str(row)]) == ExitCode.USAGE
+    assert "hardware can't be read: Expecting property name" in capsys.readouterr().err
+
+
 def test_a_container_with_training_of_its_own_has_no_layout_to_search(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

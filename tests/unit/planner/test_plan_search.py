@@ -240,7 +240,7 @@ def test_measured_times_replace_products_and_only_their_own() -> None:
 
 
 def test_unknown_hardware_is_refused() -> None:
-    with pytest.raises(InvalidConfigError, match=r"unknown hardware: 'tpu', known are cpu, .*--hardware"):
+    with pytest.raises(InvalidConfigError, match=r"unknown hardware: 'tpu', known are a100-80g, .*--hardware"):
         hardware_named("tpu")
 
 

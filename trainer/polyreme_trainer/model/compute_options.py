@@ -10,13 +10,17 @@ from polyreme_planner.costs import Recompute
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeOptions:
-    """Chosen by the job; not part of a checkpoint."""
+    """Chosen by the job, but for what the device needs; not part of a checkpoint."""
 
     recompute: Recompute = Recompute.NONE
     """What layers recompute in the backward pass; changes no bit."""
     capacity_factor: float | None = None
     """Most rows that each rank may send to an expert, relative to an equal distribution over all experts; None drops no
     row. Changes what is learned."""
+
+    clear_empty: bool = False
+    """Whether gradients of experts without rows are set to zero: where the device's product fills them
+    (``empty_groups.py``)."""
 
     def __post_init__(self) -> None:
         """Refuse a capacity that would drop nearly everything.

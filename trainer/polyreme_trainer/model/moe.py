@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from polyreme_api.errors import InvalidConfigError
 from polyreme_planner.shapes import DecoderShape
 from polyreme_trainer.model.compute_options import DEFAULT_OPTIONS, ComputeOptions
+from polyreme_trainer.model.empty_groups import without_empty_groups
 from polyreme_trainer.model.recompute import recomputable_block
 from polyreme_trainer.model.tensor import ALONE, TensorRanks, row_product, share
 
@@ -163,17 +164,22 @@ class Router(nn.Module):
 class Experts(nn.Module):
     """The experts of this rank, stacked; gate and up projections are fused in that order."""
 
-    def __init__(self, shape: DecoderShape, count: int) -> None:
+    def __init__(self, shape: DecoderShape, count: int, *, clear_empty: bool = False) -> None:
         super().__init__()
+        self.clear_empty = clear_empty
         self.gate_up_proj = nn.Parameter(torch.empty(count, 2 * shape.expert_ffn_width, shape.width))
         self.down_proj = nn.Parameter(torch.empty(count, shape.width, shape.expert_ffn_width))
 
     def forward(self, rows_SD: Tensor, counts_L: Tensor) -> Tensor:
         """Apply expert e to its ``counts_L[e]`` rows; rows are sorted by expert."""
         ends_L = counts_L.cumsum(0, dtype=torch.int32)
-        gate_SF, up_SF = F.grouped_mm(rows_SD, self.gate_up_proj.transpose(1, 2), offs=ends_L).chunk(2, dim=-1)
+        gate_up: Tensor = self.gate_up_proj
+        down: Tensor = self.down_proj
+        if self.clear_empty:
+            gate_up, down = (without_empty_groups(weights, counts_L) for weights in (gate_up, down))
+        gate_SF, up_SF = F.grouped_mm(rows_SD, gate_up.transpose(1, 2), offs=ends_L).chunk(2, dim=-1)
         inner_SF = recomputable_block(_gated, gate_SF, up_SF)
-        return F.grouped_mm(inner_SF, self.down_proj.transpose(1, 2), offs=ends_L)
+        return F.grouped_mm(inner_SF, down.transpose(1, 2), offs=ends_L)
 
 
 class MixtureOfExperts(nn.Module):
@@ -207,7 +213,7 @@ class MixtureOfExperts(nn.Module):
         self.dispatcher: Dispatcher = dispatcher or LocalDispatcher()
         self.capacity_factor = options.capacity_factor
         self.gate = Router(shape)
-        self.experts = Experts(shape, len(held))
+        self.experts = Experts(shape, len(held), clear_empty=options.clear_empty)
         self.shared_experts = FeedForward(shape.width, shape.shared_experts * shape.expert_ffn_width, ranks)
 
     def forward(self, x_TD: Tensor, real_N: Tensor | None = None) -> tuple[Tensor, Routed]:

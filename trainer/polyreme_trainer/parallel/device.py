@@ -56,7 +56,7 @@ def take_device(
         raise EnvironmentFailedError(f"CUDA can't be used on this machine: {said}") from error
     _check_seen(local_rank)
     seen = torch.cuda.get_device_properties(local_rank)
-    if wanted.device_name not in seen.name or seen.total_memory < wanted.usable_bytes:
+    if not wanted.is_called(seen.name) or seen.total_memory < wanted.usable_bytes:
         raise InvalidConfigError(f"{needs}, this rank has {seen.name} ({seen.total_memory / GIB:.0f} GiB)", field=field)
     torch.cuda.set_device(local_rank)
     _wait_for_memory(local_rank, wanted.usable_bytes, pause)

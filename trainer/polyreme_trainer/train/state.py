@@ -6,6 +6,7 @@ Legend: M layers with experts, E experts, L of the former on this rank, X number
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -14,6 +15,8 @@ from torch import Tensor
 
 from polyreme_planner.curriculum import CurriculumStage, Learner
 from polyreme_planner.schedules import V_SHAPED
+from polyreme_trainer.model.compute_options import ComputeOptions
+from polyreme_trainer.model.empty_groups import leaves_empty_groups_zero
 from polyreme_trainer.model.initialise import STACKED, build_model, drawn_rows, open_buffers
 from polyreme_trainer.model.moe import MixtureOfExperts
 from polyreme_trainer.model.routing import Routing, numbers_of_a_layer
@@ -49,6 +52,8 @@ from polyreme_trainer.train.settings import (
     Precision,
     TrainSettings,
 )
+
+_log = logging.getLogger(__name__)
 
 DTYPES = {Precision.FLOAT32: torch.float32, Precision.BFLOAT16: torch.bfloat16}
 _EXACT = ".mlp.gate.weight"
@@ -127,7 +132,7 @@ def _tensor_ranks(settings: TrainSettings, meshes: Meshes) -> TensorRanks:
 
 def _build(settings: TrainSettings, meshes: Meshes, ranks: TensorRanks, media_token: int) -> dict[int, Stage]:
     """Build this rank's stages without memory for their parameters."""
-    layout = settings.layout
+    layout, options = settings.layout, _options(settings)
     stages = {
         number: Stage(
             build_model(
@@ -138,7 +143,7 @@ def _build(settings: TrainSettings, meshes: Meshes, ranks: TensorRanks, media_to
                 experts_local=experts_of(layout, meshes.rank, settings.shape.decoder.experts),
                 dispatcher=AllToAllDispatcher(meshes.ep_group) if layout.ep > 1 else None,
                 ranks=ranks,
-                options=settings.compute_options,
+                options=options,
                 device="meta",
             )
         )
@@ -147,6 +152,15 @@ def _build(settings: TrainSettings, meshes: Meshes, ranks: TensorRanks, media_to
     for stage in stages.values():
         open_buffers(stage.model, settings.rank.device_type)
     return stages
+
+
+def _options(settings: TrainSettings) -> ComputeOptions:
+    """Add what the device needs."""
+    device, dtype = settings.rank.device_type, DTYPES[settings.precision]
+    if device == "cpu" or leaves_empty_groups_zero(device, dtype):
+        return settings.compute_options
+    _log.warning("gradients of experts without rows are not zero on this device: they are cleared at every step")
+    return dataclasses.replace(settings.compute_options, clear_empty=True)
 
 
 def _flatten(

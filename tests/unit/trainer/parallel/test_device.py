@@ -91,6 +91,7 @@ def test_float32_products_are_rounded_only_where_the_job_says_so(
         ),
         ("h200-141g", [H100], 0, r"h200-141g \(131 GiB\), this rank has NVIDIA H100 80GB HBM3 \(79 GiB\)"),
         ("h100-80g", [H200], 0, "this rank has NVIDIA H200"),
+        ("h20-96g", [H200], 0, "this rank has NVIDIA H200"),
         ("h200-141g", [Card("NVIDIA H200 MIG 1g.18gb", 18 << 30)], 0, r"MIG 1g.18gb \(18 GiB\)"),
         ("abacus", [H100], 0, "unknown hardware: 'abacus'"),
     ],

@@ -13,6 +13,7 @@ import torch
 from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError
 from polyreme_planner.hardware import GIB, PROCESSOR, hardware_named
 from polyreme_trainer.parallel.causes import causes
+from polyreme_trainer.parallel.flash import use_newest_flash
 
 FREE_WAIT_S_MAX, FREE_POLL_S = 30.0, 0.5
 """Longest wait for memory that others still use, and the time between two looks."""
@@ -60,6 +61,7 @@ def take_device(
         raise InvalidConfigError(f"{needs}, this rank has {seen.name} ({seen.total_memory / GIB:.0f} GiB)", field=field)
     torch.cuda.set_device(local_rank)
     _wait_for_memory(local_rank, wanted.usable_bytes, pause)
+    use_newest_flash((seen.major, seen.minor))
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     return "cuda"
 

@@ -28,6 +28,8 @@ class Card:
 
     name: str
     total_memory: int
+    major: int = 9
+    minor: int = 0
 
 
 NO_DRIVER = "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and installed a driver"

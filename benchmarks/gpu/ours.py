@@ -106,7 +106,8 @@ def trainer(
 
 def made_up(shape: ModelShape, mix: Mix, place: Place, *, packs: int) -> Inputs:
     """Packs of a mix, on the device: data are not what is measured."""
-    return to_inputs(synthetic_packs(shape, mix, packs=packs, seed=0), device=place.device)
+    batch = synthetic_packs(shape, mix, packs=packs, seed=0)
+    return to_inputs(batch, device=place.device, media_token=MEDIA_TOKEN)
 
 
 def balance(model: nn.Module) -> None:

@@ -49,7 +49,7 @@ def test_a_device_with_unknown_limits_is_refused(
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA A10")
     with pytest.raises(SystemExit, match="7"):
         part("harness").find_place(rehearse=False)
-    assert "NVIDIA A10, known are H100, H200" in capsys.readouterr().err
+    assert "NVIDIA A10, known are A100, B200, H100, H20, H200" in capsys.readouterr().err
 
 
 @pytest.mark.slow

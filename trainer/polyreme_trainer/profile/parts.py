@@ -95,7 +95,9 @@ def _part(
 
         def loss() -> Tensor:
             hidden_TD = model.language_model.model.norm(stream_TD)
-            return token_loss(hidden_TD, model.language_model.lm_head.weight, batch.targets_T)[0]
+            return token_loss(
+                hidden_TD, model.language_model.lm_head.weight, batch.targets_T, learned_N=batch.learned_N
+            )[0]
 
         return loss, [stream_TD], list(model.parameters())
     index = 0 if part is Part.DENSE else d.dense_layers

@@ -1,5 +1,7 @@
 """The machine of a launcher that leads: the barrier, restarts, stops, fencing, success."""
 
+import pytest
+
 from polyreme_api.progress import CheckpointRef, Outcome, ProgressRecord, RankPhase
 from polyreme_launcher.protocol import follower as f
 from polyreme_launcher.protocol import leader as l
@@ -285,6 +287,31 @@ def test_a_worker_that_leaves_hides_no_failure() -> None:
     leader.say(1, Leaving())
     leader.exited(0, code=None, number=9)
     assert [(end.rank, end.signal) for end in leader.record.exits] == [(0, 9)]
+
+
+@pytest.mark.parametrize("found", ["the lost rank", "every rank", "nothing"])
+def test_exits_of_ranks_that_lost_another_wait_for_what_shows_the_cause(found: str) -> None:
+    leader = Leader().released()
+    leader.now_s = 10.0
+    leader.exited(0, code=7)
+    wanted: list[tuple[int, int | None, int | None]]
+    leader.now_s = 10.0 + l.CAUSE_WAIT_S - 0.1
+    leader.feed(f.Tick())
+    assert leader.record.exits == (), "an attempt that began now would lack worker 1 a moment later"
+    match found:
+        case "the lost rank":
+            leader.exited(1, code=None, number=9)
+            wanted = [(0, 7, None), (1, None, 9)]
+        case "every rank":
+            leader.exited(1, code=7)
+            wanted = [(0, 7, None), (1, 7, None)]
+        case _:
+            leader.now_s += 0.2
+            leader.feed(f.Tick())
+            wanted = [(0, 7, None)]
+    assert [(end.rank, end.code, end.signal) for end in leader.record.exits] == wanted
+    leader.feed(l.PeerConnected(index=1, replacement=0))
+    assert len(leader.record.exits) == len(wanted), "what was reported stays"
 
 
 def test_what_launchers_see_of_their_ranks_is_summed_on_the_lease_from_the_release_on() -> None:

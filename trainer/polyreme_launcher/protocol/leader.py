@@ -75,6 +75,8 @@ RENEW_EVERY_S = 2.0
 """Interval of Lease renewals when nothing urgent happens, and of beats to followers."""
 FOLLOWER_SILENCE_MAX_S = 20.0
 """A connected follower that is silent for this long, such as a stopped one, loses its place."""
+CAUSE_WAIT_S = 2.0
+"""How long exits of ranks that lost another are withheld: that one's exit, or its pod's end, shows the cause."""
 TICK_GAP_MAX_S = 5.0
 """After a longer pause between two ticks, the leader itself was stopped: the followers' messages are still unread."""
 
@@ -103,6 +105,10 @@ class LeaderState:
     """Whether the Lease records it, and the followers were notified."""
     exits: Mapping[int, Exited] = dataclasses.field(default_factory=dict)
     """Exits of this attempt's ranks, by rank."""
+    ended_at_s: float = float("-inf")
+    """When the first of them was received."""
+    waited_for_cause: bool = False
+    """Whether exits of ranks that lost another have been withheld for as long as they may."""
     heard: Mapping[int, float] = dataclasses.field(default_factory=dict)
     """When each index last sent a message, since it connected."""
     ticked_at_s: float = float("-inf")
@@ -149,7 +155,7 @@ def _dispatch(state: LeaderState, event: LeaderEvent, now_s: float) -> Step:
         case PeerLost():
             return _on_lost(state, event)
         case FromPeer():
-            return _on_peer(state, event)
+            return _on_peer(state, event, now_s)
         case ResumeFixed() | ChecksMeet():
             return _on_resume(state, event) if isinstance(event, ResumeFixed) else _on_checks_meet(state, event)
         case AttemptRefused():
@@ -235,7 +241,7 @@ def _on_lost(state: LeaderState, event: PeerLost) -> Step:
     return _counted(dataclasses.replace(state, peers=peers, joined=joined)), ()
 
 
-def _on_peer(state: LeaderState, event: FromPeer) -> Step:
+def _on_peer(state: LeaderState, event: FromPeer, now_s: float) -> Step:
     attempt, message = state.attempt, event.message
     if attempt is None or state.peers.get(event.index) != event.replacement:
         return state, ()
@@ -245,7 +251,7 @@ def _on_peer(state: LeaderState, event: FromPeer) -> Step:
         case Checked() if message.attempt == attempt.number and state.checks is not None:
             return _with_checks(state, rounds.take(state.checks, event.index, message.serial, message.report))
         case Exited() if message.attempt == attempt.number and message.rank // attempt.devices == event.index:
-            return _on_exited(state, message)
+            return _on_exited(state, message, now_s)
         case Beat() if state.announced and event.index < attempt.replicas:
             return _on_beat(state, event.index, message), ()
         case Leaving() if event.index < attempt.replicas:
@@ -256,7 +262,7 @@ def _on_peer(state: LeaderState, event: FromPeer) -> Step:
 
 def _on_beat(state: LeaderState, index: int, beat: Beat) -> LeaderState:
     # The state at the first rank's exit is the cause; the others end because of it.
-    if state.record is None or state.samples.get(index) == beat or state.record.exits:
+    if state.record is None or state.samples.get(index) == beat or state.exits:
         return state
     samples = {**state.samples, index: beat}
     return dataclasses.replace(state, samples=samples, record=with_samples(state.record, samples.values()))
@@ -372,11 +378,23 @@ def _on_refused(state: LeaderState, event: AttemptRefused) -> Step:
     return refused, ()
 
 
-def _on_exited(state: LeaderState, exited: Exited) -> Step:
+def _on_exited(state: LeaderState, exited: Exited, now_s: float) -> Step:
     if exited.rank in state.exits:
         return state, ()
-    state = dataclasses.replace(state, exits={**state.exits, exited.rank: exited})
+    ended_at_s = state.ended_at_s if state.exits else now_s
+    state = dataclasses.replace(state, exits={**state.exits, exited.rank: exited}, ended_at_s=ended_at_s)
     return _settle(state, ())
+
+
+def _reported(state: LeaderState, attempt: AttemptView) -> Mapping[int, Exited]:
+    """Return the exits to report: those of ranks that lost another wait for its own, for a short time.
+
+    Were they reported first, the answer would be an attempt that lacks the lost pod a moment later.
+    """
+    whole = len(state.exits) == attempt.replicas * attempt.devices
+    if whole or not attempt.run or state.waited_for_cause:
+        return state.exits
+    return {rank: exited for rank, exited in state.exits.items() if exited.code != ExitCode.ENVIRONMENT}
 
 
 def _settle(state: LeaderState, effects: tuple[LeaderEffect, ...]) -> Step:
@@ -388,7 +406,7 @@ def _settle(state: LeaderState, effects: tuple[LeaderEffect, ...]) -> Step:
     if not (attempt.run and gathered and not state.released):
         ended = concluded(
             record,
-            state.exits,
+            _reported(state, attempt),
             run=attempt.run,
             ranks=attempt.replicas * attempt.devices,
             devices=attempt.devices,
@@ -455,6 +473,9 @@ def _on_tick(state: LeaderState, now_s: float) -> Step:
     state = _without_silent(state, now_s)
     state, checking = _check_on_tick(state, now_s)
     effects += checking
+    if state.exits and not state.waited_for_cause and now_s - state.ended_at_s >= CAUSE_WAIT_S:
+        state, due = _settle(dataclasses.replace(state, waited_for_cause=True), ())
+        effects += due
     record = state.record
     if record is not None and now_s - state.renewed_at_s >= RENEW_EVERY_S:
         state = dataclasses.replace(state, renewed_at_s=now_s)

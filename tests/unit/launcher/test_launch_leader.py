@@ -294,10 +294,9 @@ def test_exits_of_ranks_that_lost_another_wait_for_what_shows_the_cause(found: s
     leader = Leader().released()
     leader.now_s = 10.0
     leader.exited(0, code=7)
-    wanted: list[tuple[int, int | None, int | None]]
     leader.now_s = 10.0 + l.CAUSE_WAIT_S - 0.1
     leader.feed(f.Tick())
-    assert leader.record.exits == (), "an attempt that began now would lack worker 1 a moment later"
+    assert not leader.record.exits, "an attempt that began now would lack worker 1 a moment later"
     match found:
         case "the lost rank":
             leader.exited(1, code=None, number=9)

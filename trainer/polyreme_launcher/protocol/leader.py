@@ -386,17 +386,6 @@ def _on_exited(state: LeaderState, exited: Exited, now_s: float) -> Step:
     return _settle(state, ())
 
 
-def _reported(state: LeaderState, attempt: AttemptView) -> Mapping[int, Exited]:
-    """Return the exits to report: those of ranks that lost another wait for its own, for a short time.
-
-    Were they reported first, the answer would be an attempt that lacks the lost pod a moment later.
-    """
-    whole = len(state.exits) == attempt.replicas * attempt.devices
-    if whole or not attempt.run or state.waited_for_cause:
-        return state.exits
-    return {rank: exited for rank, exited in state.exits.items() if exited.code != ExitCode.ENVIRONMENT}
-
-
 def _settle(state: LeaderState, effects: tuple[LeaderEffect, ...]) -> Step:
     """Do what has become due: fix the resume point, pass the barrier, report how the attempt ended."""
     attempt, record = state.attempt, state.record
@@ -406,12 +395,13 @@ def _settle(state: LeaderState, effects: tuple[LeaderEffect, ...]) -> Step:
     if not (attempt.run and gathered and not state.released):
         ended = concluded(
             record,
-            _reported(state, attempt),
+            state.exits,
             run=attempt.run,
             ranks=attempt.replicas * attempt.devices,
             devices=attempt.devices,
             announced=state.announced,
             success_recorded=state.success_recorded,
+            cause_may_come=not state.waited_for_cause,
         )
         return dataclasses.replace(state, record=ended), effects
     if attempt.checks is not None and (state.checks is None or not state.checks.done):

@@ -106,6 +106,7 @@ def concluded(
     devices: int,
     announced: bool,
     success_recorded: bool,
+    cause_may_come: bool,
 ) -> ProgressRecord:
     """Put the exits that show a cause, and the outcome once there is one, on the record.
 
@@ -117,8 +118,13 @@ def concluded(
         devices: Ranks of a worker.
         announced: Whether the followers were notified of the release.
         success_recorded: Whether rank 0's last record says that the attempt succeeded.
+        cause_may_come: Whether exits of ranks that lost another are withheld while others run. Were they reported
+            first, the answer would be an attempt that lacks the lost pod a moment later.
     """
-    failures = failure_exits(exits.values(), run=run, leaving=record.leaving, devices=devices)
+    shown = list(exits.values())
+    if run and cause_may_come and len(exits) < ranks:
+        shown = [exited for exited in shown if exited.code != ExitCode.ENVIRONMENT]
+    failures = failure_exits(shown, run=run, leaving=record.leaving, devices=devices)
     failed = tuple(RankExit(rank=exited.rank, code=exited.code, signal=exited.signal) for exited in failures)
     changes: dict[str, object] = {}
     if failed != record.exits:

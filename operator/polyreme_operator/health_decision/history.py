@@ -83,9 +83,11 @@ def is_pending(incident: Incident, stored: Mapping[str, Incident]) -> bool:
 def rooms(incidents: list[Incident], snapshot: Snapshot) -> list[IncidentWrite]:
     """Return the writes of incidents, and the oldest ended ones that make room for new ones within the limits.
 
-    Of a node's new ones, such as of a time in which none could be written, the oldest beyond its limit do not fit.
+    Of a node's new ones, such as of a time in which none could be written, the oldest beyond its limit do not fit. One
+    that fits once the end of another is stored waits for the next batch.
     """
     limits, kept, found = snapshot.limits, dict(snapshot.kept), []
+    ending = {each.spec.node for each in incidents if not each.is_open and _is_open(kept.get(each.name))}
     new = Counter(each.spec.node for each in incidents if not each.uid and each.name not in kept)
     for incident in incidents:
         node, name = incident.spec.node, incident.name
@@ -95,6 +97,8 @@ def rooms(incidents: list[Incident], snapshot: Snapshot) -> list[IncidentWrite]:
             found.append(IncidentWrite(incident=incident, deletes=(), fits=False))
             continue
         deletes = surplus(kept.values(), node=node, of_node=limits.of_node, of_all=limits.of_all) if is_new else []
+        if deletes is None and node in ending:
+            continue
         for each in deletes or ():
             del kept[each.name]
         if is_new and deletes is not None:
@@ -102,6 +106,10 @@ def rooms(incidents: list[Incident], snapshot: Snapshot) -> list[IncidentWrite]:
             kept[name] = Kept(name=name, node=node, uid="", ended_s=None)
         found.append(IncidentWrite(incident=incident, deletes=tuple(deletes or ()), fits=deletes is not None))
     return found
+
+
+def _is_open(kept: Kept | None) -> bool:
+    return kept is not None and kept.ended_s is None
 
 
 def _known(ours: Mapping[str, Incident], stored: Mapping[str, Incident]) -> dict[str, Incident]:

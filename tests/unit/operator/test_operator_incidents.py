@@ -10,7 +10,7 @@ from polyreme_api.job.placement import Placement
 from polyreme_api.times import rfc3339
 from polyreme_cluster.port import Manifest, ObjectRef, ServerError
 from polyreme_operator.cluster_cache import ClusterCache
-from polyreme_operator.health.incidents import Incident, Kept, escaped, name_of, surplus, with_step
+from polyreme_operator.health.incidents import ENDED, Incident, Kept, escaped, name_of, surplus, with_step
 from polyreme_operator.health.record import HEALTH, NodeState, Record, render
 from polyreme_operator.health_decision.history import rooms
 from polyreme_operator.health_observer import HealthObserver
@@ -210,3 +210,26 @@ def test_of_a_node_whose_incidents_can_not_be_stored_the_newest_are_kept() -> No
     writes = rooms(waiting, known.snapshot([], 10.0, writable=True))
     assert [write.incident.name for write in writes if not write.fits] == ["n1-1", "n1-2"]
     assert [write.incident.name for write in writes if write.fits] == ["n1-3", "n1-4", "n2-1"]
+
+
+def test_an_incident_waits_for_the_room_that_the_end_of_another_makes() -> None:
+    known = HealthObserver(ClusterCache(), Settings(incidents_per_node=2))
+    begun = [Incident(name=f"n1-{at}", spec=NodeIncidentSpec(node="n1", since=rfc3339(at))) for at in range(4)]
+    ended = [each.with_status(state=ENDED, ended_at=rfc3339(9.0)) for each in begun]
+
+    def written(*incidents: Incident) -> list[tuple[str, list[str], bool]]:
+        writes = rooms(list(incidents), known.snapshot([], 10.0, writable=True))
+        return [(write.incident.name, [each.name for each in write.deletes], write.fits) for write in writes]
+
+    for each in (ended[0], begun[1]):
+        known.put_incident(stored(each))
+    assert written(ended[1], ended[2], begun[3]) == [("n1-1", [], True), ("n1-2", ["n1-0"], True)]
+    known.remove_incident("n1-0", "n1")
+    for each in (ended[1], ended[2]):
+        known.put_incident(stored(each))
+    assert written(begun[3]) == [("n1-3", ["n1-1"], True)]
+
+
+def stored(incident: Incident) -> Manifest:
+    manifest = incident.manifest()
+    return {**manifest, **incident.status_patch(), "metadata": {**manifest["metadata"], "uid": incident.name}}

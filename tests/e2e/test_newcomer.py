@@ -106,12 +106,14 @@ def test_the_pages_about_own_data_do_what_they_show(call: Call, folder: Path) ->
 
 
 def test_the_page_about_layouts_does_what_it_shows(call: Call, folder: Path) -> None:
-    of_hardware, of_images, profile, measured = page_commands("plan-a-layout.md")
+    of_hardware, of_images, of_own_devices, profile, measured = page_commands("plan-a-layout.md")
+    (row,) = re.findall(r"^ +\$ cat mine.json\n +(.*)$", (HOW_TO / "plan-a-layout.md").read_text(), re.MULTILINE)
+    (folder / "mine.json").write_text(row)
     call(profile)
     assert list((folder / "traces").iterdir())
     call(measured)
     (folder / "job.yaml").write_text(BIG_JOB)
-    for command in (of_hardware, of_images):
+    for command in (of_hardware, of_images, of_own_devices):
         assert "to keep this layout, add to the job's spec:" in call(command)
 
 

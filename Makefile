@@ -95,7 +95,7 @@ test-concurrent: $(DEV) ## the tests that share nothing, on two cores
 	@$(PYTEST) $(TWO_CORES) -m "$(ANYWHERE)" --junit-xml=build/reports/$@.xml $(CONCURRENT)
 
 test-whole: $(DEV) ## the folders of tests that start many processes each
-	@$(if $(OTHER),$(PYTEST) --timeout=900 -n 4 --dist loadfile -m "$(ANYWHERE)" --junit-xml=build/reports/$@.xml $(OTHER),echo "no such folder yet")
+	@$(if $(OTHER),$(PYTEST) --timeout=900 -n 3 --dist loadfile -m "$(ANYWHERE)" --junit-xml=build/reports/$@.xml $(OTHER),echo "no such folder yet")
 
 test-services: $(DEV) ## the tests on PostgreSQL, Pulsar and S3
 	@$(PYTEST) --timeout=900 $(TWO_CORES) -m "services and not cluster" --junit-xml=build/reports/$@.xml tests

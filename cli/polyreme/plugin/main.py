@@ -34,6 +34,8 @@ Exit codes: 0 success, 1 internal error, 2 usage, 3 not found, 4 refused by the 
 5 timed out, 6 stopped on request, 7 the cluster does not answer or no operator works on it, 100 the job failed.
 """
 NAME = "kubectl polyreme"
+ANYWHERE = ("-n", "--namespace", "--context", "--kubeconfig")
+"""Options that may stand before the verb, too; each takes a value."""
 
 COMMANDS: tuple[Declared, ...] = (
     *commands("polyreme.plugin.commands.show", "get", "describe", "why", "queue", "topology", "top"),
@@ -65,4 +67,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def invoke(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
-    return run_app(app, arguments, name=NAME)
+    return run_app(app, verb_first(sys.argv[1:] if arguments is None else arguments), name=NAME)
+
+
+def verb_first(arguments: Sequence[str]) -> list[str]:
+    """Put options that stand before the verb after it, as kubectl takes its own at either place; without one, none."""
+    at = 0
+    while at < len(arguments) and arguments[at].partition("=")[0] in ANYWHERE:
+        at += 1 if "=" in arguments[at] else 2
+    return [arguments[at], *arguments[:at], *arguments[at + 1 :]] if at < len(arguments) else []

@@ -36,10 +36,10 @@ from polyreme_trainer.model.sharding import cut_of
 from polyreme_trainer.model.stage import Stage
 from polyreme_trainer.model.vlm import KimiVL
 from polyreme_trainer.parallel import collectives
-from polyreme_trainer.parallel.communicators import Operation, Wanted
+from polyreme_trainer.parallel.communicators import Wanted
 from polyreme_trainer.parallel.flat_buffers import FlatParameters, Named
 from polyreme_trainer.parallel.flat_layout import Bucket, Piece, Shares, Slot
-from polyreme_trainer.parallel.mesh import Meshes, group_ranks
+from polyreme_trainer.parallel.mesh import Meshes, share_groups
 
 _ALIGNMENT = 16
 """Elements to which a parameter's rows are aligned in the buffers of gradients and moments."""
@@ -177,15 +177,7 @@ def whole_names(names: Sequence[str], *, tensor_parallel: bool) -> frozenset[str
 
 def row_groups(meshes: Meshes) -> list[Wanted]:
     """Return the groups for gathering and summing rows, apart from the layers' since both exchange at the same time."""
-    wanted = [
-        Wanted(
-            name=name,
-            ranks=group_ranks(meshes.layout, meshes.rank, axes),
-            operations=frozenset({Operation.SHARES}),
-        )
-        for name, axes in _ROW_AXES.items()
-    ]
-    return [each for each in wanted if len(each.ranks) > 1]
+    return share_groups(meshes.layout, meshes.rank, _ROW_AXES)
 
 
 def shard(

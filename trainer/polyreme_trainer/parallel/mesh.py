@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import torch.distributed as dist
@@ -193,6 +193,15 @@ def mesh_groups(layout: Layout, rank: int) -> list[Wanted]:
         Wanted(name=name, ranks=group_ranks(layout, rank, axes), operations=frozenset(GROUP_OPERATIONS[name]))
         for name, axes in GROUP_AXES.items()
     ]
+
+
+def share_groups(layout: Layout, rank: int, axes: Mapping[str, Sequence[str]]) -> list[Wanted]:
+    """Return the groups of more than one rank, by name, that sum and gather shares along axes."""
+    wanted = [
+        Wanted(name=name, ranks=group_ranks(layout, rank, along), operations=frozenset({Operation.SHARES}))
+        for name, along in axes.items()
+    ]
+    return [each for each in wanted if len(each.ranks) > 1]
 
 
 def _place(rank: int, sizes: tuple[int, ...]) -> tuple[int, ...]:

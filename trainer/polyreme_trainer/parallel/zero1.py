@@ -25,10 +25,10 @@ from torch import Tensor
 
 from polyreme_trainer.model.decoder import Decoder
 from polyreme_trainer.parallel import collectives
-from polyreme_trainer.parallel.communicators import Operation, Wanted
+from polyreme_trainer.parallel.communicators import Wanted
 from polyreme_trainer.parallel.flat_buffers import FlatModel, FlatParameters
 from polyreme_trainer.parallel.flat_layout import Piece, Slot
-from polyreme_trainer.parallel.mesh import Meshes, group_ranks
+from polyreme_trainer.parallel.mesh import Meshes, share_groups
 
 _WHOLE, _TENSOR, _EXPERTS = "dense_update", "tensor_update", "expert_update"
 _AXES = {_WHOLE: ("dp", "cp", "tp"), _TENSOR: ("dp", "cp"), _EXPERTS: ("edp",)}
@@ -170,16 +170,8 @@ class Zero1Update:
 
 def update_groups(meshes: Meshes) -> list[Wanted]:
     """Return the groups of a sharded update."""
-    wanted = [
-        Wanted(
-            name=name,
-            ranks=group_ranks(meshes.layout, meshes.rank, axes),
-            operations=frozenset({Operation.SHARES}),
-        )
-        for name, axes in _AXES.items()
-        if name != _TENSOR or meshes.layout.tp > 1
-    ]
-    return [each for each in wanted if len(each.ranks) > 1]
+    axes = {name: along for name, along in _AXES.items() if name != _TENSOR or meshes.layout.tp > 1}
+    return share_groups(meshes.layout, meshes.rank, axes)
 
 
 def open_zero1(flat: FlatModel, groups: Mapping[str, dist.ProcessGroup], decoders: Iterable[Decoder]) -> Zero1Update:

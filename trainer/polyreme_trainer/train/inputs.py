@@ -114,7 +114,7 @@ def to_inputs(
     Args:
         batch: Packs of this data-parallel rank.
         device: Where the model is.
-        media_token: Token that stands for a row of an image; None: the model looks for it, and the host waits.
+        media_token: Token that an image feature replaces; None: the model finds its places; the host waits for it.
         sharing: The ranks that share the stream; None if it is this rank's alone.
         balanced: Encoders of the images, if other data-parallel ranks take part.
 

@@ -248,14 +248,15 @@ def test_a_slice_outside_the_experts_is_refused(held: range) -> None:
 
 
 class WideCopies(TorchDispatchMode):
-    """Counts operations that write a float32 tensor as large as all routed rows."""
+    """Counts operations, and those that write a float32 tensor as large as all routed rows."""
 
     def __init__(self, scalars: int) -> None:
         super().__init__()
-        self.scalars, self.count = scalars, 0
+        self.scalars, self.count, self.operations = scalars, 0, 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
+        self.operations += int(not func.is_view)
         wide = isinstance(made, Tensor) and made.dtype == torch.float32 and made.numel() >= self.scalars
         self.count += int(wide and not func.is_view)
         return made
@@ -268,9 +269,11 @@ def test_rows_of_16_bits_are_added_up_without_a_copy_in_float32() -> None:
     wanted_TD = weighed(rows_TKD, weights_TK)
     wanted = torch.autograd.grad(wanted_TD.square().sum(), (rows_TKD, weights_TK))
     short_TKD = rows_TKD.detach().bfloat16().requires_grad_()
+    gradient_TD = 2 * wanted_TD.detach().bfloat16()
     with WideCopies(rows_TKD.numel()) as copies:
         seen_TD = weighed(short_TKD, weights_TK)
-        seen = torch.autograd.grad(seen_TD.float().square().sum(), (short_TKD, weights_TK))
+        seen = torch.autograd.grad(seen_TD, (short_TKD, weights_TK), gradient_TD)
     assert copies.count == 0
+    assert copies.operations == 5, "with weights in float32 they were 8"
     for got, exact in zip((seen_TD, *seen), (wanted_TD, *wanted), strict=True):
         assert (got.float() - exact).norm() < 2**-7 * exact.norm()

@@ -4,6 +4,7 @@ Each side runs in a process of its own, since glibc reads its settings once: our
 ranks, transformers with none, as its users start it, and a second time with ours.
 
 Usage: run.py [--rounds 15] [--steps 4] [--tokens 128] [--documents 8]
+       run.py --operators [--steps 4]   processor time of a step, and shares of its operations by torch's profiler
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from polyreme_api.batch import IGNORED_TARGET
 from polyreme_datahub.objects import open_store
@@ -68,6 +70,12 @@ WIDER = dataclasses.replace(
 """Printed beside: where products take longer than what calls them."""
 
 MODELS = {"nano": NANO, "wider": WIDER}
+KINDS = {
+    "products": ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::addmm_"),
+    "squares": ("aten::pow", "aten::linalg_vector_norm"),
+    "optimizer": ("aten::_fused_adamw_",),
+}
+"""Operations of each kind; the profiler's names."""
 SIDES = {"ours": ("ours", ALLOCATOR), "theirs": ("theirs", {}), "theirs_with_our_allocator": ("theirs", ALLOCATOR)}
 """What runs in each process, and what is added to its environment."""
 
@@ -82,11 +90,14 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=4, help="steps of each in a round")
     parser.add_argument("--tokens", type=int, default=128, help="of a document")
     parser.add_argument("--documents", type=int, default=8, help="of a step")
+    parser.add_argument("--operators", action="store_true", help="shares of a step by kind of operation, and end")
     parser.add_argument("--serve", nargs=2, metavar=("SIDE", "MODEL"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
         side, model = options.serve
         return serve(side, model, options)
+    if options.operators:
+        return show_operators(options)
     figures = compare("nano", options)
     figures |= {f"wider_{name}": value for name, value in compare("wider", options).items()}
     ok = figures["ratio_to_transformers"] >= RATIO_MIN
@@ -123,22 +134,50 @@ def compare(model: str, options: argparse.Namespace) -> dict[str, float]:
     }
 
 
+def show_operators(options: argparse.Namespace) -> int:
+    """Print processor time of a step and the shares of its operations, of both sides with our allocator."""
+    figures: dict[str, float] = {}
+    for model in MODELS:
+        for name in ("ours", "theirs_with_our_allocator"):
+            with Side.started(name, model, options, "--operators") as side:
+                figures |= {f"{model}_{name}_{key}": value for key, value in side.read().items()}
+    sys.stdout.write(json.dumps({"name": "bench-throughput-cpu-operators", "figures": figures}) + "\n")
+    return 0
+
+
+def operators(step: Step, steps: int) -> dict[str, float]:
+    """Processor time of a step, and the shares of its operations by kind."""
+    for _ in range(WARM_STEPS):
+        step()
+    begun_s = time.process_time()
+    for _ in range(steps):
+        step()
+    cpu_s = (time.process_time() - begun_s) / steps
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        for _ in range(steps):
+            step()
+    spent_us = {event.key: event.self_cpu_time_total for event in profiler.key_averages()}
+    whole_us = sum(spent_us.values())
+    shares = {kind: sum(spent_us.get(name, 0.0) for name in names) / whole_us for kind, names in KINDS.items()}
+    return {"cpu_s": round(cpu_s, 4)} | {f"{kind}_share": round(share, 3) for kind, share in shares.items()}
+
+
 class Side:
     """A process that trains steps when it is asked to."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
-        said = self._read()
+        said = self.read()
         self.loss: float = said["loss"]
         """Of its first step."""
         self.parameters: int = said["parameters"]
 
     @classmethod
     @contextlib.contextmanager
-    def started(cls, name: str, model: str, options: argparse.Namespace) -> Iterator[Side]:
+    def started(cls, name: str, model: str, options: argparse.Namespace, *flags: str) -> Iterator[Side]:
         """Start one, and end it."""
         side, allocator = SIDES[name]
-        sizes = [f"--tokens={options.tokens}", f"--documents={options.documents}"]
+        sizes = [f"--tokens={options.tokens}", f"--documents={options.documents}", f"--steps={options.steps}", *flags]
         plain = {variable: value for variable, value in os.environ.items() if not variable.startswith("MALLOC_")}
         with subprocess.Popen(
             [sys.executable, __file__, *sizes, "--serve", side, model],
@@ -157,9 +196,10 @@ class Side:
         assert self._process.stdin is not None
         self._process.stdin.write(f"{steps}\n")
         self._process.stdin.flush()
-        return float(self._read()["step_s"])
+        return float(self.read()["step_s"])
 
-    def _read(self) -> dict[str, Any]:
+    def read(self) -> dict[str, Any]:
+        """Read the next line that it says."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -189,6 +229,9 @@ def serve(side: str, model: str, options: argparse.Namespace) -> int:
         del weights
         sys.stdout.write(json.dumps({"loss": step(), "parameters": parameters}) + "\n")
         sys.stdout.flush()
+        if options.operators:
+            sys.stdout.write(json.dumps(operators(step, options.steps)) + "\n")
+            return 0
         for line in sys.stdin:
             sys.stdout.write(json.dumps({"step_s": timed(step, int(line))}) + "\n")
             sys.stdout.flush()

@@ -2,7 +2,7 @@
 
 Shape suffixes in this file:
     T = tokens (packs x tokens a pack), P = patches of all images, C = values of one patch (channels x side x side),
-    D = documents, I = images
+    D = documents, I = images, B = branches of documents, N = pairs
 """
 
 from __future__ import annotations
@@ -28,6 +28,21 @@ class Array(Protocol):
         ...
 
 
+class _NoBranches:
+    """An empty int64 [B, 4]. This package needs no NumPy, those who read the array have it."""
+
+    shape: tuple[int, ...] = (0, 4)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """Return it as a NumPy array."""
+        import numpy as np
+
+        return np.zeros(self.shape, dtype or np.int64)
+
+
+NO_BRANCHES: Array = _NoBranches()
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PackedBatch:
     """Some packs of one step, concatenated along T."""
@@ -37,7 +52,7 @@ class PackedBatch:
     targets_T: Array
     """int64 token ids that follow, already shifted within each document; ``IGNORED_TARGET`` where masked."""
     positions_T: Array
-    """int64 position within the document."""
+    """int64 position within the document; within a branch, as if the other branches were not there."""
     document_offsets: Array
     """int32, D + 1 offsets into T, from 0 to T; a pack's padding is a document of its own."""
     patches_PC: Array
@@ -55,6 +70,14 @@ class PackedBatch:
     padding_documents: Sequence[int] = ()
     """Documents, by their number in ``document_offsets``, that are padding: what is left of a pack, null packs, and
     placeholders of damaged samples. No expert takes their tokens, and no statistics count them."""
+    branches_B4: Array = NO_BRANCHES
+    """int64, a row for each branch in the order of T: its document's number in ``document_offsets``, its first token in
+    T, the number of its source in the job's order, and the place of its sample in that source's index.
+
+    A document with branches is a prefix that they share, then the branches. Each begins with the prefix's last token,
+    which is repeated for it, so that every place has one target: a token sees the prefix and its own branch. A pair of
+    answers has two branches, first the chosen one.
+    """
 
 
 TEMPLATE_FILE = "polyreme-template.json"
@@ -80,6 +103,16 @@ class TokenIds:
     media: int
     end: int
     pad: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PreferenceSet:
+    """A source whose samples are pairs of answers."""
+
+    digest: str
+    """Names everything that its tokens and pictures follow from, and the order of its samples."""
+    augmented: bool
+    """Whether its pictures differ from visit to visit."""
 
 
 class BatchSource(Protocol):
@@ -118,6 +151,18 @@ class BatchSource(Protocol):
 
         Those of a damaged sample are zero.
         """
+        ...
+
+    def pairs(self, step: int, *, first: int, count: int) -> Array:
+        """Return the pairs of ``count`` packs of ``step``: int64 [N, 2], number of the source and place of the sample.
+
+        In the order of ``PackedBatch.branches_B4``, as the index has them: no sample is read, damaged ones are there.
+        """
+        ...
+
+    @property
+    def preference_sets(self) -> Sequence[PreferenceSet | None]:
+        """The sources in the job's order; None: its samples are no pairs."""
         ...
 
     def state(self, step: int) -> Mapping[str, Any]:
@@ -179,7 +224,10 @@ class EvaluationSource(Protocol):
         ...
 
     def pack(self, number: int) -> PackedBatch:
-        """Return one pack of held-out samples, as long as any trained on; past the last one, an empty pack."""
+        """Return one pack of held-out samples, as long as any trained on; past the last one, an empty pack.
+
+        The source of its branches is the number of its set.
+        """
         ...
 
     def text(self, tokens: Sequence[int]) -> str:

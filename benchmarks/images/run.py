@@ -126,6 +126,7 @@ class Source:
     """The same packs in every step (``BatchSource``)."""
 
     token_ids = TokenIds(media=MEDIA_TOKEN, end=1, pad=2)
+    preference_sets = (None,)
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
@@ -151,6 +152,10 @@ class Source:
         ranks = range(self._ranks)
         packs = [part for rank in ranks for part in np.split(np.asarray(packs_of(rank).grids_I2), PACKS)]
         return packs[first : first + count]
+
+    def pairs(self, _: int, *, first: int, count: int) -> Any:  # noqa: ARG002
+        """There are none."""
+        return np.zeros((0, 2), np.int64)
 
     def patches(self, _: int, *, pack: int, images: Sequence[int]) -> Any:
         """Return the patches of some images of a pack."""

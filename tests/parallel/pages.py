@@ -57,6 +57,8 @@ class Pages:
         usual = self.packs_per_step, self.pack_tokens
         return next((packs for first, packs in reversed(self._packed) if first <= step), usual)
 
+    preference_sets = (None,)
+
     def packs(self, step: int, *, first: int, count: int) -> PackedBatch:
         tokens: list[int] = []
         targets: list[int] = []
@@ -104,6 +106,9 @@ class Pages:
             np.array([page[3] for page in self._in_pack(step, pack) if page[3] is not None], np.int32).reshape(-1, 2)
             for pack in range(first, first + count)
         ]
+
+    def pairs(self, step: int, *, first: int, count: int) -> Any:
+        return np.zeros((0, 2), np.int64)
 
     def patches(self, step: int, *, pack: int, images: Sequence[int]) -> Any:
         there = [

@@ -21,6 +21,8 @@ from polyreme_datahub.digests import digest_value
 from polyreme_datahub.errors import IndexDamagedError
 
 FORMAT = 3
+PREFERENCES = "preferences"
+"""Kind of an index whose samples are a prompt with a chosen and a rejected answer each."""
 PIXELS = "pixels"
 """Field of a plan: how images become pixels. A plan of an earlier release has none."""
 BY_PILLOW, BY_CONVOLUTION = 1, 2
@@ -116,6 +118,8 @@ class Manifest:
     samples: int
     tokens: int
     shards: tuple[Shard, ...]
+    kind: str = ""
+    """What its samples are: ``PREFERENCES``, or conversations."""
 
     @property
     def reference(self) -> str:
@@ -130,6 +134,8 @@ class Manifest:
     def to_bytes(self) -> bytes:
         """Write the manifest in its one canonical form."""
         value = {"format": FORMAT, **dataclasses.asdict(self)}
+        if not self.kind:
+            del value["kind"]
         return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
     @classmethod

@@ -100,7 +100,7 @@ class HeldOutSource:
         index = self._indexes[at]
         manifest = index.manifest
         return assemble(
-            [[cut(index, sample, self._read(index, sample)) for sample in samples]],
+            [[cut(index, sample, self._read(index, sample), source=at) for sample in samples]],
             pack_tokens=self._pack_tokens,
             pad=manifest.token_ids["pad"],
             values=CHANNELS * manifest.patch_px**2,

@@ -14,18 +14,27 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from polyreme_api.batch import TokenIds, TokenizerFile
+from polyreme_api.batch import PreferenceSet, TokenIds, TokenizerFile
 from polyreme_api.environment import DATA_THREADS
 from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.mixture import AppendedChange, MixtureRecord
 from polyreme_api.store import ObjectNotFoundError, ObjectStore
 from polyreme_datahub.chat_format import OWN_TEMPLATE, ChatTemplate, jinja_of
-from polyreme_datahub.digests import canonical_json
+from polyreme_datahub.digests import canonical_json, digest_value
 from polyreme_datahub.errors import IndexDamagedError, SourceInvalidError
 from polyreme_datahub.index.blocks import BLOCKS, Journal, Opening, Sizes
 from polyreme_datahub.index.damage import note_damage
-from polyreme_datahub.index.format import ORDER, PIXELS, order_of, parse_plan, pixels_of, plan_key, special_tokens
+from polyreme_datahub.index.format import (
+    ORDER,
+    PIXELS,
+    PREFERENCES,
+    order_of,
+    parse_plan,
+    pixels_of,
+    plan_key,
+    special_tokens,
+)
 from polyreme_datahub.index.succession import IDENTITIES, identity_of
 from polyreme_datahub.job_data import longest_pack, plan_data
 from polyreme_datahub.loader.evaluation import HeldOutSource
@@ -146,7 +155,28 @@ def open_packs(
         pixels=pixels,
         threads=threads,
     )
-    return PackedSource(steps, indexes, DocumentCache(indexes, data.store, reading), pixels=pixels)
+    return PackedSource(
+        steps,
+        indexes,
+        DocumentCache(indexes, data.store, reading),
+        preference_sets=_preference_sets(data.plan, spec, indexes),
+        pixels=pixels,
+    )
+
+
+def _preference_sets(
+    plan: Mapping[str, Any], spec: TrainingJobSpec, indexes: Sequence[MappedIndex]
+) -> list[PreferenceSet | None]:
+    """Name the content of the sources that are preferences: an index names tokens and images, the plan the resizing."""
+    both = zip(spec.data.sources, indexes, _augment(spec), strict=True)
+    return [
+        PreferenceSet(
+            digest=digest_value([identity_of(plan, source.dataset), pixels_of(plan)]), augmented=augment is not None
+        )
+        if index.manifest.kind == PREFERENCES
+        else None
+        for source, index, augment in both
+    ]
 
 
 def decode_threads(environment: Mapping[str, str], *, processes: int) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from polyreme_api.batch import PackedBatch, TokenIds
+from polyreme_api.batch import PackedBatch, PreferenceSet, TokenIds
 from polyreme_api.errors import NotSealedError, RefusedError
 from polyreme_datahub.index.format import EVEN
 from polyreme_datahub.loader.order.outlook import SegmentOutlook, outlook_with_visits
@@ -88,12 +88,20 @@ class PackedSource:
         steps: The packs of each step.
         indexes: One per source.
         documents: Reads and keeps their documents.
+        preference_sets: See ``BatchSource``.
         pixels: Whether batches have patches.
     """
 
     def __init__(
-        self, steps: Steps, indexes: Sequence[MappedIndex], documents: DocumentCache, *, pixels: bool = True
+        self,
+        steps: Steps,
+        indexes: Sequence[MappedIndex],
+        documents: DocumentCache,
+        *,
+        preference_sets: Sequence[PreferenceSet | None],
+        pixels: bool = True,
     ) -> None:
+        self.preference_sets = preference_sets
         self._steps, self._indexes, self._documents, self._pixels = steps, indexes, documents, pixels
         self._copies = HeldCopies(steps, indexes)
         self.packs_in, self.pack_tokens_in = steps.packs_in, steps.pack_tokens_in
@@ -194,6 +202,12 @@ class PackedSource:
         for document, (_, grids_I2, mine) in zip(documents, wanted, strict=True):
             found += self._patches_of(document, grids_I2, mine)
         return np.concatenate(found)
+
+    def pairs(self, step: int, *, first: int, count: int) -> npt.NDArray[np.int64]:
+        """Return the pairs [N, 2] of ``count`` packs of ``step``: source and place of each sample, as planned."""
+        slots = [slot for slots in self._places(step, first, count) for slot in slots or ()]
+        pairs = [(of.source, of.sample) for of in slots if self.preference_sets[of.source] is not None]
+        return np.array(pairs, np.int64).reshape(-1, 2)
 
     def refresh(self) -> None:
         """Take over changes of the mixture that were fixed since; they take effect at steps that no rank has read yet.

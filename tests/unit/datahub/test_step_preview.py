@@ -39,6 +39,8 @@ class OnePack:
         random = np.random.default_rng(0)
         self.images = [random.integers(0, 255, (2 * SIDE, 2 * at * SIDE, 3), np.uint8) for at in (1, 2)]
 
+    preference_sets = (None,)
+
     def packs_in(self, _: int) -> int:
         return 1
 
@@ -63,6 +65,9 @@ class OnePack:
         )
 
     def grids(self, *_: int, **__: int) -> Sequence[np.ndarray]:
+        raise AssertionError
+
+    def pairs(self, *_: int, **__: int) -> np.ndarray:
         raise AssertionError
 
     def patches(self, *_: int, **__: object) -> np.ndarray:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from polyreme_api.batch import PackedBatch, TokenIds
+from polyreme_api.batch import PackedBatch, PreferenceSet, TokenIds
 from polyreme_api.errors import RefusedError
 from polyreme_api.exit_codes import ExitCode
 from polyreme_datahub.errors import SampleDamagedError
@@ -49,6 +49,10 @@ class NumberedPacks:
     def token_ids(self) -> TokenIds:
         return TokenIds(media=1, end=2, pad=0)
 
+    @property
+    def preference_sets(self) -> list[PreferenceSet | None]:
+        return [None, PreferenceSet(digest="abc", augmented=True)]
+
     def packs(self, step: int, *, first: int, count: int) -> PackedBatch:
         return self.laid(step, first=first, count=count).joined()
 
@@ -75,6 +79,7 @@ class NumberedPacks:
             sample_ids=[f"sample-{seed}", "placeholder:ü"],
             unmasked_tokens=seed,
             lost_images=[1],
+            branches_B4=np.array([[0, 2, 1, seed], [0, 5, 1, seed]]),
         )
         return LaidPacks(batch, np.array_split(patches_PC, 3))
 
@@ -83,6 +88,9 @@ class NumberedPacks:
 
     def grids(self, step: int, *, first: int, count: int) -> Sequence[npt.NDArray[np.int32]]:
         return [np.array([[pack, step]] * (pack % 3), np.int32).reshape(-1, 2) for pack in range(first, first + count)]
+
+    def pairs(self, step: int, *, first: int, count: int) -> Any:
+        return np.array([[pack, step] for pack in range(first, first + count)], np.int64)
 
     def patches(self, step: int, *, pack: int, images: Sequence[int]) -> npt.NDArray[np.uint8]:
         return np.full((len(images), PATCH_VALUES), pack + step, np.uint8)

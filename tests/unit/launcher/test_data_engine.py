@@ -128,6 +128,8 @@ def test_every_field_of_every_pack_is_the_same_as_without_an_engine(pod: Pod, ra
         np.testing.assert_array_equal(np.asarray(ours), theirs)
     ours = sources[0].patches(2, pack=3, images=[0, 2])
     np.testing.assert_array_equal(np.asarray(ours), direct.patches(2, pack=3, images=[0, 2]))
+    np.testing.assert_array_equal(sources[0].pairs(2, first=1, count=5), direct.pairs(2, first=1, count=5))
+    assert sources[0].preference_sets == direct.preference_sets
     assert sources[0].token_ids == direct.token_ids
     assert sources[0].state(5) == direct.state(5)
 

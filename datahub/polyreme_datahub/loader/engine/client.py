@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from polyreme_api import errors as api_errors
-from polyreme_api.batch import Array, PackedBatch, TokenIds
+from polyreme_api.batch import Array, PackedBatch, PreferenceSet, TokenIds
 from polyreme_api.errors import EnvironmentFailedError, PolyremeError
 from polyreme_datahub import errors as datahub_errors
 from polyreme_datahub.loader.order.balance import StepSplit
@@ -39,7 +39,15 @@ STEPS_KNOWN_MAX = 64
 MESSAGE_BYTES_MAX = 1 << 17
 """Longest message; less than a socket's send buffer takes at once."""
 ALIGNMENT = 64
-BATCH_ARRAYS = ("tokens_T", "targets_T", "positions_T", "document_offsets", "grids_I2", "patches_PC")
+BATCH_ARRAYS = (
+    "tokens_T",
+    "targets_T",
+    "positions_T",
+    "document_offsets",
+    "branches_B4",
+    "grids_I2",
+    "patches_PC",
+)
 """In the order of the file: patches are last, so that a client without use for them maps what is before."""
 
 Values = npt.NDArray[Any]
@@ -136,7 +144,9 @@ class EngineSource:
         self._known: OrderedDict[int, tuple[int, int]] = OrderedDict()
         """Packs and tokens of a pack, by step: asked for by other threads than the one that reads."""
         try:
-            self._token_ids = TokenIds(**self._call(self._hello).message["token_ids"])
+            opened = self._call(self._hello).message
+            self._token_ids = TokenIds(**opened["token_ids"])
+            self._preference_sets = [of and PreferenceSet(**of) for of in opened["preference_sets"]]
         except BaseException:
             self.close()
             raise
@@ -153,6 +163,11 @@ class EngineSource:
     def token_ids(self) -> TokenIds:
         """Special tokens of the tokenizer that made this data."""
         return self._token_ids
+
+    @property
+    def preference_sets(self) -> Sequence[PreferenceSet | None]:
+        """The sources in the job's order; None: its samples are no pairs."""
+        return self._preference_sets
 
     def packs(self, step: int, *, first: int, count: int) -> PackedBatch:
         """Return packs ``first .. first + count`` of ``step``, as views of the engine's memory."""
@@ -172,6 +187,12 @@ class EngineSource:
         """Return the patches [P, C] of some images of a pack of ``step``, by their numbers in ``grids``."""
         numbers = [int(image) for image in images]
         found: Array = self._arrays({"call": "patches", "step": int(step), "pack": int(pack), "images": numbers})[0]
+        return found
+
+    def pairs(self, step: int, *, first: int, count: int) -> Array:
+        """Return the pairs [N, 2] of ``count`` packs of ``step``: source and place of each sample."""
+        request = {"call": "pairs", "step": int(step), "first": int(first), "count": int(count)}
+        found: Array = self._arrays(request)[0]
         return found
 
     def state(self, step: int) -> Mapping[str, Any]:

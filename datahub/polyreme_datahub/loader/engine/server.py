@@ -209,7 +209,10 @@ class Engine:
         source = session.source
         match request:
             case {"call": "open"}:
-                return {"token_ids": dataclasses.asdict(source.token_ids)}, None
+                return {
+                    "token_ids": dataclasses.asdict(source.token_ids),
+                    "preference_sets": [of and dataclasses.asdict(of) for of in source.preference_sets],
+                }, None
             case {"call": "describe", "step": step}:
                 return {"packs": source.packs_in(step), "tokens": source.pack_tokens_in(step)}, None
             case {"call": "packs", "step": step, "first": first, "count": count}:
@@ -222,6 +225,9 @@ class Engine:
                 return arrays.message, arrays
             case {"call": "patches", "step": step, "pack": pack, "images": images}:
                 arrays = SharedArrays([[np.asarray(source.patches(step, pack=pack, images=images))]], {})
+                return arrays.message, arrays
+            case {"call": "pairs", "step": step, "first": first, "count": count}:
+                arrays = SharedArrays([[np.asarray(source.pairs(step, first=first, count=count))]], {})
                 return arrays.message, arrays
             case {"call": "refresh"}:
                 source.refresh()

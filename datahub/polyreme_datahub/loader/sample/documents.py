@@ -32,6 +32,7 @@ from polyreme_api.errors import RefusedError
 from polyreme_api.store import ObjectStore
 from polyreme_datahub.errors import SampleDamagedError
 from polyreme_datahub.index.damage import note_damage
+from polyreme_datahub.index.format import PREFERENCES
 from polyreme_datahub.loader.order.slots import Slot
 from polyreme_datahub.loader.read.shard_files import ReadCounts, Tier
 from polyreme_datahub.loader.sample.augment import AugmentSettings, Visit
@@ -74,6 +75,10 @@ class Document:
     """One of each image, for people."""
     placeholder: bool = False
     """Whether it is padding in the place of a damaged sample."""
+    branches: tuple[int, ...] = ()
+    """First token of each branch; none: it is one text."""
+    place: tuple[int, int] = (0, 0)
+    """Number of its source, and of its sample there."""
 
     @property
     def size_bytes(self) -> int:
@@ -95,8 +100,8 @@ class LaidPacks:
         return dataclasses.replace(self.batch, patches_PC=np.concatenate(self.patches))
 
 
-def cut(index: MappedIndex, sample: int, stored: StoredSample) -> Document:
-    """Make a document of a sample: targets are the tokens that follow, where they are learned."""
+def cut(index: MappedIndex, sample: int, stored: StoredSample, *, source: int) -> Document:
+    """Make a document of a sample of a source: targets are the tokens that follow, where they are learned."""
     tokens_T = stored.tokens_T.astype(np.int64)
     targets_T = np.full(tokens_T.size, IGNORED_TARGET, dtype=np.int64)
     following = stored.learned_T[1:].astype(bool)
@@ -109,7 +114,24 @@ def cut(index: MappedIndex, sample: int, stored: StoredSample) -> Document:
         index.sample_id(sample),
         int(np.count_nonzero(following)),
         notes=stored.notes,
+        branches=branches_of(stored.learned_T) if index.manifest.kind == PREFERENCES else (),
+        place=(source, sample),
     )
+
+
+def branches_of(learned_T: npt.NDArray[np.uint8]) -> tuple[int, ...]:
+    """Return the first token of each branch: the repeated one, not learned, in front of each answer."""
+    return tuple(np.flatnonzero(np.diff(learned_T.astype(np.int8)) == 1).tolist())
+
+
+def positions_of(offsets: npt.NDArray[np.int32], branches_B4: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return the position of each token in its document; every branch continues the prefix that they share."""
+    positions_T = np.arange(int(offsets[-1])) - np.repeat(offsets[:-1], np.diff(offsets)).astype(np.int64)
+    first: dict[int, int] = {}
+    for document, begin in branches_B4[:, :2].tolist():
+        shared = first.setdefault(document, begin)
+        positions_T[begin : offsets[document + 1]] -= positions_T[begin] - positions_T[shared]
+    return positions_T
 
 
 def assemble(
@@ -135,6 +157,7 @@ def assemble(
     tokens_T = np.full(total, pad, dtype=np.int64)
     targets_T = np.full(total, IGNORED_TARGET, dtype=np.int64)
     offsets, padding = [0], []
+    branches: list[tuple[int, int, int, int]] = []
     real = len(packs) - null
     inside = int(marks_padding)
     for number, documents in enumerate(packs[:real]):
@@ -143,6 +166,7 @@ def assemble(
             stop = at + document.tokens_T.size
             tokens_T[at:stop] = document.tokens_T
             targets_T[at:stop] = document.targets_T
+            branches += [(len(offsets) - 1, at + begin, *document.place) for begin in document.branches]
             padding += [len(offsets) - 1] * (inside * document.placeholder)
             offsets.append(stop)
             at = stop
@@ -156,11 +180,12 @@ def assemble(
         offsets += cuts
     bounds = np.array(offsets, dtype=np.int32)
     laid = [document for documents in packs for document in documents]
+    branches_B4 = np.array(branches, np.int64).reshape(-1, 4)
     none_PC = np.zeros((0, values), np.uint8)
     batch = PackedBatch(
         tokens_T=tokens_T,
         targets_T=targets_T,
-        positions_T=np.arange(total) - np.repeat(bounds[:-1], np.diff(bounds)).astype(np.int64),
+        positions_T=positions_of(bounds, branches_B4),
         document_offsets=bounds,
         patches_PC=none_PC,
         grids_I2=np.concatenate([np.zeros((0, 2), np.int32), *(d.grids_I2 for d in laid)]),
@@ -168,6 +193,7 @@ def assemble(
         unmasked_tokens=sum(document.unmasked for document in laid),
         lost_images=_lost(laid),
         padding_documents=tuple(padding),
+        branches_B4=branches_B4,
     )
     return LaidPacks(batch, [none_PC, *(document.patches_PC for document in laid)])
 
@@ -346,7 +372,8 @@ class DocumentCache:
                 sample_id=index.sample_id(slot.sample),
                 number=slot.epoch,
             )
-        return cut(index, slot.sample, index.read(slot.sample, visit, pixels=self._how.pixels))
+        stored = index.read(slot.sample, visit, pixels=self._how.pixels)
+        return cut(index, slot.sample, stored, source=slot.source)
 
     def _document(self, slot: Slot, read: Future[Document] | None) -> Document:
         """Return a document that is kept, or that of its read, which is done here unless another thread does it."""

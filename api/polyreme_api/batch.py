@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 IGNORED_TARGET = -100
 """Target of a token that adds nothing to the loss."""
@@ -29,18 +29,13 @@ class Array(Protocol):
 
 
 class _NoBranches:
-    """An empty int64 [B, 4]. This package needs no NumPy, those who read the array have it."""
+    """An empty int64 [B, 4], which NumPy reads by its array interface: this package does without NumPy."""
 
-    shape: tuple[int, ...] = (0, 4)
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        """Return it as a NumPy array."""
-        import numpy as np
-
-        return np.zeros(self.shape, dtype or np.int64)
+    shape = (0, 4)
+    __array_interface__: Mapping[str, Any] = {"version": 3, "shape": shape, "typestr": "<i8", "data": (0, False)}
 
 
-NO_BRANCHES: Array = _NoBranches()
+NO_BRANCHES = cast(Array, _NoBranches())
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

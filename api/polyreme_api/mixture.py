@@ -1,7 +1,8 @@
-"""The changes of the mixture that an attempt trains by, and since which step: recorded once, in its resume point.
+"""Changes of a spec while its job exists, as an attempt trains by them: recorded once, in its resume point.
 
-``spec.data.schedule`` may get more entries while a job exists, so two readers of the spec may see different ones. What
-an attempt uses is fixed by its leader instead, and each attempt takes over what the one before it had (ADR 40).
+``spec.data.schedule`` may get more entries, and the end of the run may move, so two readers of the spec may see
+different ones. What an attempt uses is fixed by its leader instead, and each attempt takes over what the one before it
+had (ADR 40, ADR 59).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pydantic.alias_generators import to_camel
 
 from polyreme_api.fields import STEPS_MAX
 from polyreme_api.job.data import SCHEDULE_MAX, SKIP_STEPS_MAX, MixtureChange, SourceWeight
+from polyreme_api.job.model import Training
 
 _CONFIG = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True)
 
@@ -33,7 +35,7 @@ class AppendedChange(BaseModel):
 
 
 class MixtureRecord(BaseModel):
-    """Changes of the mixture."""
+    """Changes of the mixture, and the end of the run."""
 
     model_config = _CONFIG
 
@@ -43,6 +45,8 @@ class MixtureRecord(BaseModel):
     """Later entries, in their order."""
     read: Annotated[int, Field(ge=0, le=SCHEDULE_MAX)] = 0
     """Entries of the schedule that are accounted for: those above, and those that are ignored for good."""
+    training: Training | None = None
+    """Steps and learning rates that the attempt trains by; None, of earlier releases: those of the spec."""
 
     def summary(self) -> dict[str, Any]:
         """Return it without the weights, small enough for every checkpoint."""

@@ -12,11 +12,14 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from polyreme_api.errors import InvalidConfigError
 from polyreme_api.job.data import SKIP_STEPS_MAX, MixtureChange
+from polyreme_api.job.model import Training
 from polyreme_api.job.schedule import first_steps, schedule_faults
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.mixture import AppendedChange, MixtureRecord
 from polyreme_planner.curriculum import packs_of_stages
+from polyreme_planner.extension import extended, extension_words
 
 WINDOW_PACKS = 256
 """Packs that are filled together; more fill better (99.9 % at 4,096 samples a window) and cost more at once."""
@@ -162,7 +165,42 @@ def next_mixture(spec: TrainingJobSpec, known: MixtureRecord, *, after_step: int
                 AppendedChange(from_step=entry.from_step, step=step, weights=weights, skip_steps=entry.skip_steps)
             )
     read = max(known.read, len(spec.data.schedule))
-    return known.model_copy(update={"changes": tuple(changes), "read": read})
+    training = next_training(spec, known, after_step=after_step)
+    return known.model_copy(update={"changes": tuple(changes), "read": read, "training": training})
+
+
+def next_training(spec: TrainingJobSpec, known: MixtureRecord, *, after_step: int) -> Training | None:
+    """Return the training that follows a known one: that of the spec, unless it would alter a trained step.
+
+    Args:
+        spec: The job's specification.
+        known: As in ``next_mixture``.
+        after_step: As in ``next_mixture``.
+    """
+    if known.training is None:
+        return spec.training if "training" in spec.model_fields_set else None
+    try:
+        return extended(spec, known.training, after_step=after_step)
+    except InvalidConfigError:
+        return known.training
+
+
+def training_words(spec: TrainingJobSpec, known: MixtureRecord, *, after_step: int) -> list[str]:
+    """Say in a sentence what ``next_training`` makes of a changed training; none: it is the same."""
+    if known.training is None or spec.training == known.training:
+        return []
+    try:
+        extended(spec, known.training, after_step=after_step)
+    except InvalidConfigError as error:
+        return [f"the changed training is ignored, the run keeps its end at step {known.training.steps}: {error}"]
+    return [extension_words(known.training, spec.training, after_step=after_step)]
+
+
+def in_force(spec: TrainingJobSpec, record: MixtureRecord | None) -> TrainingJobSpec:
+    """Return a job's specification with the training that an attempt is held to."""
+    if record is None or record.training is None:
+        return spec
+    return spec.model_copy(update={"training": record.training})
 
 
 def restored_mixture(spec: TrainingJobSpec, summary: Mapping[str, Any]) -> MixtureRecord | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,8 @@ def test_a_change_that_is_appended_while_ranks_train_takes_effect_in_that_attemp
         done = home.call("run", str(written((5, "two"))), "-o", "json")
         assert done.code == 0, done.said
         assert done.item == [{"fromStep": 5, "weights": "two 1", "skipSteps": 0}]
-        running.until(lambda: (running.pod_directory(0) / "schedule.json").read_text() != "[]", "the leader has it")
+        changes = running.pod_directory(0) / "changes.json"
+        running.until(lambda: json.loads(changes.read_text())["schedule"], "the leader has it")
     with running.held(attempt=1, steps=LATER_BORDER + 2):
         running.kill_all()
     first = {record.step: record.loss for record in home.records(name).steps[1]}

@@ -24,10 +24,10 @@ def test_a_finished_run_says_so_and_starts_nothing(home: PolyremeHome, truth: di
 def test_an_edited_file_is_refused_with_the_names_of_its_changed_fields(
     home: PolyremeHome, truth: dict[int, str]
 ) -> None:
-    job = home.write_job("undisturbed", training={"steps": STEPS + 1, "packsPerStep": 4, "seed": 2})
+    job = home.write_job("undisturbed", training={"steps": STEPS, "packsPerStep": 8, "seed": 2})
     refused = home.call("run", str(job))
     assert refused.code == REFUSED
-    assert f"spec.training.steps: {STEPS} -> {STEPS + 1}" in refused.said
+    assert "spec.training.packsPerStep: 4 -> 8" in refused.said
     assert "spec.training.seed: 1 -> 2" in refused.said
     assert home.losses("undisturbed") == truth
 

@@ -11,6 +11,7 @@ from polyreme_api.clock import Clock
 from polyreme_api.errors import InvalidConfigError, NotFoundError
 from polyreme_api.load import rule_words
 from polyreme_launcher.api_client import ApiAwayError, ApiClient, ApiGoneError, ApiRefusedError
+from polyreme_launcher.mixture_leader import changes_of
 from polyreme_launcher.protocol.check_rounds import CheckOrder
 from polyreme_launcher.protocol.check_verdict import ALL_REDUCE, Limits
 from polyreme_launcher.protocol.leader import AttemptView
@@ -34,7 +35,7 @@ async def watch_attempts(
     clock: Clock,
     on_attempt: Callable[[AttemptView], None],
     on_refused: Callable[[int, str], None],
-    on_schedule: Callable[[str], None],
+    on_changes: Callable[[str], None],
 ) -> None:
     """Follow ``status.attempt``; returns when the job is gone.
 
@@ -45,18 +46,18 @@ async def watch_attempts(
         clock: Clock.
         on_attempt: Called for every new state.
         on_refused: Called with number and reason of an attempt that this launcher can't run.
-        on_schedule: Called with ``spec.data.schedule`` as JSON, at first and when it has changed.
+        on_changes: Called with what of the spec may change while ranks train, as JSON: at first, and when it has.
     """
     delay_s = RETRY_FIRST_S
     seen: dict[str, Any] | None = None
-    schedule: str | None = None
+    changes: str | None = None
 
     def take(manifest: dict[str, Any]) -> None:
-        nonlocal seen, schedule
-        newest = json.dumps((manifest["spec"].get("data") or {}).get("schedule") or [])
-        if newest != schedule:
-            schedule = newest
-            on_schedule(newest)
+        nonlocal seen, changes
+        newest = json.dumps(changes_of(manifest["spec"]))
+        if newest != changes:
+            changes = newest
+            on_changes(newest)
         attempt = (manifest.get("status") or {}).get("attempt")
         if attempt and attempt != seen:
             seen = attempt

@@ -24,7 +24,7 @@ from polyreme_launcher.api_client import ApiClient
 from polyreme_launcher.exit_message import short_sentence
 from polyreme_launcher.job_watch import watch_attempts
 from polyreme_launcher.lease import LeaseKeeper
-from polyreme_launcher.mixture_leader import write_schedule
+from polyreme_launcher.mixture_leader import write_changes
 from polyreme_launcher.peers import BACKLOG, LeaderServer
 from polyreme_launcher.protocol import leader as machine
 from polyreme_launcher.protocol.follower import Tick
@@ -152,7 +152,7 @@ class LeaderAgent:
                 clock=self._clock,
                 on_attempt=lambda attempt: self.feed(machine.JobChanged(attempt=attempt)),
                 on_refused=lambda number, why: self.feed(machine.AttemptRefused(attempt=number, message=why)),
-                on_schedule=functools.partial(write_schedule, Path(self._pod.pod_directory)),
+                on_changes=functools.partial(write_changes, Path(self._pod.pod_directory)),
             )
         except PolyremeError as error:
             self._on_fail(error)

@@ -1,4 +1,4 @@
-"""Changes of the mixture in a running attempt: index 0's launcher writes the schedule down, rank 0 fixes what is new.
+"""Changes of a job in a running attempt: index 0's launcher writes down what may change, rank 0 fixes what is new.
 
 Rank 0 knows the step that all ranks train, since all agree on each. So it can name a window that no rank has looked
 at, fixes by create-if-absent that the change begins there, and says with the step's all-reduce that there is something
@@ -10,31 +10,50 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from polyreme_api.checkpoint_inventory import read_mixture
 from polyreme_api.history import mixture_key, mixture_prefix
 from polyreme_api.job.data import MixtureChange
+from polyreme_api.job.model import Training
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.mixture import MixtureRecord
 from polyreme_api.store import ObjectExistsError, ObjectStore
-from polyreme_planner.mixture import STEPS_AHEAD_MAX, next_mixture
+from polyreme_planner.mixture import STEPS_AHEAD_MAX, next_mixture, training_words
 from polyreme_system.files import write_atomically
 
-SCHEDULE_FILE = "schedule.json"
-"""In the pod's folder: ``spec.data.schedule`` as index 0's launcher saw it last."""
-_SCHEDULE = TypeAdapter(list[MixtureChange])
+CHANGES_FILE = "changes.json"
+"""In the pod's folder: what of the spec may change while ranks train, as index 0's launcher saw it last."""
+
+
+class Changes(BaseModel):
+    """What of a spec may change while ranks train."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    schedule: list[MixtureChange] = Field(default_factory=list)
+    """``spec.data.schedule``."""
+    training: Training | None = None
+    """``spec.training``; None: the job has none of ours."""
+
+
+def changes_of(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what may change of a spec as it is written in YAML, as the content of ``CHANGES_FILE``."""
+    return {"schedule": (spec.get("data") or {}).get("schedule") or [], "training": spec.get("training")}
+
 
 _log = logging.getLogger(__name__)
 
 
 class MixtureLeader:
-    """Fixes appended changes of the mixture, once each.
+    """Fixes appended changes of the mixture, and a changed end of the run, once each.
 
     Args:
-        file: Where the launcher writes the schedule.
+        file: Where the launcher writes what may change.
         store: The checkpoint root.
         attempt: The attempt of this rank.
         spec: The job's specification as the attempt began with it.
@@ -53,13 +72,19 @@ class MixtureLeader:
         Raises:
             StoreFailedError: If the store stays away.
         """
-        schedule = self._changed()
-        known = None if schedule is None else read_mixture(self._store, self._attempt)
-        if known is None or schedule is None or len(schedule) <= known.read:
+        changes = self._changed()
+        known = None if changes is None else read_mixture(self._store, self._attempt)
+        if known is None or changes is None:
             return False
-        data = self._spec.data.model_copy(update={"schedule": schedule})
-        spec = self._spec.model_copy(update={"data": data})
-        fixed = next_mixture(spec, known, after_step=step + STEPS_AHEAD_MAX)
+        data = self._spec.data.model_copy(update={"schedule": changes.schedule})
+        training = changes.training or self._spec.training
+        spec = self._spec.model_copy(update={"data": data, "training": training})
+        after_step = step + STEPS_AHEAD_MAX
+        for sentence in training_words(spec, known, after_step=after_step):
+            _log.warning("%s", sentence)
+        fixed = next_mixture(spec, known, after_step=after_step)
+        if fixed == known:
+            return False
         self._put(fixed)
         for change in fixed.changes[len(known.changes) :]:
             words = "weights that data.schedule has from step %d take effect at step %d"
@@ -68,8 +93,8 @@ class MixtureLeader:
             _log.warning("%d new entries of data.schedule can't be applied and are ignored", ignored)
         return True
 
-    def _changed(self) -> list[MixtureChange] | None:
-        """Return the schedule if its file was replaced since the last call: a look costs microseconds."""
+    def _changed(self) -> Changes | None:
+        """Return what may change if its file was replaced since the last call: a look costs microseconds."""
         try:
             found = self._file.stat()
             seen = (found.st_ino, found.st_mtime_ns)
@@ -79,9 +104,9 @@ class MixtureLeader:
         except FileNotFoundError:
             return None
         try:
-            return _SCHEDULE.validate_json(text)
+            return Changes.model_validate_json(text)
         except ValidationError as error:
-            _log.error("appended changes of the mixture can't be read: %s", error)
+            _log.error("changes of the job can't be read: %s", error)
             return None
 
     def _put(self, fixed: MixtureRecord) -> None:
@@ -93,9 +118,9 @@ class MixtureLeader:
             )
 
 
-def write_schedule(directory: Path, schedule_json: str) -> None:
-    """Write the schedule down for rank 0; what can't be written takes effect with the next attempt."""
+def write_changes(directory: Path, changes_json: str) -> None:
+    """Write down for rank 0 what may change; what can't be written takes effect with the next attempt."""
     try:
-        write_atomically(directory / SCHEDULE_FILE, schedule_json, durable=False)
+        write_atomically(directory / CHANGES_FILE, changes_json, durable=False)
     except OSError as error:
-        print(f"changes of data.schedule can't be passed to the ranks: {error}", file=sys.stderr)
+        print(f"changes of the job can't be passed to the ranks: {error}", file=sys.stderr)

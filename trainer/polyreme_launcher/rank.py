@@ -31,9 +31,10 @@ from polyreme_datahub.loader.order.balance import StepSplit
 from polyreme_datahub.loader.read.origin_budget import OriginBudget, Reader, origin_budget
 from polyreme_datahub.objects import open_store
 from polyreme_launcher import check_process
-from polyreme_launcher.mixture_leader import SCHEDULE_FILE, MixtureLeader
+from polyreme_launcher.mixture_leader import CHANGES_FILE, MixtureLeader
 from polyreme_launcher.urls import checkpoint_folder, export_place, weights_place
 from polyreme_planner.curriculum import curriculum_stages, kinds_of_packs
+from polyreme_planner.mixture import in_force
 from polyreme_planner.optimizer_state import divides_update
 from polyreme_planner.plan import Plan
 from polyreme_planner.plan_inputs import setting_of
@@ -151,13 +152,19 @@ def _train(environment: Mapping[str, str]) -> int:
     sink.report(_phase(rank, job, RankPhase.WAITING_FOR_DATA, clock.now_s()))
     gate = _origin_budget(environment, rank, job.spec)
     source, evaluation = _open_data(environment, rank, job.spec, plan, gate)
-    settings = settings_of(environment, rank, job.spec, plan)
+    settings = settings_of(environment, rank, _in_force(rank, job.spec), plan)
     settings = dataclasses.replace(settings, rank=dataclasses.replace(settings.rank, device_type=device))
     if settings.export_to is not None or settings.weights is not None:
         settings = dataclasses.replace(settings, tokenizer=_open_tokenizer(environment, job.spec, gate))
     try:
         return train_rank(
-            settings, source=source, evaluation=evaluation, sink=sink, clock=clock, amend=_amend(rank, job.spec)
+            settings,
+            source=source,
+            evaluation=evaluation,
+            sink=sink,
+            clock=clock,
+            amend=_amend(rank, job.spec),
+            renew=lambda known: with_training(known, _in_force(rank, job.spec), plan),
         )
     except (MemoryError, RuntimeError) as error:
         if (message := full_memory(error)) is None:
@@ -169,8 +176,23 @@ def _amend(rank: RankEnvironment, spec: TrainingJobSpec) -> Callable[[int], bool
     """Return how changes of the mixture are fixed while ranks train: rank 0 does, beside the leader."""
     if rank.rank:
         return lambda _: False
-    file = Path(rank.job_file).with_name(SCHEDULE_FILE)
+    file = Path(rank.job_file).with_name(CHANGES_FILE)
     return MixtureLeader(file, open_store(rank.checkpoint_url), attempt=rank.attempt, spec=spec)
+
+
+def _in_force(rank: RankEnvironment, spec: TrainingJobSpec) -> TrainingJobSpec:
+    """Return the spec with the training that was fixed last for the attempt."""
+    return in_force(spec, read_mixture(open_store(rank.checkpoint_url), rank.attempt))
+
+
+def with_training(settings: TrainSettings, spec: TrainingJobSpec, plan: Plan) -> TrainSettings:
+    """Return settings with the steps and learning rates of a spec."""
+    return dataclasses.replace(
+        settings,
+        steps=spec.training.steps,
+        curriculum=curriculum_stages(spec) if spec.training.stages else (),
+        optimizer=_optimizer_settings(spec, plan),
+    )
 
 
 def out_of_memory_error(spec: TrainingJobSpec, plan: Plan, message: str) -> RunFailedError:

@@ -29,7 +29,7 @@ from polyreme_api.progress import CheckpointRef
 from polyreme_api.resume_point import fix_resume_point
 from polyreme_api.store import ObjectExistsError, ObjectStore
 from polyreme_datahub.objects import open_store
-from polyreme_planner.mixture import first_mixture, next_mixture, restored_mixture
+from polyreme_planner.mixture import first_mixture, next_mixture, restored_mixture, training_words
 
 RESUME_TRIES_MAX = 5
 RESUME_RETRY_S = 1.0
@@ -173,6 +173,8 @@ class _StoreRoot:
         step = 0 if chosen is None else chosen.step
         for point in sorted(points, key=lambda point: point.attempt, reverse=True):
             if (known := point.mixture or self._saved_mixture(spec, point.attempt)) is not None:
+                for words in training_words(spec, known, after_step=step):
+                    print(words, file=sys.stderr)
                 return next_mixture(spec, known, after_step=step)
         # Points of releases before there were records, if any.
         marker = self._marker(lambda reference: reference == chosen)

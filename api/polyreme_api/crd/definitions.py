@@ -17,7 +17,9 @@ from polyreme_api.job.spec import TrainingJob
 from polyreme_api.queue import TrainingQueue
 from polyreme_api.topology import ClusterTopology
 
-MUTABLE = frozenset({"suspend", "workers.replicas", "data.onDamage", *UNTIL_ADMITTED})
+END = frozenset({"training.steps", "training.optimizer.decaySteps", "training.optimizer.finalLearningRate"})
+"""Fields that say how a run ends. Whether a change alters no trained step is judged by the job's leader."""
+MUTABLE = frozenset({"suspend", "workers.replicas", "data.onDamage", "checkpoint.keep", *END, *UNTIL_ADMITTED})
 """Fields of a job's spec that may change while it exists."""
 APPEND_ONLY = {"data.schedule": "fromStep"}
 """Lists of a job's spec that may get more entries while it exists, by the field by which their entries rise."""

@@ -34,9 +34,9 @@ NO_TRAINING = Training.model_construct(steps=0, packs_per_step=0)
 class TrainingJobSpec(Scheduling):
     """The desired state.
 
-    In an existing job only ``workers.replicas``, ``suspend`` and ``data.onDamage`` may change, while it is not admitted
-    also ``queueName``, ``priorityClassName`` and ``priority``, and ``data.schedule``
-    may get more entries.
+    In an existing job only ``workers.replicas``, ``suspend``, ``data.onDamage``, ``checkpoint.keep`` and the end of the
+    run (``training.steps``, ``decaySteps`` and ``finalLearningRate`` of the optimizer) may change, while it is not
+    admitted also ``queueName``, ``priorityClassName`` and ``priority``, and ``data.schedule`` may get more entries.
     """
 
     model: ModelPart = Field(default_factory=lambda: NO_MODEL)

@@ -37,7 +37,8 @@ def run(
     """Train a job on this machine, as a cluster would: pods become processes.
 
     Run the same file again to continue; a finished run is reported as such. Ctrl-C saves a checkpoint and stops; the
-    run can be continued. Entries that were appended to data.schedule are passed to the run, also while it trains.
+    run can be continued. Entries that were appended to data.schedule, and another end of the run (training.steps,
+    decaySteps and finalLearningRate), are passed to the run, also while it trains; a finished run is extended.
 
     Examples:
 
@@ -56,7 +57,7 @@ def run(
 
     home: Home = context.obj
     described = read_job(job)
-    if not fresh and _appended(home, described, output):
+    if not fresh and _changed(home, described, output):
         return ExitCode.OK
     injections = [parse_injection(text) for text in inject or ()]
     settings = SessionSettings(fresh=fresh, injections=tuple(injections), devices=devices, nodes=nodes)
@@ -84,13 +85,18 @@ def run(
     return outcome.exit_code
 
 
-def _appended(home: Home, job: TrainingJob, output: Format) -> bool:
-    """Hand entries that were appended to the schedule to a run that is running; tell whether that was asked for."""
-    from polyreme.local_run.running import append_schedule
+def _changed(home: Home, job: TrainingJob, output: Format) -> bool:
+    """Hand changes of the file to a run that is running; tell whether that was asked for."""
+    from polyreme.local_run.running import change_running
 
     run = home.run(job.metadata.namespace, job.metadata.name)
-    if (appended := append_schedule(run, job)) is None:
+    if (found := change_running(run, job)) is None:
         return False
+    appended, words = found
+    for sentence in words:
+        note(f"run {run.name} is running: {sentence}")
+    if not appended:
+        return True
     note(
         f"run {run.name} is running: entries appended to its schedule: {len(appended)}; each applies from the next "
         "window of the order, at least eight steps ahead"

@@ -44,7 +44,7 @@ from polyreme_local.kubelet.kubelet import ProcessKubelet
 from polyreme_local.kubelet.leader_sockets import LeaderSockets
 from polyreme_local.kubelet.settings import KubeletSettings
 from polyreme_operator.controller import run_operator
-from polyreme_operator.reconcile.status_builder import reopen
+from polyreme_operator.reconcile.status_builder import continue_finished, reopen
 from polyreme_operator.reconcile.worker_pods import PodDefaults
 from polyreme_operator.settings import Settings
 from polyreme_system.files import read_json
@@ -112,8 +112,13 @@ class LocalCluster:
     async def _until_lost(self) -> None:
         raise await asyncio.shield(self._lost)
 
-    async def apply(self, job: TrainingJob) -> None:
-        """Create the job, or give it the fields that may change under a run; one that the machine failed continues."""
+    async def apply(self, job: TrainingJob, *, longer: bool = False) -> None:
+        """Create the job, or give it the fields that may change under a run; one that the machine failed continues.
+
+        Args:
+            job: The job.
+            longer: Whether it has more steps than it had: if it has trained those, it continues.
+        """
         manifest = job.to_object()
         manifest.pop("status", None)
         for known in cluster_objects(job):
@@ -125,22 +130,24 @@ class LocalCluster:
             await self._port.create(manifest)
             return
         reopened = reopen(status)
+        if longer and status.is_true("Succeeded"):
+            # First: the newest record says that all steps are trained.
+            if (lease := await self._lease()) is not None:
+                await self._port.delete(ObjectRef.of(lease), uid=lease["metadata"]["uid"])
+            reopened = continue_finished(status)
         if reopened is not status:
+            fields = reopened.model_dump(mode="json", by_alias=True, exclude_none=True)
             await self._patch(
-                {"status": {"completedAt": None, **reopened.model_dump(mode="json", by_alias=True, exclude_none=True)}},
-                subresource=STATUS_SUBRESOURCE,
+                {"status": {"completedAt": None, "retryAt": None, **fields}}, subresource=STATUS_SUBRESOURCE
             )
         spec = job.spec
-        changeable = {
-            "suspend": spec.suspend,
-            "workers": {"replicas": spec.workers.replicas},
-            "data": {"onDamage": spec.data.on_damage, "schedule": manifest["spec"]["data"]["schedule"]},
-        }
-        await self._patch({"spec": changeable})
+        await self._patch(
+            {"spec": {"suspend": spec.suspend, "workers": {"replicas": spec.workers.replicas}, **_changeable(job)}}
+        )
 
-    async def append_schedule(self, job: TrainingJob) -> None:
-        """Give the job the changes of the mixture that were appended to its file."""
-        await self._patch({"spec": {"data": {"schedule": job.to_object()["spec"]["data"]["schedule"]}}})
+    async def change(self, job: TrainingJob) -> None:
+        """Give the job what was changed in its file and may change while ranks train."""
+        await self._patch({"spec": _changeable(job)})
 
     async def suspend(self) -> None:
         """Ask for a checkpoint and a stop, as a person does with ``spec.suspend``."""
@@ -167,14 +174,17 @@ class LocalCluster:
 
     async def progress(self) -> ProgressRecord | None:
         """Return the newest progress record on the job's Lease."""
-        job = await self._port.get(self._ref)
-        name = labels.job_object_name(self._ref.name, job["metadata"]["uid"])
-        try:
-            lease = await self._port.get(ObjectRef(kind="Lease", namespace=self._ref.namespace, name=name))
-        except NotFoundError:
+        if (lease := await self._lease()) is None:
             return None
         text = lease["metadata"].get("annotations", {}).get(ANNOTATION_PROGRESS)
         return ProgressRecord.model_validate_json(text) if text else None
+
+    async def _lease(self) -> Manifest | None:
+        job = await self._port.get(self._ref)
+        name = labels.job_object_name(self._ref.name, job["metadata"]["uid"])
+        with contextlib.suppress(NotFoundError):
+            return await self._port.get(ObjectRef(kind="Lease", namespace=self._ref.namespace, name=name))
+        return None
 
     def data_reporter(self, job: TrainingJob) -> Reporter:
         """Return who reports on the job's data to the operator."""
@@ -205,6 +215,15 @@ class LocalCluster:
                 continue
             return
         raise ConflictError(f"{self._ref} changed {WRITE_TRIES_MAX} times while it was being patched")
+
+
+def _changeable(job: TrainingJob) -> dict[str, Any]:
+    spec = job.to_object()["spec"]
+    return {
+        "data": {name: spec["data"][name] for name in ("onDamage", "schedule")},
+        "training": spec["training"],
+        "checkpoint": {"keep": job.spec.checkpoint.keep},
+    }
 
 
 def _deepest(error: BaseException) -> BaseException:

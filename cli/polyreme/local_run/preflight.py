@@ -12,6 +12,7 @@ from polyreme_api.checkpoint_inventory import State, Survey, survey
 from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError, NotFoundError, RefusedError
 from polyreme_api.history import COMMIT_MARKER, attempt_key, choose_resume
 from polyreme_api.job import TrainingJob
+from polyreme_api.mixture import MixtureRecord
 from polyreme_api.store import ObjectStore
 from polyreme_datahub.hub import check_datasets
 from polyreme_datahub.objects import check_access, open_store
@@ -22,8 +23,9 @@ from polyreme_launcher.urls import checkpoint_folder, export_place, weights_plac
 from polyreme_local.kubelet.container import unhonoured_fields
 from polyreme_planner.checkpoint_model import check_model
 from polyreme_planner.curriculum import curriculum_stages, shape_at
+from polyreme_planner.extension import extended, extension_words
 from polyreme_planner.hardware import PROCESSOR
-from polyreme_planner.mixture import next_mixture
+from polyreme_planner.mixture import STEPS_AHEAD_MAX, next_mixture
 from polyreme_planner.plan import shape_of
 from polyreme_planner.plan_inputs import hardware_of
 from polyreme_planner.shapes import ModelShape
@@ -80,7 +82,7 @@ def check(home: Home, run: RunDirectory, job: TrainingJob, *, resumes: bool, fre
     check_checkpoints(seen, url, shape_of(job.spec))
     if not resumes:
         check_unused(seen, url)
-    check_appended(seen, job)
+    check_changed(seen, job)
 
 
 def check_folders(run: RunDirectory, job: TrainingJob) -> None:
@@ -281,8 +283,8 @@ def check_unused(seen: Survey, url: str) -> None:
         )
 
 
-def check_appended(seen: Survey, job: TrainingJob, *, trained: int | None = None) -> list[str]:
-    """Refuse a change of the weights that was appended for a step that is past.
+def check_changed(seen: Survey, job: TrainingJob, *, trained: int | None = None) -> list[str]:
+    """Refuse a change of the weights that was appended for a step that is past, and an end that alters such a step.
 
     Args:
         seen: The checkpoint root.
@@ -290,16 +292,15 @@ def check_appended(seen: Survey, job: TrainingJob, *, trained: int | None = None
         trained: Newest step; None: that of the checkpoint from which the run continues.
 
     Returns:
-        A sentence for each change that takes effect later than at its step, at the next window of the order.
+        What a changed end makes of the run, and a sentence for each change of the weights that takes effect later than
+        at its step, at the next window of the order.
 
     Raises:
-        InvalidConfigError: Naming both steps.
+        InvalidConfigError: Naming the field and the steps.
     """
-    known = next((point.mixture for point in reversed(seen.points) if point.mixture is not None), None)
-    if known is None:
+    if (known := _known(seen)) is None:
         return []
-    chosen = choose_resume(seen.committed, seen.points)
-    step = trained if trained is not None else 0 if chosen is None else chosen.step
+    step = _trained(seen) if trained is None else trained
     for entry in job.spec.data.schedule[known.read :]:
         if entry.from_step <= step:
             raise InvalidConfigError(
@@ -308,12 +309,47 @@ def check_appended(seen: Survey, job: TrainingJob, *, trained: int | None = None
                 field="spec.data.schedule[].fromStep",
             )
     appended = next_mixture(job.spec, known, after_step=step).changes[len(known.changes) :]
-    return [
+    return end_words(seen, job, trained=trained) + [
         f"weights from step {change.from_step} on take effect at step {change.step}, where the next window of the "
         "order begins"
         for change in appended
         if change.step != change.from_step
     ]
+
+
+def end_words(seen: Survey, job: TrainingJob, *, trained: int | None = None) -> list[str]:
+    """Say what a changed end makes of a run; nothing where it is the same.
+
+    Args:
+        seen: The checkpoint root.
+        job: The job.
+        trained: Newest step of a run that trains; None: the run continues from its newest checkpoint.
+
+    Raises:
+        InvalidConfigError: If the change would alter a trained step.
+    """
+    known = _known(seen)
+    if known is None or known.training is None or known.training == job.spec.training:
+        return []
+    after_step = _trained(seen) if trained is None else trained + STEPS_AHEAD_MAX
+    extended(job.spec, known.training, after_step=after_step)
+    return [extension_words(known.training, job.spec.training, after_step=after_step)]
+
+
+def is_extended(url: str, job: TrainingJob) -> bool:
+    """Whether a job has more steps than its newest attempt had."""
+    known = _known(survey(open_checkpoints(url)))
+    return known is not None and known.training is not None and known.training.steps < job.spec.training.steps
+
+
+def _known(seen: Survey) -> MixtureRecord | None:
+    return next((point.mixture for point in reversed(seen.points) if point.mixture is not None), None)
+
+
+def _trained(seen: Survey) -> int:
+    """Return the step from which the run continues."""
+    chosen = choose_resume(seen.committed, seen.points)
+    return 0 if chosen is None else chosen.step
 
 
 def warnings(job: TrainingJob) -> list[str]:
@@ -344,7 +380,7 @@ def continued(run: RunDirectory, job: TrainingJob) -> list[str]:
     damaged = [
         f"checkpoint {stored.name} is damaged and is not used: {stored.why}" for stored in seen.of(State.DAMAGED)
     ]
-    return [*damaged, *check_appended(seen, job)]
+    return [*damaged, *check_changed(seen, job)]
 
 
 def idle_fields(job: TrainingJob) -> list[str]:

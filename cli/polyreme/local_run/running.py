@@ -1,9 +1,9 @@
-"""Changes that a command hands to a run that another process serves: mixture entries, appended to its file."""
+"""Changes that a command hands to a run that another process serves: mixture entries, and another end of the run."""
 
 from __future__ import annotations
 
 from polyreme.job_files import read_job
-from polyreme.local_run.preflight import check_appended
+from polyreme.local_run.preflight import check_changed, end_words
 from polyreme.run_files.identity import APPEND_ONLY_FIELDS, changes, is_served
 from polyreme.run_files.paths import RunDirectory
 from polyreme.run_files.records import checkpoint_url, read_records_at
@@ -14,25 +14,29 @@ from polyreme_datahub.objects import open_store
 from polyreme_datahub_service.stored_job import write_job
 
 
-def append_schedule(run: RunDirectory, job: TrainingJob) -> list[MixtureChange] | None:
-    """Append entries to the schedule of a run that another process serves, which looks at the file now and then.
+def change_running(run: RunDirectory, job: TrainingJob) -> tuple[list[MixtureChange], list[str]] | None:
+    """Change a run that another process serves, which looks at its file now and then.
 
-    A run that ends meanwhile finds them when it continues.
+    A run that ends meanwhile finds the changes when it continues.
 
     Returns:
-        The new entries; None if no process serves the run, or the job differs from it in something else, or in nothing.
+        Entries appended to the schedule, and sentences on what changes; None if no process serves the run, or the job
+        differs from it in something else, or in nothing.
 
     Raises:
-        InvalidConfigError: If the run has trained the step of an entry already.
+        InvalidConfigError: If a change would alter a step that the run has trained already.
     """
     if not is_served(run):
         return None
     known = read_job(run.job_file)
     found = changes(known, job)
-    if not found or not all(change.allowed and change.field in APPEND_ONLY_FIELDS for change in found):
+    live = [change.field in APPEND_ONLY_FIELDS or change.moves_end for change in found]
+    if not found or not all(live) or not all(change.allowed for change in found):
         return None
     url = checkpoint_url(run, known)
     trained = max((record.step for record in read_records_at(url).history), default=0)
-    check_appended(survey(open_store(url)), job, trained=trained)
+    seen = survey(open_store(url))
+    check_changed(seen, job, trained=trained)
+    words = end_words(seen, job, trained=trained)
     write_job(run.job_file, job)
-    return list(job.spec.data.schedule[len(known.spec.data.schedule) :])
+    return list(job.spec.data.schedule[len(known.spec.data.schedule) :]), words

@@ -174,6 +174,7 @@ class _Session:
         self._job = job
         self._settings = settings
         self._token = token
+        self._checkpoints = checkpoint_url(run, job)
         self._clock = SystemClock()
         self._timeline = Timeline(run.path, self._clock)
         self._stop = asyncio.Event()
@@ -197,7 +198,7 @@ class _Session:
                 nodes=self._settings.nodes,
                 node_faults=self._settings.node_faults,
             ) as cluster:
-                await cluster.apply(self._job)
+                await cluster.apply(self._job, longer=resumed and preflight.is_extended(self._checkpoints, self._job))
                 remember_uid(self._run, (await cluster.job()).metadata.uid)
                 await self._serve(cluster, resumed=resumed)
                 job = await cluster.job()
@@ -333,15 +334,15 @@ class _Session:
         )
 
     async def _follow_file(self, cluster: LocalCluster) -> None:
-        """Take changes of the mixture that another command appended to the job's file."""
-        schedule = self._job.spec.data.schedule
+        """Take what another command has changed in the job's file and may change while ranks train."""
+        seen = self._job.spec
         while True:
             await self._clock.sleep(FILE_POLL_S)
             try:
                 job = read_job(self._run.job_file)
-                if job.spec.data.schedule != schedule:
-                    await cluster.append_schedule(job)
-                    schedule = job.spec.data.schedule
+                if job.spec != seen:
+                    await cluster.change(job)
+                    seen = job.spec
             except (PolyremeError, OSError) as error:
                 _log.warning("changes of the job's file are ignored: %s", error)
 

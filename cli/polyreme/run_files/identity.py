@@ -1,7 +1,8 @@
 """The identity of a run: the same YAML continues it, an edited one is refused with what changed.
 
-Only ``spec.workers.replicas``, ``spec.data.onDamage`` and ``spec.suspend`` may change under a run, and
-``spec.data.schedule`` may get more entries, as under a TrainingJob in a cluster.
+Only ``spec.workers.replicas``, ``spec.data.onDamage``, ``spec.checkpoint.keep`` and ``spec.suspend`` may change under a
+run, its end may move (``polyreme_planner.extension``), and ``spec.data.schedule`` may get more entries, as under a
+TrainingJob in a cluster.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from polyreme.run_files.paths import RunDirectory
+from polyreme_api.differences import differences
 from polyreme_api.errors import RefusedError
 from polyreme_api.job import TrainingJob
+from polyreme_planner.extension import END
 from polyreme_system.files import read_json, write_json
 
-MUTABLE_FIELDS = frozenset({"spec.workers.replicas", "spec.data.onDamage", "spec.suspend"})
+MUTABLE_FIELDS = frozenset({"spec.workers.replicas", "spec.data.onDamage", "spec.checkpoint.keep", "spec.suspend"})
 APPEND_ONLY_FIELDS = frozenset({"spec.data.schedule"})
 CHANGES_SHOWN_MAX = 8
 
@@ -38,7 +41,12 @@ class Change:
         """Whether a run may take it on."""
         if self.field in APPEND_ONLY_FIELDS:
             return bool(self.after[: len(self.before)] == self.before)
-        return self.field in MUTABLE_FIELDS
+        return self.field in MUTABLE_FIELDS or self.moves_end
+
+    @property
+    def moves_end(self) -> bool:
+        """Whether it says how the run ends; whether it may change then depends on the trained steps."""
+        return END.fullmatch(self.field.removeprefix("spec.")) is not None
 
     def __str__(self) -> str:
         """Write ``spec.training.steps: 600 -> 800``."""
@@ -47,7 +55,8 @@ class Change:
 
 def changes(before: TrainingJob, after: TrainingJob) -> list[Change]:
     """List the fields of the spec that differ, defaults written out."""
-    return list(_differences("spec", _plain(before), _plain(after)))
+    both = differences("spec", _plain(before), _plain(after))
+    return [Change(field=field, before=old, after=new) for field, old, new in both]
 
 
 def check_same_run(before: TrainingJob, after: TrainingJob) -> list[Change]:
@@ -134,14 +143,3 @@ def remember_uid(run: RunDirectory, uid: str) -> None:
 
 def _plain(job: TrainingJob) -> Any:
     return job.spec.model_dump(mode="json", by_alias=True)
-
-
-def _differences(field: str, before: Any, after: Any) -> Iterator[Change]:
-    if isinstance(before, dict) and isinstance(after, dict):
-        for name in sorted(before.keys() | after.keys()):
-            yield from _differences(f"{field}.{name}", before.get(name), after.get(name))
-    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
-        for at, (old, new) in enumerate(zip(before, after, strict=True)):
-            yield from _differences(f"{field}[{at}]", old, new)
-    elif before != after:
-        yield Change(field=field, before=before, after=after)

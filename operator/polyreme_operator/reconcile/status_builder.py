@@ -209,3 +209,17 @@ def reopen(status: TrainingJobStatus) -> TrainingJobStatus:
         "earlier_restarts": EarlierRestarts(),
     }
     return status.model_copy(update=update)
+
+
+def continue_finished(status: TrainingJobStatus) -> TrainingJobStatus:
+    """Let a job continue that has trained all of its steps, and was given more: as one that was stopped."""
+    attempt = status.attempt and status.attempt.model_copy(update={"desired": "Stop"})
+    update: dict[str, object] = {
+        "conditions": [],
+        "attempt": attempt,
+        "ready_replicas": 0,
+        "replicas": 0,
+        "completed_at": None,
+        "retry_at": None,
+    }
+    return status.model_copy(update=update)

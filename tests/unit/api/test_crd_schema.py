@@ -171,12 +171,14 @@ def test_what_an_administrator_owns_may_change() -> None:
         assert any("oldSelf" in rule for rule in rules) == (definition.mutable is not None)
 
 
-def test_only_replicas_suspend_and_what_damage_does_may_change() -> None:
+def test_only_replicas_suspend_what_damage_does_and_the_end_of_the_run_may_change() -> None:
     leaves = [path for path, node in NODES.items() if path.startswith("spec.") and "properties" not in node]
     outside = [path for path in leaves if "[]" not in path and "{}" not in path]
     changeable = {path for path in outside if "self == oldSelf" not in rules_at(path)}
     assert changeable == {f"spec.{path}" for path in (*MUTABLE, *APPEND_ONLY)}
     always = {"spec.suspend", "spec.workers.replicas", "spec.data.onDamage", "spec.data.schedule"}
+    always |= {"spec.checkpoint.keep", "spec.training.steps"}
+    always |= {f"spec.training.optimizer.{name}" for name in ("decaySteps", "finalLearningRate")}
     assert changeable == always | {f"spec.{name}" for name in UNTIL_ADMITTED}
     (admitted,) = (rule for rule in rules_at("") if "oldSelf" in rule)
     assert all(f"self.spec.{name} == oldSelf.spec.{name}" in admitted for name in UNTIL_ADMITTED)

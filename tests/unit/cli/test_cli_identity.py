@@ -35,23 +35,26 @@ def test_a_default_written_out_changes_nothing() -> None:
 
 def test_an_edited_field_is_named_with_both_values_and_the_ways_out() -> None:
     edited = manifest()
-    edited["spec"]["training"]["steps"] = 601
+    edited["spec"]["training"]["packsPerStep"] = 5
     edited["spec"]["data"]["sources"][2]["weight"] = 5
     with pytest.raises(RefusedError) as error:
         check_same_run(parse_job(manifest()), parse_job(edited))
-    assert "spec.training.steps: 600 -> 601" in str(error.value)
+    assert "spec.training.packsPerStep: 4 -> 5" in str(error.value)
     assert "spec.data.sources[2].weight: 0 -> 5" in str(error.value)
     assert "--fresh" in str(error.value)
     assert "metadata.name" in str(error.value)
 
 
-def test_replicas_suspend_and_what_damage_does_may_change_under_a_run() -> None:
+def test_the_end_of_a_run_replicas_suspend_and_what_damage_does_may_change_under_a_run() -> None:
     edited = copy.deepcopy(manifest())
+    edited["spec"]["training"]["steps"] = 700
+    edited["spec"]["checkpoint"]["keep"] = 7
     edited["spec"]["data"]["onDamage"] = "Placeholder"
     edited["spec"]["workers"]["replicas"] = 4
     edited["spec"]["suspend"] = True
     found = check_same_run(parse_job(manifest()), parse_job(edited))
-    assert {change.field for change in found} == {"spec.workers.replicas", "spec.data.onDamage", "spec.suspend"}
+    others = {"spec.data.onDamage", "spec.suspend", "spec.training.steps", "spec.checkpoint.keep"}
+    assert {change.field for change in found} == {"spec.workers.replicas", *others}
 
 
 def test_the_schedule_may_get_more_entries_and_loses_or_changes_none() -> None:
@@ -83,7 +86,7 @@ def test_a_long_list_of_changes_is_cut_and_counted() -> None:
         "weightDecay": "0",
         "clipNorm": "2",
         "warmupSteps": 7,
-        "decaySteps": 8,
+        "momentum": "0.8",
     }
     edited["spec"]["training"]["seed"] = 9
     with pytest.raises(RefusedError, match="and 1 more"):

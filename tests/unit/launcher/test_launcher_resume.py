@@ -26,9 +26,9 @@ from polyreme_api.progress import CheckpointRef
 from polyreme_datahub.loader import source
 from polyreme_datahub.loader.engine import read_ahead
 from polyreme_datahub.objects import open_store
-from polyreme_launcher.mixture_leader import SCHEDULE_FILE, MixtureLeader
+from polyreme_launcher.mixture_leader import CHANGES_FILE, MixtureLeader, changes_of
 from polyreme_launcher.resume import fix_resume
-from polyreme_planner.mixture import STEPS_AHEAD_MAX
+from polyreme_planner.mixture import STEPS_AHEAD_MAX, in_force
 from polyreme_system.files import write_atomically
 from tests.unit.datahub.jobs import make_spec
 
@@ -209,7 +209,7 @@ def test_an_attempt_fixes_which_appended_changes_it_trains_by_and_from_which_ste
 
 def test_changes_that_are_appended_while_an_attempt_runs_are_fixed_once_and_kept(tmp_path: Path) -> None:
     """Windows of 64 steps. Rank 0 fixes them ahead of what any rank may know; later attempts keep them."""
-    store, file = open_store(tmp_path.as_uri()), tmp_path / SCHEDULE_FILE
+    store, file = open_store(tmp_path.as_uri()), tmp_path / CHANGES_FILE
     known = scheduled((20, "s0"))
     fix_resume(store, attempt=1, by="one", now_s=1.0, spec=known)
     leader = MixtureLeader(file, store, attempt=1, spec=known)
@@ -217,8 +217,7 @@ def test_changes_that_are_appended_while_an_attempt_runs_are_fixed_once_and_kept
 
     def write(*entries: tuple[int, str]) -> TrainingJobSpec:
         spec = scheduled(*entries)
-        schedule = spec.model_dump(mode="json", by_alias=True)["data"]["schedule"]
-        write_atomically(file, json.dumps(schedule))
+        write_atomically(file, json.dumps(changes_of(spec.model_dump(mode="json", by_alias=True))))
         return spec
 
     def fixed(attempt: int = 1) -> list[tuple[int, int]]:
@@ -245,6 +244,32 @@ def test_changes_that_are_appended_while_an_attempt_runs_are_fixed_once_and_kept
     (tmp_path / attempt_key(1)).unlink()
     assert fix_resume(store, attempt=3, by="one", now_s=1.0, spec=spec) is not None
     assert fixed(3) == [(40, 84), (70, 148)]
+
+
+def test_an_end_that_is_moved_while_an_attempt_runs_is_fixed_once_and_kept(tmp_path: Path) -> None:
+    store, file = open_store(tmp_path.as_uri()), tmp_path / CHANGES_FILE
+    known = scheduled((20, "s0"))
+    fix_resume(store, attempt=1, by="one", now_s=1.0, spec=known)
+    leader = MixtureLeader(file, store, attempt=1, spec=known)
+
+    def write(steps: int) -> TrainingJobSpec:
+        spec = known.model_copy(update={"training": known.training.model_copy(update={"steps": steps})})
+        write_atomically(file, json.dumps(changes_of(spec.model_dump(mode="json", by_alias=True))))
+        return spec
+
+    def last_step(attempt: int) -> int:
+        return in_force(known, read_mixture(store, attempt)).training.steps
+
+    longer = write(known.training.steps + 50)
+    assert leader(10)
+    assert not leader(11), "fixed once"
+    assert last_step(1) == longer.training.steps
+    write(20)
+    assert not leader(20 - STEPS_AHEAD_MAX + 1), "another rank may train a later step already"
+    assert last_step(1) == longer.training.steps
+    point = fix_resume(store, attempt=2, by="one", now_s=1.0, spec=longer)
+    assert point is not None
+    assert last_step(2) == longer.training.steps
 
 
 def test_what_reads_ahead_stays_below_the_steps_at_which_a_change_may_begin() -> None:

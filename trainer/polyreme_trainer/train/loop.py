@@ -28,6 +28,14 @@ from polyreme_trainer.train.settings import TrainSettings
 from polyreme_trainer.train.signals import Requests
 from polyreme_trainer.train.state import TrainState, backward, enter, reduce, update
 
+Renew = Callable[[TrainSettings], TrainSettings]
+"""Returns settings with the steps and learning rates that were fixed last for the attempt."""
+
+
+def unchanged(settings: TrainSettings) -> TrainSettings:
+    """Return settings as they are."""
+    return settings
+
 
 class LoopEnd(enum.Enum):
     """Why the loop ended."""
@@ -36,11 +44,12 @@ class LoopEnd(enum.Enum):
     STOPPED = "asked to stop"
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(slots=True, kw_only=True)
 class Loop:
     """Everything that a rank needs to train."""
 
     settings: TrainSettings
+    """Its steps and learning rates may change for later steps, on all ranks in the same one."""
     state: TrainState
     source: BatchSource
     reader: PackReader
@@ -55,7 +64,8 @@ class Loop:
     """Held-out samples, for their loss during training."""
     clock: Clock
     amend: Callable[[int], bool] = lambda _: False
-    """Fixes changes of the mixture that were asked for, in the step of that number; tells whether there were any."""
+    """Fixes changes of the job that were asked for, in the step of that number; tells whether there were any."""
+    renew: Renew = unchanged
 
     def run(self) -> LoopEnd:
         """Train to the last step or until asked to stop, and leave a committed checkpoint of the last step taken.
@@ -93,7 +103,9 @@ class Loop:
         total = reduce(self.state, local, self.meshes)
         self.requests.save &= not save
         if total.refresh:
-            self.reader.refresh()
+            settings = self.settings = self.renew(settings)
+            self.reader.refresh(settings)
+            self.reporter.steps(settings.steps)
         self._check(total, number)
         rate, learned = rate_of(number, settings), times_learned(settings.curriculum_stages, number)
         update(self.state, total, settings.optimizer, rate=rate, learned=learned)

@@ -174,8 +174,9 @@ class PackReader:
         """Describe the source's position after a step, however far it has been read."""
         return self._thread.submit(self._source.state, step).result()
 
-    def refresh(self) -> None:
-        """Have the source take over changes of the mixture, after what is being read."""
+    def refresh(self, settings: TrainSettings) -> None:
+        """Take over changed settings, and have the source take over changes of the mixture, after what is read now."""
+        self._settings = settings
         self._thread.submit(self._source.refresh).result()
 
     def _begin(self, step: int) -> concurrent.futures.Future[list[ReadPacks]]:

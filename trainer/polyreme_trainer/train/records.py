@@ -47,6 +47,10 @@ class Reporter:
         """Report the step after which this attempt resumes."""
         self._report({"resumed_from_step": step, "step": step})
 
+    def steps(self, steps: int) -> None:
+        """Report the step with which the run ends."""
+        self._report({"steps": steps})
+
     def step(self, step: StepRecord, routing: RoutingByLayer | None = None) -> None:
         """Report that a step is done, and how its tokens were routed."""
         self._report(

@@ -30,7 +30,7 @@ from polyreme_trainer.train.checkpoint_content import adopted, content, restored
 from polyreme_trainer.train.evaluation import evaluate, write_evaluation
 from polyreme_trainer.train.export import export
 from polyreme_trainer.train.initial_weights import begin
-from polyreme_trainer.train.loop import Loop, LoopEnd
+from polyreme_trainer.train.loop import Loop, LoopEnd, Renew, unchanged
 from polyreme_trainer.train.microbatches import PackReader
 from polyreme_trainer.train.records import Reporter, open_step_log
 from polyreme_trainer.train.routing_tables import RoutingTable
@@ -49,6 +49,7 @@ def train_rank(
     sink: ProgressSink,
     clock: Clock,
     amend: Callable[[int], bool] = lambda _: False,
+    renew: Renew = unchanged,
 ) -> int:
     """Train one rank of an attempt from its resume point to the end.
 
@@ -59,6 +60,7 @@ def train_rank(
         sink: Takes progress, from rank 0 only.
         clock: Wall and steady time.
         amend: See ``loop.Loop``.
+        renew: See ``loop.Loop``.
 
     Returns:
         The exit code of the rank's process.
@@ -67,7 +69,7 @@ def train_rank(
     try:
         with listen() as requests:
             reporter = _reporter(settings, sink, clock)
-            return _train(settings, source, evaluation, requests=requests, reporter=reporter, amend=amend)
+            return _train(settings, source, evaluation, requests=requests, reporter=reporter, amend=amend, renew=renew)
     except PolyremeError as error:
         _log.error("rank %d ends: %s", settings.rank.rank, error)
         return int(error.exit_code)
@@ -84,6 +86,7 @@ def _train(
     requests: Requests,
     reporter: Reporter,
     amend: Callable[[int], bool],
+    renew: Renew,
 ) -> int:
     rank, saved = settings.rank, settings.checkpoint
     check_not_fenced(saved.store, rank.attempt)
@@ -119,6 +122,7 @@ def _train(
                 routing=RoutingTable(saved.store, settings.shape.decoder, attempt=rank.attempt),
                 clock=reporter.clock,
                 amend=amend,
+                renew=renew,
             )
             if loop.run() is LoopEnd.STOPPED:
                 return ExitCode.STOPPED

@@ -10,14 +10,15 @@ import pytest
 from polyreme_datahub.objects import open_store
 from polyreme_planner.curriculum import CurriculumStage, OwnRate
 from polyreme_planner.layout import Layout
+from polyreme_planner.learning_rate import COSINE, RateSchedule, learning_rate
 from polyreme_planner.shapes import KIMI_VL_NANO
 from polyreme_trainer.parallel.world import RankSettings
-from polyreme_trainer.train.learning_rate import learning_rate, rate_of
-from polyreme_trainer.train.settings import CheckpointSettings, LearningRateSchedule, OptimizerSettings, TrainSettings
+from polyreme_trainer.train.learning_rate import rate_of
+from polyreme_trainer.train.settings import CheckpointSettings, OptimizerSettings, TrainSettings
 
 
 def rates(steps: int, **settings: object) -> list[float]:
-    shape = OptimizerSettings(learning_rate=1.0, **settings)  # type: ignore[arg-type]
+    shape = RateSchedule(learning_rate=1.0, **settings)  # type: ignore[arg-type]
     return [learning_rate(step, shape, steps=steps) for step in range(1, steps + 1)]
 
 
@@ -36,14 +37,14 @@ def test_a_decay_ends_a_step_before_the_final_rate() -> None:
 
 
 def test_a_cosine_falls_from_the_end_of_the_warm_up_slowly_at_first_and_at_last() -> None:
-    seen = rates(12, warmup_steps=2, schedule=LearningRateSchedule.COSINE, final_learning_rate=0.1)
+    seen = rates(12, warmup_steps=2, schedule=COSINE, final_learning_rate=0.1)
     expected = [0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * gone / 10)) for gone in range(10)]
     assert seen[2:] == pytest.approx(expected)
     assert seen[:2] == pytest.approx([0.5, 1.0])
 
 
 def test_a_cosine_over_the_last_steps_stays_before_them() -> None:
-    seen = rates(12, warmup_steps=2, decay_steps=4, schedule=LearningRateSchedule.COSINE)
+    seen = rates(12, warmup_steps=2, decay_steps=4, schedule=COSINE)
     assert seen[1:9] == pytest.approx([1.0] * 8)
     assert seen[9:] == pytest.approx([0.5 * (1 + math.cos(math.pi * gone / 4)) for gone in (1, 2, 3)])
 

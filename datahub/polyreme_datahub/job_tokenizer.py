@@ -11,6 +11,7 @@ from polyreme_api.store import ObjectNotFoundError
 from polyreme_datahub.digests import action_key, action_prefix, digest_bytes, digest_value
 from polyreme_datahub.errors import IndexDamagedError
 from polyreme_datahub.index.damage import drop_notes
+from polyreme_datahub.index.sample_bytes import texts_of
 from polyreme_datahub.lakehouse import Lakehouse
 from polyreme_datahub.registry import results
 from polyreme_datahub.registry.datasets import DatasetVersion
@@ -70,7 +71,7 @@ def _corpus(context: RunContext, flow: Flow, trained: Sequence[DatasetVersion]) 
         for first in range(0, min(version.records, CORPUS_RECORDS_MAX), CORPUS_PAGE):
             read = partial(_records, context, version, first)
             for record in read_whole(context, flow, (version, first, CORPUS_PAGE), read):
-                counts.update(turn["content"] for turn in json.loads(record)["conversations"])
+                counts.update(texts_of(json.loads(record)))
     return counts
 
 

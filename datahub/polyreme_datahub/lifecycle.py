@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 import time
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from polyreme_datahub.registry.predicate import parse_predicate
 from polyreme_datahub.registry.rebuild import RebuildReport, seal_samples, store_document
 from polyreme_datahub.registry.tags import remove_tag, set_tag, tags_of
 from polyreme_datahub.registry.work_items import purge
+from polyreme_datahub.sources.open import inherited
 from polyreme_datahub.sources.samples import KIND
 from polyreme_datahub.version_facts import (
     SampleLineage,
@@ -203,7 +205,9 @@ def _derive(registry_url: str, objects_url: str, reference: str, derivations: An
     with opened_database(registry_url) as database:
         version = find_version(database, reference)
         check_is_read(database, version)
-        wanted = derivations(version)
+        wanted = [
+            dataclasses.replace(one, source={**one.source, **inherited(version.source)}) for one in derivations(version)
+        ]
         for one in wanted:
             check_name(one.name)
         store = open_store(objects_url)

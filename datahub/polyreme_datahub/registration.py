@@ -14,7 +14,6 @@ from polyreme_datahub.registry.datasets import DatasetVersion
 from polyreme_datahub.registry.engine import Database
 from polyreme_datahub.registry.rebuild import store_document
 from polyreme_datahub.sandbox.count_pages import PageCounter
-from polyreme_datahub.sources import look_over
 from polyreme_datahub.sources.found import Found
 from polyreme_datahub.sources.open import describe_files, describe_generated, identity_of, look_at
 
@@ -39,7 +38,7 @@ def add_dataset(
 
         with _page_counter() as count_pages:
             description, records = describe_files(str(source), store=store, count_pages=count_pages, progress=progress)
-        description |= {look_over.FIELD: look_at(description, lakehouse, records)}
+        description = look_at(description, lakehouse, records)
     digest = identity_of(description)
     return datasets.add_version(
         database,

@@ -29,6 +29,7 @@ from polyreme_datahub.runner.flow_meter import OnProgress
 from polyreme_datahub.runner.outcomes import outcomes_of
 from polyreme_datahub.runner.sealed_version import put_rows
 from polyreme_datahub.runner.tar_writer import SEAL, TarWriter
+from polyreme_datahub.sources.open import inherited
 from polyreme_datahub.sources.samples import KIND
 from polyreme_datahub.sources.source_forms import is_pattern
 
@@ -153,6 +154,7 @@ def _register(
             "of": version.digest,
             "from": version.reference,
             "recipe": recipe_content(recipe),
+            **inherited(version.source),
         },
         digest=manifest.digest,
         records=manifest.samples,

@@ -6,6 +6,9 @@ A trained one has digits as tokens of their own and special tokens first. Specia
 The form of a turn is the tokenizer's (``chat_format``): of a trained one a role token, the text, and ``<|end|>`` after
 each answer. An image takes one media token for each merged cell. Only answers, each with the token that ends it, are
 learned; tokens of images never are.
+
+A preference is one text, too: its prompt, the chosen answer, the prompt's last token once more, the rejected answer.
+Only the two answers are learned, each with its end; the repeated token is there to have the second one follow it.
 """
 
 from __future__ import annotations
@@ -35,6 +38,8 @@ from polyreme_datahub.chat_format import (
     format_of_template,
 )
 from polyreme_datahub.errors import BadRecordError, IndexDamagedError
+from polyreme_datahub.index.sample_bytes import REJECTED
+from polyreme_datahub.index.shapes import written_turns
 from polyreme_datahub.tokenizer_file import split_template
 
 SPECIALS = (PAD, END, MEDIA, *(getattr(OWN_TEMPLATE, role).before for role in ROLES))
@@ -149,6 +154,57 @@ def open_tokenizer(digest: str, data: bytes) -> TextTokenizer:
     return opened
 
 
+def encode_record(
+    tokenizer: TextTokenizer,
+    record: Mapping[str, Any],
+    shapes: Mapping[str, Sequence[Any]],
+    sizes: Sequence[tuple[int, int]],
+    cells: Sequence[int],
+) -> dict[str, Any]:
+    """Encode a record's conversation, or its preference, with the coordinates of its shapes.
+
+    Args:
+        tokenizer: The tokenizer.
+        record: As its source gave it.
+        shapes: Boxes, points and polygons, in pixels of their pages.
+        sizes: Width and height of each page.
+        cells: Media tokens of each page.
+
+    Returns:
+        As ``encode_conversation``.
+
+    Raises:
+        BadRecordError: As ``encode_conversation``.
+    """
+    turns = written_turns(record["conversations"], shapes, sizes)
+    if REJECTED not in record:
+        return encode_conversation(tokenizer, turns, cells)
+    [rejected] = written_turns([{"content": record[REJECTED]}], shapes, sizes)
+    return encode_preference(tokenizer, turns, rejected["content"], cells)
+
+
+def encode_preference(
+    tokenizer: TextTokenizer, turns: Sequence[Mapping[str, str]], rejected: str, cells: Sequence[int]
+) -> dict[str, Any]:
+    """Encode a prompt with two answers, of which the last turn is the chosen one; returns as ``encode_conversation``.
+
+    Raises:
+        BadRecordError: As there, or if the prompt ends with an image's token, which can't be repeated.
+    """
+    encoded = encode_conversation(tokenizer, turns, cells)
+    prompt, end = encoded["prompt"], encoded["learned"][-1][1]
+    tokens = encoded["tokens"][:end]
+    if not prompt or tokens[prompt - 1] == tokenizer.format.media:
+        raise BadRecordError(
+            "preference: an image ends the prompt; write text after it, or name what begins an answer in the template "
+            "(assistant.before)",
+            rule="preference",
+        )
+    tokens += [tokens[prompt - 1], *tokenizer.encode(rejected), tokenizer.format.end]
+    _check_count(tokens)
+    return {**encoded, "tokens": tokens, "learned": [[prompt, end], [end + 1, len(tokens)]]}
+
+
 def encode_conversation(
     tokenizer: TextTokenizer, turns: Sequence[Mapping[str, str]], cells: Sequence[int]
 ) -> dict[str, Any]:
@@ -192,8 +248,7 @@ def encode_conversation(
             asked = content.replace(IMAGE_MARK, "").strip()
     if not learned:
         raise BadRecordError("conversation without an answer", rule="conversations")
-    if len(tokens) > TOKENS_MAX:
-        raise BadRecordError(f"sample has {len(tokens)} tokens, expected at most {TOKENS_MAX}", rule="tokens")
+    _check_count(tokens)
     return {
         "tokens": tokens,
         "learned": learned,
@@ -202,6 +257,11 @@ def encode_conversation(
         "question": question,
         "expected": expected,
     }
+
+
+def _check_count(tokens: Sequence[int]) -> None:
+    if len(tokens) > TOKENS_MAX:
+        raise BadRecordError(f"sample has {len(tokens)} tokens, expected at most {TOKENS_MAX}", rule="tokens")
 
 
 def token_arrays(encoded: Mapping[str, Any]) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint8]]:

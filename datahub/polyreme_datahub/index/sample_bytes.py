@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 RECORD_FILE = "json"
 MIRROR_SAFE = "mirrorSafe"
 """Field of a record: whether its images may be mirrored while its text stays."""
+REJECTED = "rejected"
+"""Field of a preference's record: the text of the answer that is worse than the last turn."""
 GRIDS = "grids"
 """Field of a sample that is trained on in pieces: the grids of all its images. Its index has those of each piece."""
 BLOCK = 512
@@ -61,11 +63,16 @@ def sample_bytes(
         name = f"{at}.{extension_of(data)}"
         files[name] = data
         described.append({"file": name, "open": page["open"]})
-    given = {name: record[name] for name in (MIRROR_SAFE,) if name in record}
+    given = {name: record[name] for name in (MIRROR_SAFE, REJECTED) if name in record}
     given |= {field: items for field, items in shapes.items() if items}
     given |= {} if grids is None else {GRIDS: grids}
     files[RECORD_FILE] = canonical_json({"conversations": record["conversations"], "pages": described, **given})
     return files
+
+
+def texts_of(record: Mapping[str, Any]) -> list[str]:
+    """Return the texts of a record: its turns, and the rejected answer of a preference."""
+    return [*(turn["content"] for turn in record["conversations"]), *([record[REJECTED]] if REJECTED in record else [])]
 
 
 def member_files(data: bytes | memoryview) -> dict[str, memoryview]:

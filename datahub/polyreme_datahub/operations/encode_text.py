@@ -8,10 +8,10 @@ from __future__ import annotations
 import dataclasses
 
 from polyreme_datahub.index.sample_bytes import check_of
-from polyreme_datahub.index.shapes import shapes_of, written_turns
+from polyreme_datahub.index.shapes import shapes_of
 from polyreme_datahub.operations.declare import RECORD, operation
 from polyreme_datahub.operations.values import Value
-from polyreme_datahub.tokens import encode_conversation, open_tokenizer, token_arrays
+from polyreme_datahub.tokens import encode_record, open_tokenizer, token_arrays
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +42,7 @@ def tokenize(record: Value, composed: Value, tokenizer: Value, parameters: Token
     digest = tokenizer.data["tokenizer"]
     opened = open_tokenizer(digest, tokenizer.blobs[digest].data)
     sizes = [(page["width"], page["height"]) for page in composed.data["pages"]]
-    turns = written_turns(record.data["conversations"], shapes_of(composed.data), sizes)
-    encoded = encode_conversation(opened, turns, cells)
+    encoded = encode_record(opened, record.data, shapes_of(composed.data), sizes, cells)
     tokens_T, learned_T = token_arrays(encoded)
     return Value.of(
         {

@@ -9,7 +9,7 @@ from polyreme_datahub.digests import digest_value
 from polyreme_datahub.operations.declare import RECORD, operation
 from polyreme_datahub.operations.fit_pages import ComposeParameters, fitting_size
 from polyreme_datahub.operations.values import Value
-from polyreme_datahub.tokens import encode_conversation, open_tokenizer
+from polyreme_datahub.tokens import encode_record, open_tokenizer
 
 
 @operation("measure", 1, inputs=(RECORD, "decode", "tokenizer"), blobs=("tokenizer",), parameters=ComposeParameters)
@@ -24,7 +24,7 @@ def measure(record: Value, decoded: Value, tokenizer: Value, parameters: Compose
     grids = [[height // parameters.patch_px, width // parameters.patch_px] for width, height in sizes]
     digest = tokenizer.data["tokenizer"]
     opened = open_tokenizer(digest, tokenizer.blobs[digest].data)
-    encoded = encode_conversation(opened, record.data["conversations"], cells)
+    encoded = encode_record(opened, record.data, {}, sizes, cells)
     return Value.of(
         {
             "tokenizer": digest,

@@ -14,10 +14,10 @@ from typing import Any
 from polyreme_datahub.digests import action_key, canonical_json, digest_value
 from polyreme_datahub.index.blocks import shards_of
 from polyreme_datahub.index.check import has_shards
-from polyreme_datahub.index.format import Manifest, Shard
+from polyreme_datahub.index.format import PREFERENCES, Manifest, Shard
 from polyreme_datahub.index.pieces import REFUSE, Piece, pieces_of
-from polyreme_datahub.index.sample_bytes import check_of
-from polyreme_datahub.index.shapes import shapes_of, written_turns
+from polyreme_datahub.index.sample_bytes import REJECTED, check_of
+from polyreme_datahub.index.shapes import shapes_of
 from polyreme_datahub.index.write import IndexedSample, write_shards
 from polyreme_datahub.job_data import ImageSizes
 from polyreme_datahub.registry.datasets import DatasetVersion
@@ -29,7 +29,8 @@ from polyreme_datahub.runner.flow_run import read_whole
 from polyreme_datahub.runner.inputs import Inputs
 from polyreme_datahub.runner.sealing import Group
 from polyreme_datahub.runner.walk import PAGE, Walk, Walked
-from polyreme_datahub.tokens import TextTokenizer, encode_conversation, token_arrays
+from polyreme_datahub.sources.open import holds_preferences
+from polyreme_datahub.tokens import TextTokenizer, encode_record, token_arrays
 
 INDEX = "index"
 VERSION = 4
@@ -173,6 +174,7 @@ class IndexWriter:
             samples=samples,
             tokens=tokens,
             shards=tuple(shards),
+            kind=PREFERENCES if holds_preferences(version.source) else "",
         )
 
     def _key(self, version: DatasetVersion, item: WorkItem, inputs: Sequence[Sequence[str]]) -> str:
@@ -199,7 +201,7 @@ class IndexWriter:
             long = encoded["tokens"] > self.parameters.sequence_tokens
             pieces = self._pieces(record, composed) if long else []
             if long and not pieces:
-                seen.letters.append(self._too_long(version, walked, encoded["tokens"]))
+                seen.letters.append(self._too_long(version, walked, encoded["tokens"], pair=REJECTED in record))
                 continue
             seen.samples += 1
             yield IndexedSample(
@@ -215,13 +217,12 @@ class IndexWriter:
 
     def _pieces(self, record: Mapping[str, Any], composed: Mapping[str, Any]) -> list[tuple[Piece, int]]:
         """Cut a sample that is too long; return its pieces with their checksums."""
-        if self.parameters.long_samples == REFUSE:
+        if self.parameters.long_samples == REFUSE or REJECTED in record:
             return []
         token_px = self.parameters.images.token_px
         sizes = [(page["width"], page["height"]) for page in composed["pages"]]
         cells = [(height // token_px) * (width // token_px) for width, height in sizes]
-        turns = written_turns(record["conversations"], shapes_of(composed), sizes)
-        encoded = encode_conversation(self._tokenizer, turns, cells)
+        encoded = encode_record(self._tokenizer, record, shapes_of(composed), sizes, cells)
         tokens_T, learned_T = token_arrays(encoded)
         pieces = pieces_of(
             learned_T,
@@ -236,9 +237,11 @@ class IndexWriter:
         steps, names = self._flow.recipe.steps, (self._pages, self._tokens)
         return list(self._walk.samples(version, steps, values_of=names, first=first, count=count))
 
-    def _too_long(self, version: DatasetVersion, walked: Walked, tokens: int) -> Letter:
+    def _too_long(self, version: DatasetVersion, walked: Walked, tokens: int, *, pair: bool) -> Letter:
         most, way = self.parameters.sequence_tokens, "raise data.sequenceTokens, or set data.longSamples"
-        if self.parameters.long_samples != REFUSE:
+        if pair:
+            way = "a prompt with its two answers is never cut; raise data.sequenceTokens"
+        elif self.parameters.long_samples != REFUSE:
             way = "no piece of it has an answer to learn; raise data.sequenceTokens"
         return Letter(
             key=self.parameters.letter_key(version, walked.ordinal),

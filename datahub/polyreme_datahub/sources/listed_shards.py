@@ -13,10 +13,12 @@ from polyreme_datahub.sources.files import SUFFIXES
 from polyreme_datahub.sources.listed import ListedFiles
 from polyreme_datahub.sources.listing import Entry, Listing
 from polyreme_datahub.sources.names import shown
-from polyreme_datahub.sources.record_forms import CONVERSATIONS, Part, text_fields
+from polyreme_datahub.sources.record_forms import Part, text_fields
+from polyreme_datahub.sources.records import PREFERENCE_RULES
 from polyreme_datahub.sources.tar_members import is_record, is_text, key_of, samples_of
 from polyreme_datahub.sources.text_files import parse_json
 from polyreme_datahub.sources.trees import Tree
+from polyreme_datahub.sources.turn_forms import CONVERSATIONS
 from polyreme_datahub.sources.types import Looked, RawRecord
 
 
@@ -84,6 +86,8 @@ class ListedShards:
         for entry in entries:
             if is_record(entry.member):
                 fields = self._record(entry)
+        if self._rules >= PREFERENCE_RULES:
+            return fields
         found = text_fields([name for name, value in fields.items() if value is not None], rules=self._rules)
         if found and (found[0] in CONVERSATIONS or len(found) > 1):
             return fields

@@ -13,8 +13,9 @@ from polyreme_datahub.sources.describe import Listed
 from polyreme_datahub.sources.listed import ListedFiles
 from polyreme_datahub.sources.listing import Entry, Listing
 from polyreme_datahub.sources.names import shown
+from polyreme_datahub.sources.preference_forms import preference_fields
 from polyreme_datahub.sources.record_forms import Part
-from polyreme_datahub.sources.records import IMAGE_BYTES_MAX, RECORD_BYTES_MAX, Files
+from polyreme_datahub.sources.records import IMAGE_BYTES_MAX, RECORD_BYTES_MAX, RULES, Files
 from polyreme_datahub.sources.tables import Columns, Row, Table, TableDamagedError, columns_of, open_table, row_of
 from polyreme_datahub.sources.trees import Tree, changed
 from polyreme_datahub.sources.types import Looked, RawRecord
@@ -23,8 +24,23 @@ if TYPE_CHECKING:
     import pyarrow
 
 
-def list_rows(tree: Tree, path: str) -> Iterator[Listed]:
+def has_preference_columns(tree: Tree, path: str) -> bool:
+    """Tell whether the columns of a table are those of preferences; of one that can't be read they are not."""
+    try:
+        file, _ = tree.open_found(path)
+        with file:
+            return bool(preference_fields(open_table(file, path).schema.names))
+    except (BadRecordError, TableDamagedError, OSError):
+        return False
+
+
+def list_rows(tree: Tree, path: str, *, rules: int = RULES) -> Iterator[Listed]:
     """Yield an entry for each row of a table; one with a problem for rows that can't be read.
+
+    Args:
+        tree: Where it lies.
+        path: Its name there.
+        rules: Of its records.
 
     Raises:
         SourceInvalidError: If its columns are not known.
@@ -38,7 +54,7 @@ def list_rows(tree: Tree, path: str) -> Iterator[Listed]:
     with file:
         try:
             table = open_table(file, path)
-            columns = columns_of(table.schema, file=shown(path))
+            columns = columns_of(table.schema, file=shown(path), rules=rules)
             for listed in _rows(table, columns, path, etag):
                 yield dataclasses.replace(listed, entries=[*listed.entries, *_files_of(tree, path, listed)])
         except TableDamagedError as error:

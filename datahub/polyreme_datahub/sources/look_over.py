@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from polyreme_datahub.errors import BadRecordError, SourceInvalidError
 from polyreme_datahub.sources.chunks import chunks_of
+from polyreme_datahub.sources.preference_forms import NO_PREFERENCE, REJECTED
 from polyreme_datahub.sources.types import Looked
 
 RECORDS_MAX = 1000
@@ -64,7 +65,22 @@ def look_over(source: Lookable, description: Mapping[str, Any], records: int, *,
         f"dataset {description['path']} has no usable record: {len(seen)} were looked at, as "
         f"{bad.sample_id or source.record_id(at)} ({bad.rule}): {bad.message}",
         field="source",
-    )
+    ) from bad
+
+
+def usable(looked: Mapping[str, Any]) -> int:
+    """Count the records that were understood."""
+    return int(looked["records"] - looked["unusable"])
+
+
+def may_be_preferences(looked: Mapping[str, Any]) -> bool:
+    """Tell whether some of the records that were read as conversations could be preferences."""
+    return bool(looked["unusable"] or set(REJECTED) & set(looked["unread"]))
+
+
+def lacks_preferences(error: SourceInvalidError) -> bool:
+    """Tell whether no record was usable as a preference since the first one has no second answer."""
+    return isinstance(error.__cause__, BadRecordError) and error.__cause__.rule == NO_PREFERENCE
 
 
 def sentence(looked: Mapping[str, Any]) -> str:

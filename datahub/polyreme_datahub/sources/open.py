@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,14 +17,14 @@ from polyreme_datahub.errors import SourceInvalidError
 from polyreme_datahub.lakehouse import Lakehouse
 from polyreme_datahub.sources import describe, digits, files, look_over, samples
 from polyreme_datahub.sources.bucket import BucketTree
-from polyreme_datahub.sources.describe import CountPages, Listed, Progress, Store
+from polyreme_datahub.sources.describe import CountPages, Progress, Store
 from polyreme_datahub.sources.external_sort import Row
 from polyreme_datahub.sources.found import Found
 from polyreme_datahub.sources.listed import ListedFolder, ListedLines
 from polyreme_datahub.sources.listed_shards import ListedShards, list_samples
-from polyreme_datahub.sources.listed_tables import ListedTables, list_rows
+from polyreme_datahub.sources.listed_tables import ListedTables, has_preference_columns, list_rows
 from polyreme_datahub.sources.listing import Listing
-from polyreme_datahub.sources.records import RULES
+from polyreme_datahub.sources.records import PREFERENCE_RULES, RULES
 from polyreme_datahub.sources.source_forms import (
     ARROW,
     PARQUET,
@@ -94,7 +96,7 @@ def describe_files(
         description, records = describe.describe_folder(
             place.tree, place.path, form.rows, count_pages=count_pages, sink=sink
         )
-    return {**description, RULES_FIELD: RULES}, records
+    return {RULES_FIELD: RULES, **description}, records
 
 
 def _form(place: _Place, found: Found) -> Form:
@@ -127,15 +129,16 @@ def _describe_parts(place: _Place, form: Form, sink: describe.Sink) -> tuple[dic
         names = saved_files(place.tree, names, place.path)
     if form.kind == SHARDS and not place.name:
         check_splits(place.tree, place.path)
+    read, rules = partial(list_samples, place.tree), RULES
+    if form.kind != SHARDS:
+        # The columns of a table that are read are those of its kind of records.
+        first = list(itertools.islice(names := iter(names), 1))
+        rules = PREFERENCE_RULES if any(has_preference_columns(place.tree, name) for name in first) else RULES
+        read, names = partial(list_rows, place.tree, rules=rules), itertools.chain(first, names)
     description, records = describe.describe_parts(
-        form.kind,
-        place.path,
-        names,
-        partial(READERS[form.kind], place.tree),
-        threads=THREADS[form.kind],
-        sink=sink,
+        form.kind, place.path, names, read, threads=THREADS[form.kind], sink=sink
     )
-    return {**description, "root": place.root}, records
+    return {**description, "root": place.root, RULES_FIELD: rules}, records
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,12 +191,6 @@ class ListedSource(Source, Protocol):
         ...
 
 
-READERS: Mapping[str, Callable[[Tree, str], Iterator[Listed]]] = {
-    SHARDS: list_samples,
-    PARQUET: list_rows,
-    ARROW: list_rows,
-}
-"""How the records of one file of each form are listed."""
 THREADS: Mapping[str, int] = {SHARDS: 4, PARQUET: 2, ARROW: 2}
 """Files that are listed at once: a table's page or batch is in memory as a whole."""
 LISTED: Mapping[str, Callable[[Tree, Listing, int], ListedSource]] = {
@@ -212,7 +209,17 @@ def identity_of(description: Mapping[str, Any]) -> str:
     """Return the digest of a version: of the content of its files, not of where they lie."""
     if description.get("form") != describe.FORM:
         return digest_value(description)
-    return digest_value({name: description[name] for name in ("kind", "form", "content")})
+    return digest_value({**{name: description[name] for name in ("kind", "form", "content")}, **inherited(description)})
+
+
+def inherited(description: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the description of a version that is made of samples of another one has of that one's."""
+    return {RULES_FIELD: PREFERENCE_RULES} if holds_preferences(description) else {}
+
+
+def holds_preferences(description: Mapping[str, Any]) -> bool:
+    """Tell whether the records of a version are preferences: then it is another version than one of conversations."""
+    return int(description.get(RULES_FIELD, 1)) >= PREFERENCE_RULES
 
 
 def open_source(description: Mapping[str, Any], lakehouse: Lakehouse) -> Source:
@@ -242,10 +249,40 @@ def open_source(description: Mapping[str, Any], lakehouse: Lakehouse) -> Source:
 
 
 def look_at(description: Mapping[str, Any], lakehouse: Lakehouse, records: int) -> dict[str, Any]:
-    """Look at the first records of described files; errors as ``look_over``."""
+    """Look at the first records of described files; return the description with what they are.
+
+    They are preferences where most of those that can be read are; the columns of tables have decided it before.
+
+    Raises:
+        SourceInvalidError: As ``look_over``.
+    """
     kind = description["kind"]
     threads = 1 if LISTED[kind] is ListedTables else look_over.THREADS
-    return look_over.look_over(_listed(description, lakehouse), description, records, threads=threads)
+
+    def look(rules: int) -> dict[str, Any]:
+        tried = {**description, RULES_FIELD: rules}
+        found = look_over.look_over(_listed(tried, lakehouse), tried, records, threads=threads)
+        return {**tried, look_over.FIELD: found}
+
+    if LISTED[kind] is ListedTables or kind == files.FOLDER:
+        return look(description[RULES_FIELD])
+    conversations: dict[str, Any] | None = None
+    with contextlib.suppress(SourceInvalidError):
+        conversations = look(RULES)
+    if conversations is not None and not look_over.may_be_preferences(conversations[look_over.FIELD]):
+        return conversations
+    try:
+        preferences = look(PREFERENCE_RULES)
+    except SourceInvalidError as error:
+        # What is wrong with preferences is said as such; of other records their own first problem is.
+        if conversations is None and look_over.lacks_preferences(error):
+            return look(RULES)
+        if conversations is None:
+            raise
+        return conversations
+    known = 0 if conversations is None else look_over.usable(conversations[look_over.FIELD])
+    more = 2 * look_over.usable(preferences[look_over.FIELD]) > known
+    return preferences if conversations is None or more else conversations
 
 
 def _listed(description: Mapping[str, Any], lakehouse: Lakehouse) -> ListedSource:

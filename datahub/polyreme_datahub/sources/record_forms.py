@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from polyreme_datahub.chat_format import IMAGE_MARK
 from polyreme_datahub.errors import BadRecordError
 from polyreme_datahub.index import shapes
-from polyreme_datahub.index.sample_bytes import MIRROR_SAFE
+from polyreme_datahub.index.sample_bytes import MIRROR_SAFE, REJECTED
+from polyreme_datahub.sources.preference_forms import preference_fields, prompt_of, read_preference
 from polyreme_datahub.sources.records import (
     FOLDER_QUESTION,
     IMAGES_MAX,
+    PREFERENCE_RULES,
     RULES,
     Files,
     build_record,
     check_id,
     check_texts,
 )
+from polyreme_datahub.sources.turn_forms import (
+    CONVERSATIONS,
+    TURN_KEYS,
+    are_turns,
+    from_text,
+    rows_of,
+    seen,
+    turn_of,
+    turns_of,
+)
 from polyreme_datahub.sources.types import Looked, RawRecord
 
-CONVERSATIONS = ("conversations", "messages", "texts", "conversation")
-"""Fields that hold a list of turns."""
 TEXTS = ("text", "caption")
 """Fields that hold one text."""
 PAIRS = (
@@ -48,13 +55,6 @@ FIELDS = frozenset((*CONVERSATIONS, *TEXTS, *(name for pair in PAIRS for name in
 READ = frozenset((*FIELDS, INPUT, SYSTEM, "id", "masks", *IMAGES, *OWN))
 """Every field that is read."""
 EXPECTED = f"{', '.join((*CONVERSATIONS, *TEXTS))}, or {', '.join(f'{one} and {other}' for one, other in PAIRS)}"
-TURN_FORMS = "{role, content}, {from, value} or {user, assistant}"
-_TURN_KEYS = (("role", "content"), ("from", "value"), ("user", "assistant"))
-ROLE_NAMES = {
-    "human": "user",
-    **dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "model"), "assistant"),
-}
-"""Names of roles beside our own."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,22 +143,43 @@ def read_form(fields: Mapping[str, Any], *, images: Sequence[str] | None, where:
     """
     given = {name: value for name, value in fields.items() if not _is_nothing(value)}
     names = list(images) if images is not None else _names_of(given, where)
+    if rules >= PREFERENCE_RULES:
+        return _read_preference(fields, given, names, where=where, masks=images is None)
     used = text_fields(given, rules=rules)
     if not used:
-        raise BadRecordError(f"{where}: no text, expected {EXPECTED}", rule="text")
+        raise BadRecordError(f"{where}: {_no_text(given)}", rule="text")
     if used[0] in CONVERSATIONS:
-        turns = _turns(given[used[0]], f"{where}, {used[0]!r}")
+        turns = turns_of(given[used[0]], f"{where}, {used[0]!r}")
     else:
         _refuse_lost_image(fields, names, used, where, rules)
         turns = _turns_of_texts(given, used, names, where)
     record = {"images": names, "conversations": _with_system(turns, given, where, rules)}
     own = OWN if rules > 1 or used[0] == "conversations" else ()
     more = (*own, *(() if images is not None else ("masks",)))
-    record |= {name: _from_text(given[name]) for name in more if name in given}
+    record |= {name: from_text(given[name]) for name in more if name in given}
     read = {*used, *more, *IMAGES, "id", *((INPUT,) if used[0] == "instruction" else ()), SYSTEM}
     kind = "texts" if used[0] in TEXTS else "conversations"
     unread = (*(name for name in given if name not in read), *_unread_of_turns(given[used[0]], used[0]))
     return Form(record=record, kind=kind, unread=unread)
+
+
+def _read_preference(
+    fields: Mapping[str, Any], given: Mapping[str, Any], names: list[str], *, where: str, masks: bool
+) -> Form:
+    continued = "instruction" in preference_fields(given)
+    found = read_preference(given, where, more=given.get(INPUT, "") if continued else "")
+    _refuse_lost_image(fields, names, found.fields, where, PREFERENCE_RULES)
+    more = (*OWN, *(("masks",) if masks else ()))
+    record = {"images": names, "conversations": _with_system(found.turns, given, where, PREFERENCE_RULES)}
+    record |= {REJECTED: found.rejected, **{name: from_text(given[name]) for name in more if name in given}}
+    read = {*found.fields, *more, *IMAGES, "id", *((INPUT,) if continued else ()), SYSTEM}
+    return Form(record=record, kind="preferences", unread=tuple(name for name in given if name not in read))
+
+
+def _no_text(given: Mapping[str, Any]) -> str:
+    if preference_fields(given):
+        return "a preference, but this version holds conversations as its first records are; register them apart"
+    return f"no text, expected {EXPECTED}"
 
 
 def text_fields(names: Mapping[str, Any] | Sequence[str], *, rules: int = RULES) -> tuple[str, ...]:
@@ -205,8 +226,11 @@ def _image_value(given: Mapping[str, Any]) -> Any:
 
 def _images_of_parts(given: Mapping[str, Any]) -> Iterator[str]:
     """Yield the images that parts of turns name."""
-    turns = next((given[name] for name in CONVERSATIONS if given.get(name) is not None), None)
-    for turn in _rows(_from_text(turns)):
+    given = {name: value for name, value in given.items() if not _is_nothing(value)}
+    turns = next((given[name] for name in CONVERSATIONS if name in given), None)
+    if preference_fields(given):
+        turns = prompt_of(given)
+    for turn in rows_of(from_text(turns)):
         content = turn.get("content") if isinstance(turn, Mapping) else None
         for part in content if isinstance(content, list) else ():
             if isinstance(part, Mapping) and part.get("type") in {"image", "image_url"}:
@@ -217,18 +241,8 @@ def _images_of_parts(given: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _as_list(value: Any) -> Any:
-    value = _from_text(value)
+    value = from_text(value)
     return [] if value is None else [value] if isinstance(value, str) else value
-
-
-def _from_text(value: Any) -> Any:
-    """Return what a text of JSON says, where a container can't hold lists; any other value as it is."""
-    if isinstance(value, str) and value.lstrip().startswith(("[", "{", "true", "false")):
-        try:
-            return json.loads(value)
-        except (ValueError, RecursionError):
-            return value
-    return value
 
 
 def _is_nothing(value: Any) -> bool:
@@ -258,23 +272,18 @@ def _turns_of_texts(
     given: Mapping[str, Any], used: Sequence[str], names: Sequence[str], where: str
 ) -> list[dict[str, str]]:
     texts = [given[name] for name in used]
-    if len(used) > 1 and all(map(_are_turns, texts)):  # as TRL has them
-        return [turn for name in used for turn in _turns(given[name], f"{where}, {name!r}")]
+    if len(used) > 1 and all(map(are_turns, texts)):  # as TRL has them
+        return [turn for name in used for turn in turns_of(given[name], f"{where}, {name!r}")]
     for name, text in zip(used, texts, strict=True):
         if not isinstance(text, str) or not text.strip():
-            raise BadRecordError(f"{where}, {name!r}: {_seen(text)}, expected text", rule="text")
+            raise BadRecordError(f"{where}, {name!r}: {seen(text)}, expected text", rule="text")
     if len(used) > 1:
         more = given.get(INPUT) if used[0] == "instruction" else None
         question = texts[0] if not more else f"{texts[0]}\n{more}"
-        return [_turn("user", question), _turn("assistant", texts[1])]
+        return [turn_of("user", question), turn_of("assistant", texts[1])]
     if names:
-        return [_turn("user", FOLDER_QUESTION), _turn("assistant", texts[0].strip())]
-    return [_turn("assistant", texts[0])]
-
-
-def _are_turns(value: Any) -> bool:
-    value = _from_text(value)
-    return isinstance(value, list) and bool(value) and all(isinstance(turn, Mapping) for turn in value)
+        return [turn_of("user", FOLDER_QUESTION), turn_of("assistant", texts[0].strip())]
+    return [turn_of("assistant", texts[0])]
 
 
 def _with_system(turns: list[dict[str, str]], given: Mapping[str, Any], where: str, rules: int) -> list[dict[str, str]]:
@@ -283,90 +292,24 @@ def _with_system(turns: list[dict[str, str]], given: Mapping[str, Any], where: s
         return turns
     if not isinstance(system, str) or any(turn["role"] == "system" for turn in turns):
         raise BadRecordError(
-            f"{where}, {SYSTEM!r}: {_seen(system)}, expected text, and no system turn beside it", rule="conversations"
+            f"{where}, {SYSTEM!r}: {seen(system)}, expected text, and no system turn beside it", rule="conversations"
         )
-    return [_turn("system", system), *turns]
-
-
-def _turns(value: Any, where: str) -> list[dict[str, str]]:
-    value = _from_text(value)
-    rows = _rows(value)
-    if not rows and not isinstance(value, list):
-        raise BadRecordError(f"{where}: {_seen(value)}, expected a list of turns", rule="conversations")
-    turns: list[dict[str, str]] = []
-    for number, turn in enumerate(rows, start=1):
-        turns += _one(turn, f"{where}, turn {number}")
-    return turns
-
-
-def _rows(value: Any) -> list[Any]:
-    """Return a list of turns: also of lists by key, as ``datasets`` stores a sequence of objects."""
-    if isinstance(value, list):
-        return value
-    if isinstance(value, Mapping):
-        keys = next((keys for keys in _TURN_KEYS if set(keys) <= set(value)), ())
-        columns = [value[key] for key in keys]
-        if columns and all(isinstance(column, list) and len(column) == len(columns[0]) for column in columns):
-            return [dict(zip(keys, row, strict=True)) for row in zip(*columns, strict=True)]
-    return []
-
-
-def _one(turn: Any, where: str) -> list[dict[str, str]]:
-    """Return a turn, or the question and the answer of a pair."""
-    keys = next((keys for keys in _TURN_KEYS if set(keys) <= set(turn)), ()) if isinstance(turn, Mapping) else ()
-    if not keys:
-        raise BadRecordError(f"{where}: {_seen(turn)}, expected {TURN_FORMS}", rule="conversations")
-    if keys == ("user", "assistant"):
-        return [_turn(role, _content(turn[role], where)) for role in keys]
-    return [_turn(_role(turn[keys[0]], where), _content(turn[keys[1]], where))]
-
-
-def _content(content: Any, where: str) -> str:
-    """Return a turn's text: that of its parts, with a mark for each image."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise BadRecordError(f"{where}: {_seen(content)}, expected text or a list of parts", rule="conversations")
-    texts = []
-    for part in content:
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind == "text" and isinstance(part.get("text"), str):
-            texts.append(part["text"])
-        elif kind in {"image", "image_url"}:
-            texts.append(IMAGE_MARK)
-        else:
-            raise BadRecordError(
-                f"{where}: part is {_seen(part)}, expected {{type: text, text}} or {{type: image}}",
-                rule="conversations",
-            )
-    return "".join(texts)
+    return [turn_of("system", system), *turns]
 
 
 def _unread_of_turns(value: Any, field: str) -> list[str]:
     """Return the fields of turns that are not read, such as ``weight``."""
-    known = {key for keys in _TURN_KEYS for key in keys}
+    known = {key for keys in TURN_KEYS for key in keys}
     names: dict[str, None] = {}
-    for turn in _rows(_from_text(value)) if field in CONVERSATIONS else ():
+    for turn in rows_of(from_text(value)) if field in CONVERSATIONS else ():
         if isinstance(turn, Mapping):
             names |= dict.fromkeys(f"{field}[].{key}" for key, held in turn.items() if key not in known and held)
     return list(names)
 
 
 def _kind(kind: str, *, images: bool) -> str:
+    if kind == "preferences":
+        return "preferences with images" if images else "preferences without images"
     if kind == "texts":
         return "images with texts" if images else "texts without images"
     return "conversations with images" if images else "conversations without images"
-
-
-def _role(name: Any, where: str) -> str:
-    if not isinstance(name, str):
-        raise BadRecordError(f"{where}: role is {_seen(name)}, expected text", rule="conversations")
-    return ROLE_NAMES.get(name, name)
-
-
-def _turn(role: str, content: str) -> dict[str, str]:
-    return {"role": role, "content": content}
-
-
-def _seen(value: Any) -> str:
-    return "nothing" if value is None else reprlib.repr(value)

@@ -10,7 +10,7 @@ from polyreme_datahub.chat_format import IMAGE_MARK
 from polyreme_datahub.digests import digest_bytes
 from polyreme_datahub.errors import BadRecordError
 from polyreme_datahub.index import shapes
-from polyreme_datahub.index.sample_bytes import MIRROR_SAFE
+from polyreme_datahub.index.sample_bytes import MIRROR_SAFE, REJECTED
 from polyreme_datahub.sources.names import shown
 from polyreme_datahub.sources.types import ROLES, RawRecord
 
@@ -26,9 +26,9 @@ TURNS_MAX = 256
 ID_CHARACTERS_MAX = 512
 VERTICES_MAX = 256
 """Corners of a polygon."""
-RULES = 2
+RULES, PREFERENCE_RULES = 2, 3
 """Of records. A version keeps those under which it was registered: 1 read fewer fields, and took white space as an
-answer."""
+answer; 3 is 2 where each record has a rejected answer, too."""
 
 
 class Files(Protocol):
@@ -140,7 +140,8 @@ def _build(content: Mapping[str, Any], sample_id: str, files: Files, rules: int)
     found = {
         field: _shapes(field, content[field], len(paths)) for field in shapes.FIELDS if content.get(field, []) != []
     }
-    shapes.check_marks(turns, found)
+    rejected = _rejected(content, turns) if rules >= PREFERENCE_RULES else {}
+    shapes.check_marks([*turns, *({"content": text} for text in rejected.values())], found)
     safe = content.get(MIRROR_SAFE)
     if MIRROR_SAFE in content and not isinstance(safe, bool):
         raise BadRecordError(f"{MIRROR_SAFE} is {reprlib.repr(safe)}, expected true or false", rule="fields")
@@ -153,6 +154,7 @@ def _build(content: Mapping[str, Any], sample_id: str, files: Files, rules: int)
         "conversations": turns,
         **found,
         **({} if safe is None else {MIRROR_SAFE: safe}),
+        **rejected,
     }
     return RawRecord(sample_id=sample_id, content=record, blobs=[*blobs, *(b for b in mask_blobs if b is not None)])
 
@@ -174,7 +176,7 @@ def _turns(value: Any, images: int, rules: int) -> list[dict[str, str]]:
         marks += turn["content"].count(IMAGE_MARK)
         turns.append({"role": turn["role"], "content": turn["content"]})
     answers = [turn["content"] for turn in turns if turn["role"] == "assistant"]
-    if not any(answer.strip() if rules > 1 else answer for answer in answers):
+    if rules < PREFERENCE_RULES and not any(answer.strip() if rules > 1 else answer for answer in answers):
         raise BadRecordError(
             "conversations has no assistant turn with text, so there is nothing to learn", rule="conversations"
         )
@@ -184,6 +186,28 @@ def _turns(value: Any, images: int, rules: int) -> list[dict[str, str]]:
             rule="images",
         )
     return turns
+
+
+def _rejected(content: Mapping[str, Any], turns: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Return the field of the rejected answer, after what the chosen one has to be."""
+    rejected, (*prompt, last) = content.get(REJECTED), turns
+    if not isinstance(rejected, str) or not _is_unicode(rejected):
+        raise BadRecordError(f"{REJECTED} is {reprlib.repr(rejected)}, expected text", rule="preference")
+    problem = ""
+    if last["role"] != "assistant":
+        problem = f"the last turn is of {last['role']}, expected the chosen answer"
+    elif not prompt or prompt[-1]["role"] != "user":
+        before = f"a turn of {prompt[-1]['role']}" if prompt else "nothing"
+        problem = f"the prompt ends with {before}, expected a turn of the user"
+    elif not last["content"].strip() or not rejected.strip():
+        problem = f"the {'rejected' if last['content'].strip() else 'chosen'} answer is empty, expected text"
+    elif last["content"].strip() == rejected.strip():
+        problem = "the chosen and the rejected answer are the same, so neither can be preferred"
+    elif IMAGE_MARK in last["content"] or IMAGE_MARK in rejected:
+        problem = f"an answer shows an image ({IMAGE_MARK}), expected images in the prompt alone"
+    if problem:
+        raise BadRecordError(f"preference: {problem}", rule="preference")
+    return {REJECTED: rejected}
 
 
 _COORDINATES = {

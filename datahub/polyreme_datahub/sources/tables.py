@@ -16,8 +16,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 from polyreme_datahub.digests import digest_bytes
 from polyreme_datahub.errors import BadRecordError, SourceInvalidError
-from polyreme_datahub.sources.record_forms import CONVERSATIONS, EXPECTED, IMAGES, OWN, PAIRS, READ, text_fields
-from polyreme_datahub.sources.records import RULES
+from polyreme_datahub.sources.preference_forms import ANSWERS, preference_fields
+from polyreme_datahub.sources.preference_forms import EXPECTED as PREFERENCE
+from polyreme_datahub.sources.record_forms import EXPECTED, IMAGES, OWN, PAIRS, READ, text_fields
+from polyreme_datahub.sources.records import PREFERENCE_RULES, RULES
+from polyreme_datahub.sources.turn_forms import CONVERSATIONS
 
 if TYPE_CHECKING:
     import pyarrow
@@ -111,15 +114,15 @@ def columns_of(schema: pyarrow.Schema, *, file: str, rules: int = RULES) -> Colu
     Raises:
         SourceInvalidError: If there is no text, or a column has another type.
     """
-    texts = text_fields(schema.names, rules=rules)
+    is_preference = rules >= PREFERENCE_RULES
+    texts = preference_fields(schema.names) if is_preference else text_fields(schema.names, rules=rules)
     twice = [name for name in sorted(READ) if len(schema.get_all_field_indices(name)) > 1]
     images = [name for name in (IMAGES if rules > 1 else ("images", "image")) if name in schema.names]
     if twice or len(images) > 1:
         raise _refused(file, f"has two columns {' and '.join(map(repr, twice or images))}, expected one")
     if not texts:
-        raise _refused(
-            file, f"has the columns {', '.join(schema.names)}, expected one of {EXPECTED}, and perhaps image(s)"
-        )
+        expected = PREFERENCE if is_preference else f"one of {EXPECTED}"
+        raise _refused(file, f"has the columns {', '.join(schema.names)}, expected {expected}, and perhaps image(s)")
     read = (READ - {*IMAGES, "masks"}) if rules > 1 else {*texts, "id"}
     fields = [*texts, *(name for name in schema.names if name in read and name not in texts)]
     for name in (*fields, *images):
@@ -305,6 +308,8 @@ def _expected(name: str, kind: pyarrow.DataType) -> str:
         number = types.is_integer(value) or types.is_floating(value)
         return "" if _is_text(value) or number else "string or integer"
     if name in OWN:
+        return ""
+    if name in ANSWERS and (_is_list(kind) or types.is_struct(kind)):
         return ""
     pair = name in {one for names in PAIRS for one in names} and _is_list(kind)
     return "" if pair or _is_text(value) else "string"

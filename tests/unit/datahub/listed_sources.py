@@ -34,9 +34,9 @@ class Shelf:
 
     def add(self, path: Path | str) -> Source:
         """List a source and look at its records."""
-        source = self.opened(path)
-        self.description = {**self.description, "looked": look_at(self.description, self.lakehouse, self.records)}
-        return source
+        self.opened(path)
+        self.description = look_at(self.description, self.lakehouse, self.records)
+        return open_source(self.description, self.lakehouse)
 
     def read(self, path: Path | str) -> list[RawRecord]:
         """Read all records of a source."""

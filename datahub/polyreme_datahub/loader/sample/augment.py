@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from polyreme_datahub.index.sample_bytes import MIRROR_SAFE
+from polyreme_datahub.index.sample_bytes import MIRROR_SAFE, texts_of
 from polyreme_datahub.index.shapes import vertices_of
 from polyreme_datahub.loader.sample.pixels import Box, ColorChange, ImageChange, unchanged
 
@@ -226,7 +226,7 @@ def text_rules(record: Mapping[str, Any], settings: AugmentSettings | None) -> T
     """
     if settings is None or not settings.moves:
         return NOTHING_FORBIDDEN
-    texts = [turn["content"] for turn in record["conversations"]]
+    texts = texts_of(record)
     for rule in COORDINATES:
         if geometry := _found(rule, texts, "its text holds coordinates"):
             return TextRules(geometry=geometry, mirror=geometry)

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from polyreme_datahub.index.format import BY_CONVOLUTION
 from polyreme_datahub.index.pieces import piece_at
 from polyreme_datahub.index.sample_bytes import GRIDS, RECORD_FILE, check_of, member_files
-from polyreme_datahub.index.shapes import FIELDS, moved_shapes, shapes_of, written_turns
+from polyreme_datahub.index.shapes import FIELDS, moved_shapes, shapes_of
 from polyreme_datahub.loader.sample.augment import NOTHING_FORBIDDEN, TextRules, Visit, change_at, text_rules
 from polyreme_datahub.loader.sample.pixels import (
     CHANNELS,
@@ -157,12 +157,11 @@ class SampleReader:
         grids_I2: npt.NDArray[np.int32],
     ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint8], list[list[int]]]:
         """Return the tokens, a one for each that is learned, and the tokens of each image."""
-        from polyreme_datahub.tokens import encode_conversation, open_tokenizer, token_arrays
+        from polyreme_datahub.tokens import encode_record, open_tokenizer, token_arrays
 
         cells = [int(rows) * int(columns) // self._merge**2 for rows, columns in grids_I2]
-        turns = written_turns(record["conversations"], shapes, sizes) if shapes else record["conversations"]
         tokenizer = open_tokenizer(self._tokenizer.digest, self._tokenizer.data)
-        encoded = encode_conversation(tokenizer, turns, cells)
+        encoded = encode_record(tokenizer, record, shapes, sizes, cells)
         return *token_arrays(encoded), encoded["images"]
 
     def _patches(

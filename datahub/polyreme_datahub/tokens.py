@@ -186,7 +186,7 @@ def encode_record(
 def encode_preference(
     tokenizer: TextTokenizer, turns: Sequence[Mapping[str, str]], rejected: str, cells: Sequence[int]
 ) -> dict[str, Any]:
-    """Encode a prompt with two answers, of which the last turn is the chosen one; returns as ``encode_conversation``.
+    """Encode a prompt with two answers; the last turn is the chosen one. Returns as ``encode_conversation``.
 
     Raises:
         BadRecordError: As there, or if the prompt ends with an image's token, which can't be repeated.

@@ -274,7 +274,7 @@ def look_at(description: Mapping[str, Any], lakehouse: Lakehouse, records: int) 
     try:
         preferences = look(PREFERENCE_RULES)
     except SourceInvalidError as error:
-        # What is wrong with preferences is said as such; of other records their own first problem is.
+        # A source of preferences that are all bad reports the first problem of a preference.
         if conversations is None and look_over.lacks_preferences(error):
             return look(RULES)
         if conversations is None:

@@ -38,8 +38,6 @@ from polyreme_datahub.chat_format import (
     format_of_template,
 )
 from polyreme_datahub.errors import BadRecordError, IndexDamagedError
-from polyreme_datahub.index.sample_bytes import REJECTED
-from polyreme_datahub.index.shapes import written_turns
 from polyreme_datahub.tokenizer_file import split_template
 
 SPECIALS = (PAD, END, MEDIA, *(getattr(OWN_TEMPLATE, role).before for role in ROLES))
@@ -152,35 +150,6 @@ def open_tokenizer(digest: str, data: bytes) -> TextTokenizer:
         _OPEN.clear()
         _OPEN[digest] = opened
     return opened
-
-
-def encode_record(
-    tokenizer: TextTokenizer,
-    record: Mapping[str, Any],
-    shapes: Mapping[str, Sequence[Any]],
-    sizes: Sequence[tuple[int, int]],
-    cells: Sequence[int],
-) -> dict[str, Any]:
-    """Encode a record's conversation, or its preference, with the coordinates of its shapes.
-
-    Args:
-        tokenizer: The tokenizer.
-        record: As its source gave it.
-        shapes: Boxes, points and polygons, in pixels of their pages.
-        sizes: Width and height of each page.
-        cells: Media tokens of each page.
-
-    Returns:
-        As ``encode_conversation``.
-
-    Raises:
-        BadRecordError: As ``encode_conversation``.
-    """
-    turns = written_turns(record["conversations"], shapes, sizes)
-    if REJECTED not in record:
-        return encode_conversation(tokenizer, turns, cells)
-    [rejected] = written_turns([{"content": record[REJECTED]}], shapes, sizes)
-    return encode_preference(tokenizer, turns, rejected["content"], cells)
 
 
 def encode_preference(

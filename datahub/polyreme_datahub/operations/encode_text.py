@@ -11,7 +11,8 @@ from polyreme_datahub.index.sample_bytes import check_of
 from polyreme_datahub.index.shapes import shapes_of
 from polyreme_datahub.operations.declare import RECORD, operation
 from polyreme_datahub.operations.values import Value
-from polyreme_datahub.tokens import encode_record, open_tokenizer, token_arrays
+from polyreme_datahub.record_tokens import encode_record
+from polyreme_datahub.tokens import open_tokenizer, token_arrays
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

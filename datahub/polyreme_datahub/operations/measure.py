@@ -9,7 +9,8 @@ from polyreme_datahub.digests import digest_value
 from polyreme_datahub.operations.declare import RECORD, operation
 from polyreme_datahub.operations.fit_pages import ComposeParameters, fitting_size
 from polyreme_datahub.operations.values import Value
-from polyreme_datahub.tokens import encode_record, open_tokenizer
+from polyreme_datahub.record_tokens import encode_record
+from polyreme_datahub.tokens import open_tokenizer
 
 
 @operation("measure", 1, inputs=(RECORD, "decode", "tokenizer"), blobs=("tokenizer",), parameters=ComposeParameters)

@@ -20,6 +20,7 @@ from polyreme_datahub.index.sample_bytes import REJECTED, check_of
 from polyreme_datahub.index.shapes import shapes_of
 from polyreme_datahub.index.write import IndexedSample, write_shards
 from polyreme_datahub.job_data import ImageSizes
+from polyreme_datahub.record_tokens import encode_record
 from polyreme_datahub.registry.datasets import DatasetVersion
 from polyreme_datahub.registry.rows import IndexRow, Letter, OperationCount
 from polyreme_datahub.registry.work_items import WorkItem
@@ -30,7 +31,7 @@ from polyreme_datahub.runner.inputs import Inputs
 from polyreme_datahub.runner.sealing import Group
 from polyreme_datahub.runner.walk import PAGE, Walk, Walked
 from polyreme_datahub.sources.open import holds_preferences
-from polyreme_datahub.tokens import TextTokenizer, encode_record, token_arrays
+from polyreme_datahub.tokens import TextTokenizer, token_arrays
 
 INDEX = "index"
 VERSION = 4

@@ -157,7 +157,8 @@ class SampleReader:
         grids_I2: npt.NDArray[np.int32],
     ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint8], list[list[int]]]:
         """Return the tokens, a one for each that is learned, and the tokens of each image."""
-        from polyreme_datahub.tokens import encode_record, open_tokenizer, token_arrays
+        from polyreme_datahub.record_tokens import encode_record
+        from polyreme_datahub.tokens import open_tokenizer, token_arrays
 
         cells = [int(rows) * int(columns) // self._merge**2 for rows, columns in grids_I2]
         tokenizer = open_tokenizer(self._tokenizer.digest, self._tokenizer.data)

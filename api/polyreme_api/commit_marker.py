@@ -50,6 +50,18 @@ class SavedFile(BaseModel):
         return self
 
 
+class SavedAdapters(BaseModel):
+    """What a checkpoint that holds adapters alone is of."""
+
+    model_config = ConfigDict(frozen=True, alias_generator=to_camel, populate_by_name=True)
+
+    rank: int
+    alpha: float
+    targets: tuple[str, ...]
+    base: str
+    """Digest of the frozen weights that they were trained beside."""
+
+
 class CommitMarker(BaseModel):
     """``COMMIT.json``."""
 
@@ -68,6 +80,8 @@ class CommitMarker(BaseModel):
     plan: dict[str, Any] = Field(default_factory=dict)
     """That plan, for people: a load asks nothing of it, since any layout reads what any other wrote."""
     files: dict[str, SavedFile]
+    adapters: SavedAdapters | None = Field(default=None, exclude_if=lambda adapters: adapters is None)
+    """None if it holds the whole model."""
     loader: dict[str, Any]
     """State of the data source after ``step``."""
     committed_at_s: float

@@ -17,6 +17,7 @@ import math
 from collections.abc import Mapping
 
 from polyreme_api.errors import InvalidConfigError
+from polyreme_planner.adapters import Adapters
 from polyreme_planner.flops import BACKWARD_MOVES, Mix, core_flops, forward_flops, forward_moves, launches
 from polyreme_planner.hardware import Group, Hardware, Numerics, Pattern
 from polyreme_planner.layout import Layout
@@ -117,6 +118,8 @@ class Setting:
     mix: Mix
     hardware: Hardware
     numerics: Numerics
+    adapters: Adapters | None = None
+    """Adapters that are trained in the place of the model."""
     measured: Measured | None = None
     framework: Framework = TRAINER
     """The training framework: what it sends and what it overlaps."""

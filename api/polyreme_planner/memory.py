@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 
+from polyreme_planner.adapters import adapter_parameters, inner_numbers
 from polyreme_planner.costs import Recompute, Setting
 from polyreme_planner.hardware import GIB
 from polyreme_planner.layout import Layout
@@ -99,22 +101,33 @@ def kept_numbers(shape: ModelShape, *, recompute: Recompute) -> Mapping[Part, fl
     }
 
 
+def _kept_numbers(setting: Setting, *, recompute: Recompute) -> Mapping[Part, float]:
+    """Count the same for a job: adapters keep what A made of each token, and of a frozen tower nothing is kept."""
+    kept = kept_numbers(setting.shape, recompute=recompute)
+    if setting.adapters is None:
+        return kept
+    added = dict.fromkeys(kept, 0) if recompute is Recompute.FULL else inner_numbers(setting.shape, setting.adapters)
+    return {part: numbers + added[part] for part, numbers in kept.items()} | {Part.TOWER: 0}
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Held:
-    """Weights that a rank computes with [scalars]."""
+class Held:
+    """Weights that a rank trains [scalars]."""
 
     common: float
     """Of all ranks of the dense mesh's slice."""
     matrices: float
     """Those of them in matrices of layers."""
     routed: float
+    frozen: float = 0.0
+    """Weights that it only computes with."""
     unit: tuple[float, float] = (0.0, 0.0)
     """The largest part that is gathered at once with sharded parameters: of the former, and routed ones."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _StageBytes:
-    held: _Held
+    held: Held
     kept: float
 
 
@@ -158,45 +171,29 @@ def memory_of(
     return dataclasses.replace(fullest, start_bytes=max(memory.start_bytes for memory in found))
 
 
-@functools.lru_cache(maxsize=SHAPES_KEPT)
-def held_parameters(shape: ModelShape) -> tuple[int, int]:
-    """Count the parameters of a model that all ranks of a stage hold, and the routed experts'."""
-    parameters, parts = part_parameters(shape), all_parts(shape)
-    return sum(parameters[part].common for part in parts), sum(parameters[part].routed for part in parts)
-
-
 def least_states(setting: Setting) -> Callable[[Layout], float]:
     """Return a lower bound for the state of a layout's fullest rank, whatever the split [bytes].
 
     It is the mean over the pipeline's ranks.
     """
-    common, routed = held_parameters(setting.shape)
-    parameters = part_parameters(setting.shape)
-    matrices = sum(parameters[part].matrices for part in all_parts(setting.shape))
 
     def least(layout: Layout) -> float:
-        held = _Held(
-            common=common / layout.tp / layout.pp,
-            matrices=matrices / layout.tp / layout.pp,
-            routed=routed / layout.ep / layout.pp,
-        )
-        return sum(_state_bytes(setting, layout, held))
+        return sum(_state_bytes(setting, layout, mean_held(setting, layout)))
 
     return least
 
 
 def update_bytes(setting: Setting, layout: Layout) -> float:
     """Compute what the mean rank reads and writes in the update: all that it updates, each number twice."""
-    common, routed = held_parameters(setting.shape)
-    numerics = setting.numerics
+    held, numerics = mean_held(setting, layout), setting.numerics
     copies = (1, 1)
     if numerics.sharded_optimizer or numerics.sharded_parameters:
         copies = _copies(layout)
-    updated = common / layout.tp / layout.pp / copies[0] + routed / layout.ep / layout.pp / copies[1]
+    updated = held.common / copies[0] + held.routed / copies[1]
     return 2 * updated * (numerics.weight_bytes + numerics.gradient_bytes + numerics.optimizer_bytes)
 
 
-def _state_bytes(setting: Setting, layout: Layout, held: _Held) -> tuple[float, float, float]:
+def _state_bytes(setting: Setting, layout: Layout, held: Held) -> tuple[float, float, float]:
     """Compute the bytes of weights, gradients and the optimizer's state."""
     if setting.numerics.sharded_parameters:
         return _row_bytes(setting, layout, held)
@@ -205,13 +202,13 @@ def _state_bytes(setting: Setting, layout: Layout, held: _Held) -> tuple[float, 
     # A rank keeps gradients of everything that it holds, and the reduced sums of its own shares.
     shares = sum(part / ranks for part, ranks in zip((held.common, held.routed), copies, strict=True) if ranks > 1)
     return (
-        numerics.weight_bytes * (held.common + held.routed),
+        numerics.weight_bytes * (held.common + held.routed + held.frozen),
         numerics.gradient_bytes * (held.common + held.routed) + FLOAT32_BYTES * shares,
         _moment_bytes(setting, held, copies),
     )
 
 
-def _moment_bytes(setting: Setting, held: _Held, copies: tuple[int, int]) -> float:
+def _moment_bytes(setting: Setting, held: Held, copies: tuple[int, int]) -> float:
     numerics = setting.numerics
     of_matrices = numerics.optimizer_bytes
     if numerics.matrix_optimizer_bytes is not None:
@@ -220,7 +217,7 @@ def _moment_bytes(setting: Setting, held: _Held, copies: tuple[int, int]) -> flo
     return (rest + of_matrices * held.matrices) / copies[0] + of_matrices * held.routed / copies[1]
 
 
-def _row_bytes(setting: Setting, layout: Layout, held: _Held) -> tuple[float, float, float]:
+def _row_bytes(setting: Setting, layout: Layout, held: Held) -> tuple[float, float, float]:
     """The same with sharded parameters: rows of weights, sums and moments in float32.
 
     Parts that no other rank shares are held as usual.
@@ -240,7 +237,7 @@ def _row_bytes(setting: Setting, layout: Layout, held: _Held) -> tuple[float, fl
     return weights, gradients, moments
 
 
-def _gathered_bytes(setting: Setting, layout: Layout, held: _Held) -> float:
+def _gathered_bytes(setting: Setting, layout: Layout, held: Held) -> float:
     """Compute what is gathered at once of sharded parameters.
 
     torch holds the unit that runs, the next one, and the receive buffer of that one; a unit's gradients, and the buffer
@@ -258,13 +255,7 @@ def _copies(layout: Layout) -> tuple[int, int]:
 
 
 def _rank_memory(setting: Setting, layout: Layout, stages: list[_StageBytes], *, held: float, logits: float) -> Memory:
-    of = [stage.held for stage in stages]
-    together = _Held(
-        common=sum(stage.common for stage in of),
-        matrices=sum(stage.matrices for stage in of),
-        routed=sum(stage.routed for stage in of),
-        unit=max((stage.unit for stage in of), key=sum),
-    )
+    together = _sum([stage.held for stage in stages])
     weights, gradients, moments = _state_bytes(setting, layout, together)
     return Memory(
         weights_bytes=round(weights),
@@ -280,11 +271,11 @@ def _rank_memory(setting: Setting, layout: Layout, stages: list[_StageBytes], *,
 def _stage_bytes(
     setting: Setting, layout: Layout, *, packs: int, recompute: Recompute, split: Split
 ) -> list[_StageBytes]:
-    parameters, kept = part_parameters(setting.shape), kept_numbers(setting.shape, recompute=recompute)
+    parameters, kept = part_parameters(setting.shape), _kept_numbers(setting, recompute=recompute)
     tokens = packs * setting.mix.sequence_tokens / (layout.cp * layout.tp)
     number = setting.numerics.activation_bytes
     streams = dict.fromkeys(Part, tokens) | {Part.TOWER: tokens * setting.mix.patches_per_token(setting.shape)}
-    units = {part: _unit(setting, layout, part, of) for part, of in parameters.items()}
+    of_part = {part: _held(setting, layout, part) for part in parameters}
     held_numbers = {part: kept[part] * streams[part] for part in parameters}
     layers = layer_parts(setting.shape)
     stages, begin = [], 0
@@ -293,14 +284,43 @@ def _stage_bytes(
         begin += count
         parts += [Part.TOWER, Part.EMBEDDING] if at == 0 else []
         parts += [Part.HEAD] if at == len(split) - 1 else []
-        held = _Held(
-            common=sum(parameters[part].common for part in parts) / layout.tp,
-            matrices=sum(parameters[part].matrices for part in parts) / layout.tp,
-            routed=sum(parameters[part].routed for part in parts) / layout.ep,
-            unit=max((units[part] for part in parts), key=sum),
-        )
+        held = _sum([of_part[part] for part in parts])
         stages.append(_StageBytes(held, kept=sum(held_numbers[part] for part in parts) * number))
     return stages
+
+
+def _held(setting: Setting, layout: Layout, part: Part) -> Held:
+    """Count what a rank holds of one part: with adapters, all of the model is frozen."""
+    parameters = part_parameters(setting.shape)[part]
+    common, routed = parameters.common / layout.tp, parameters.routed / layout.ep
+    if setting.adapters is None:
+        unit = _unit(setting, layout, part, parameters)
+        return Held(common=common, matrices=parameters.matrices / layout.tp, routed=routed, unit=unit)
+    added, of_experts = adapter_parameters(setting.shape, setting.adapters, part, tp=layout.tp)
+    return Held(common=added, matrices=added, routed=of_experts / layout.ep, frozen=common + routed)
+
+
+def _sum(parts: Sequence[Held]) -> Held:
+    """Add parts up; of the units, take the largest."""
+    return Held(
+        common=sum(part.common for part in parts),
+        matrices=sum(part.matrices for part in parts),
+        routed=sum(part.routed for part in parts),
+        frozen=sum(part.frozen for part in parts),
+        unit=max((part.unit for part in parts), key=sum),
+    )
+
+
+def mean_held(setting: Setting, layout: Layout) -> Held:
+    """Count what the mean rank of a pipeline holds."""
+    kinds = Counter(all_parts(setting.shape))
+    held = [(count / layout.pp, _held(setting, layout, part)) for part, count in kinds.items()]
+    return Held(
+        common=sum(times * part.common for times, part in held),
+        matrices=sum(times * part.matrices for times, part in held),
+        routed=sum(times * part.routed for times, part in held),
+        frozen=sum(times * part.frozen for times, part in held),
+    )
 
 
 def _unit(setting: Setting, layout: Layout, part: Part, parameters: Parameters) -> tuple[float, float]:
@@ -312,7 +332,7 @@ def _unit(setting: Setting, layout: Layout, part: Part, parameters: Parameters) 
 def _layer_bytes(setting: Setting, layout: Layout, *, packs: int) -> float:
     """Compute what the fullest layer holds only while it is recomputed."""
     shape = setting.shape
-    kept = kept_numbers(shape, recompute=Recompute.NONE)
+    kept = _kept_numbers(setting, recompute=Recompute.NONE)
     tokens = packs * setting.mix.sequence_tokens / (layout.cp * layout.tp)
     layers = [kept[part] for part in layer_parts(shape)]
     block = kept[Part.TOWER] / max(1, shape.vision.layers) * setting.mix.patches_per_token(shape)
@@ -324,5 +344,6 @@ def _logits_bytes(setting: Setting, layout: Layout, *, packs: int) -> float:
     words, number = setting.shape.decoder.vocabulary / layout.tp, setting.numerics.activation_bytes
     # Float32 numbers become their own gradient; in another type they are made before, and handed on afterwards.
     logit = FLOAT32_BYTES if number == FLOAT32_BYTES else FLOAT32_BYTES + 2 * number
-    head_gradient = FLOAT32_BYTES * words * setting.shape.decoder.width  # held until the backward of its microbatch
+    # Held until the backward of its microbatch.
+    head_gradient = FLOAT32_BYTES * words * setting.shape.decoder.width if setting.adapters is None else 0
     return logit * min(tokens * words, LOGITS_MAX) + head_gradient

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from polyreme_api.job.model import Training
+from polyreme_planner.adapters import adapter_parameters, adapters_of
 from polyreme_planner.hardware import Precision
 from polyreme_planner.model_parts import all_parts, part_parameters
 from polyreme_planner.shapes import ModelShape
 
 SHARDED_FROM_BYTES = 1 << 30
-"""State of a whole model above which ranks shard its update by default."""
+"""State of a whole model, or of its adapters, above which ranks shard its update by default."""
 
 
 def state_bytes(precision: Precision) -> int:
@@ -29,6 +30,8 @@ def divides_update(training: Training, shape: ModelShape, precision: Precision) 
     """Whether ranks that hold the same weights shard their update (ZeRO-1)."""
     if training.optimizer.state_sharding != "Auto":
         return training.optimizer.state_sharding == "Sharded"
-    parameters = part_parameters(shape)
-    whole = sum(parameters[part].common + parameters[part].routed for part in all_parts(shape))
+    parameters, adapters = part_parameters(shape), adapters_of(training)
+    whole: float = sum(parameters[part].common + parameters[part].routed for part in all_parts(shape))
+    if adapters is not None:
+        whole = sum(sum(adapter_parameters(shape, adapters, part)) for part in all_parts(shape))
     return whole * state_bytes(precision) > SHARDED_FROM_BYTES

@@ -8,6 +8,7 @@ from typing import Any
 
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.labels import RESOURCE_DEVICE
+from polyreme_planner.adapters import adapters_of
 from polyreme_planner.costs import Recompute, Setting
 from polyreme_planner.curriculum import kinds_of_packs
 from polyreme_planner.flops import Mix
@@ -37,6 +38,7 @@ def setting_of(spec: TrainingJobSpec, shape: ModelShape, *, pack_tokens: int | N
         mix=mix_of(shape, tokens),
         hardware=hardware_of(spec),
         numerics=numerics_of(spec, shape),
+        adapters=adapters_of(spec.training),
     )
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from polyreme_planner.costs import Recompute, Setting, part_times, transfer_s
 from polyreme_planner.hardware import Pattern
 from polyreme_planner.layout import Layout, divisors, gives_each_packs, misfits, packs_of_rank, ulysses_degree
-from polyreme_planner.memory import Memory, held_parameters, memory_of, update_bytes
+from polyreme_planner.memory import Memory, mean_held, memory_of, update_bytes
 from polyreme_planner.model_parts import all_parts
 from polyreme_planner.pipeline_simulation import Program, Simulated, program
 from polyreme_planner.schedules import V_SHAPED, Schedule, ranks_of_stages, schedule_misfits, stages_per_rank
@@ -147,7 +147,6 @@ class Pricer:
         self._layers_s: dict[tuple[Layout, int, Recompute], float] = {}
         self._ends: dict[tuple[Layout, int, bool], tuple[float, dict[Moment, float]]] = {}
         self._counts = collections.Counter(all_parts(setting.shape))
-        self._common, self._routed = held_parameters(setting.shape)
 
     def bound_s(self, layout: Layout, packs_per_rank: int) -> float:
         """Bound a layout's step from below, whatever its schedule: products and exchanges of the mean rank [seconds].
@@ -314,11 +313,12 @@ class Pricer:
         key = (layout, microbatches, signalled)
         if key not in self._ends:
             took_s: dict[Moment, float] = {}
+            trained = mean_held(self.setting, layout)
             found = step_exchanges(
                 layout,
                 self.setting.numerics,
-                common=self._common / layout.tp / layout.pp,
-                routed=self._routed / layout.ep / layout.pp,
+                common=trained.common,
+                routed=trained.routed,
                 microbatches=microbatches,
                 signalled=signalled,
             )

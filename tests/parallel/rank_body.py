@@ -27,6 +27,7 @@ from polyreme_api.job import TrainingJobSpec
 from polyreme_api.progress import ProgressRecord
 from polyreme_datahub.loader.open import open_packs, sleep_really
 from polyreme_datahub.loader.order.balance import StepSplit
+from polyreme_planner.adapters import Adapters, Target
 from polyreme_planner.costs import Recompute
 from polyreme_planner.curriculum import CurriculumStage, Learner, OwnRate
 from polyreme_planner.layout import Layout
@@ -34,7 +35,7 @@ from polyreme_planner.plan import Plan, plan_for
 from polyreme_planner.schedules import Schedule
 from polyreme_planner.shapes import KIMI_VL_NANO, NO_VISION
 from polyreme_trainer.checkpoint.load import load_checkpoint, open_checkpoint
-from polyreme_trainer.model import attention_tiles, loss, recompute, segment_attention
+from polyreme_trainer.model import attention_tiles, initialise, loss, recompute, segment_attention
 from polyreme_trainer.model.compute_options import ComputeOptions
 from polyreme_trainer.model.routing import Routing
 from polyreme_trainer.parallel import collectives, flat_buffers, gradients
@@ -129,6 +130,13 @@ def stages_of(request: Mapping[str, Any]) -> tuple[CurriculumStage, ...]:
     return tuple(found)
 
 
+def adapters_of(given: Mapping[str, Any] | None) -> Adapters | None:
+    """Adapters of all targets, but for what differs."""
+    if given is None:
+        return None
+    return Adapters(**{"rank": 8, "alpha": 16.0, "targets": frozenset(Target), **given})
+
+
 def settings_of(request: Mapping[str, Any], rank: int, listener: socket.socket | None) -> TrainSettings:
     layout = layout_of(request["layout"])
     return TrainSettings(
@@ -163,6 +171,7 @@ def settings_of(request: Mapping[str, Any], rank: int, listener: socket.socket |
             kept=request.get("kept", 3),
             plan_hash="p",
         ),
+        adapters=adapters_of(request.get("adapters")),
         precision=Precision(request.get("precision", "float32")),
         parameter_sharding=ParameterSharding(request.get("parameter_sharding", "None")),
         optimizer=optimizer_of(request),
@@ -276,6 +285,8 @@ def gradient(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> 
         loss.LOGITS_MAX = request.get("logits_max", loss.LOGITS_MAX)
         image_assignment.NEIGHBOURS_MAX = request.get("neighbours_max", image_assignment.NEIGHBOURS_MAX)
         plant(request.get("bug"), world)
+        if request.get("adapters"):
+            vars(initialise)["B"] = "drawn too"  # with zeros, the gradient of A would be zero
         plant_in_pipeline(request.get("bug"))
         state = open_state(settings, world.meshes, media_token=source.token_ids.media)
         if pages.long:
@@ -370,7 +381,7 @@ def digests(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> i
         state = open_state(settings, world.meshes, media_token=MEDIA)
         store = settings.checkpoint.store
         for name in request.get("names", [request["resume_from"]]):
-            marker = open_checkpoint(store, name, settings.shape)
+            marker = open_checkpoint(store, name, settings.shape, settings.adapters)
             held = content(state, world.meshes, with_rng=False)
             load_checkpoint(held, marker, store, name, group=world.meshes.control_group)
             whole = _whole(state, world, gradient_too=False)

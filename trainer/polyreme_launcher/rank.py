@@ -33,6 +33,7 @@ from polyreme_datahub.objects import open_store
 from polyreme_launcher import check_process
 from polyreme_launcher.mixture_leader import CHANGES_FILE, MixtureLeader
 from polyreme_launcher.urls import checkpoint_folder, export_place, weights_place
+from polyreme_planner.adapters import adapters_of
 from polyreme_planner.curriculum import curriculum_stages, kinds_of_packs
 from polyreme_planner.mixture import in_force
 from polyreme_planner.optimizer_state import divides_update
@@ -260,6 +261,7 @@ def settings_of(
             plan_hash=plan.hash,
             plan=json.loads(plan.to_json()),
         ),
+        adapters=adapters_of(spec.training),
         precision=Precision(precision_of(spec.training, plan.hardware)),
         parameter_sharding=ParameterSharding(spec.training.parameter_sharding),
         optimizer=_optimizer_settings(spec, plan),

@@ -54,7 +54,7 @@ class ModelPart(Part):
     overrides: ModelOverrides = Field(default_factory=ModelOverrides)
     """Sizes that differ from the preset's."""
     weights: Weights | None = None
-    """Weights that the run starts from; none: drawn by ``training.seed``."""
+    """Weights that the run starts from; none: drawn by ``training.seed``. With adapters every attempt reads them."""
 
 
 class Optimizer(Part):
@@ -93,6 +93,24 @@ class Optimizer(Part):
     state_memory: Literal["Device", "Host"] = "Device"
     """Where that state is stored. ``Host``: in pinned host memory, copied to the device and back at every step; on CPUs
     it has no effect."""
+
+
+class Adapters(Part):
+    """Low-rank matrices (LoRA) beside the decoder's, trained in their place."""
+
+    rank: Annotated[int, Field(ge=1, le=4096)]
+    """With ``Experts`` a multiple of 8."""
+    alpha: Coefficient
+    """Adapters are scaled by ``alpha / rank``."""
+    targets: Annotated[list[Literal["Attention", "Dense", "Experts"]], Field(min_length=1, max_length=3)]
+    """Projections that get one: the attention's, those of dense feed-forwards and shared experts, the experts'."""
+
+    @field_validator("alpha")
+    @classmethod
+    def _adds_something(cls, text: str) -> str:
+        if not float(text):
+            raise ValueError("alpha is 0, with which adapters add nothing; use a number above 0")
+        return text
 
 
 class Stage(Part):
@@ -151,6 +169,8 @@ class Training(Part):
     """How parameters are stored: ``None``, each rank holds all that it computes with; ``FSDP2``, ranks that would hold
     the same parameters hold rows of them and gather a layer when it runs (torch's ``fully_shard``); gradients and the
     optimizer's state are sharded too. ``FSDP2`` needs AdamW and ``pp: 1``."""
+    adapters: Adapters | None = None
+    """Adapters, trained while the model and its router biases stay as they are."""
     optimizer: Optimizer = Field(default_factory=Optimizer)
     """Optimizer, its schedule and its state."""
     stages: Annotated[list[Stage], Field(max_length=STAGES_MAX)] = Field(default_factory=list)
@@ -202,6 +222,23 @@ class Training(Part):
                 f"parameterSharding {self.parameter_sharding} shards the state of the optimizer too, "
                 "optimizer.stateSharding is Whole; leave stateSharding out, or use parameterSharding: None"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _adapters_learn_alone(self) -> "Training":
+        if self.adapters is None:
+            return self
+        if self.parameter_sharding != "None":
+            raise ValueError(
+                f"adapters cannot be combined with parameterSharding {self.parameter_sharding}, which would gather "
+                "the frozen model's rows for each layer; use parameterSharding: None"
+            )
+        for stage in self.stages:
+            if stage.trains != ["Decoder"]:
+                raise ValueError(
+                    f"stage {stage.name} trains {', '.join(stage.trains)}, with adapters only those of the decoder "
+                    "learn; write trains: [Decoder] in every stage, or leave adapters out"
+                )
         return self
 
     @model_validator(mode="after")

@@ -21,7 +21,8 @@ from polyreme_api.errors import InvalidConfigError, NotFoundError, RefusedError
 from polyreme_api.urls import is_bucket, is_folder
 from polyreme_datahub.loader.open import open_token_ids, open_tokenizer
 from polyreme_datahub.objects import open_store
-from polyreme_launcher.urls import checkpoint_folder
+from polyreme_launcher.urls import checkpoint_folder, weights_place
+from polyreme_planner.adapters import adapters_of
 from polyreme_planner.curriculum import curriculum_stages
 from polyreme_planner.plan import plan_for
 from polyreme_system.files import read_json
@@ -185,7 +186,7 @@ def _export(home: Home, name: str, chosen: Sequence[str], to: Path, output: Form
             field="--to",
         )
     check_writable(to.absolute(), field="--to")
-    plan = plan_for(job.spec)
+    plan, adapters = plan_for(job.spec), adapters_of(job.spec.training)
     uid = str((read_json(run.data_report) or {}).get("job", ""))
     settings = TrainSettings(
         rank=RankSettings(rank=0, world=1, attempt=1),
@@ -193,6 +194,9 @@ def _export(home: Home, name: str, chosen: Sequence[str], to: Path, output: Form
         shape=plan.shape,
         steps=job.spec.training.steps,
         curriculum=curriculum_stages(job.spec),
+        seed=job.spec.training.seed,
+        weights=weights_place(job.spec.model.weights.location) if adapters and job.spec.model.weights else None,
+        adapters=adapters,
         checkpoint=CheckpointSettings(store=open_store(checkpoint_url(run, job))),
     )
     words = chosen[0] if len(chosen) == 1 else f"the mean of {', '.join(chosen)}"

@@ -21,7 +21,8 @@ from polyreme_datahub.sources.digits import sample_sources
 from polyreme_datahub.tokenizer_file import tokenizer_json
 from polyreme_launcher.urls import checkpoint_folder, export_place, weights_place
 from polyreme_local.kubelet.container import unhonoured_fields
-from polyreme_planner.checkpoint_model import check_model
+from polyreme_planner.adapters import Adapters, adapters_of
+from polyreme_planner.checkpoint_model import check_adapters, check_model
 from polyreme_planner.curriculum import curriculum_stages, shape_at
 from polyreme_planner.extension import extended, extension_words
 from polyreme_planner.hardware import PROCESSOR
@@ -71,15 +72,16 @@ def check(home: Home, run: RunDirectory, job: TrainingJob, *, resumes: bool, fre
     check_data(home, job)
     check_objects(home)
     check_folders(run, job)
-    if not resumes:
+    if not resumes or job.spec.training.adapters is not None:
         check_weights(job)
+    if not resumes:
         check_tokenizer(job)
     url = checkpoint_url(run, job)
     folder = checkpoint_folder(url)
     if (fresh and folder == run.checkpoints) or (folder is not None and not folder.is_dir()):
         return
     seen = survey(open_checkpoints(url))
-    check_checkpoints(seen, url, shape_of(job.spec))
+    check_checkpoints(seen, url, shape_of(job.spec), adapters_of(job.spec.training))
     if not resumes:
         check_unused(seen, url)
     check_changed(seen, job)
@@ -247,8 +249,8 @@ def open_checkpoints(url: str) -> ObjectStore:
         raise InvalidConfigError(error.message, field="spec.checkpoint.location") from error
 
 
-def check_checkpoints(seen: Survey, url: str, shape: ModelShape) -> None:
-    """Refuse a checkpoint root that holds a committed checkpoint of another model, or one that can't be read.
+def check_checkpoints(seen: Survey, url: str, shape: ModelShape, adapters: Adapters | None = None) -> None:
+    """Refuse a root with a committed checkpoint of another model or of other adapters, or with one that can't be read.
 
     What is damaged is never loaded, as what is torn, and refuses nothing.
 
@@ -261,6 +263,7 @@ def check_checkpoints(seen: Survey, url: str, shape: ModelShape) -> None:
         try:
             if stored.marker is not None:
                 check_model(stored.marker, shape, name=stored.name)
+                check_adapters(stored.marker, adapters, name=stored.name)
         except RefusedError as error:
             raise InvalidConfigError(
                 f"{error.message}; root {url}", field=f"{error.field} or spec.checkpoint.location"

@@ -26,6 +26,12 @@ ONE = {"name": "one", "dataset": "sample/one"}
 RULE = {"operator": "In", "values": [2]}
 DISRUPTED = [{"type": "DisruptionTarget"}]
 
+
+def adapters(rank: int, alpha: str = "8", *targets: str) -> dict[str, Any]:
+    """``training.adapters``."""
+    return {"rank": rank, "alpha": alpha, "targets": list(targets) or ["Attention", "Dense", "Experts"]}
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     # structure
     ({"spec.trainng": {}}, "unknown field: spec.trainng, did you mean 'training'?"),
@@ -238,6 +244,16 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"spec.training.parameterSharding": "HSDP"},
         "'HSDP', rows within a node and copies on the others, is not available; use FSDP2, whose gathers of experts",
     ),
+    (
+        {"spec.training.parameterSharding": "FSDP2", "spec.training.adapters": adapters(8, "8")},
+        "adapters cannot be combined with parameterSharding FSDP2",
+    ),
+    (
+        {"spec.training.adapters": adapters(8, "8"), "spec.training.stages": [{"name": "all", "steps": 10}]},
+        "stage all trains Tower, Projector, Decoder, with adapters only those of the decoder learn; write trains",
+    ),
+    ({"spec.training.adapters": adapters(8, "0")}, "alpha is 0, with which adapters add nothing"),
+    ({"spec.training.adapters": adapters(8, "8", "Head")}, "targets.0"),
     ({"spec.training.capacityFactor": "0"}, "capacityFactor 0 is outside its range: above 0, at most 1000"),
     # failure rules
     ({"spec.failurePolicy": {"rules": [{"action": "Fail"}]}}, "a rule has either onExitCodes or onPodConditions"),
@@ -253,6 +269,21 @@ UNPLANNABLE: list[tuple[dict[str, Any], str]] = [
     ({"spec.model.overrides": {"vision": {"heads": 3}}}, "vision.width: 64 is not a multiple of heads 3"),
     ({"spec.model.overrides": {"vision": {"heads": 0}}}, "vision.heads is 0, expected at least 1"),
     ({"spec.model.overrides": {"decoder": {"experts_per_token": 9}}}, "9 lies outside 1..experts (8)"),
+    (
+        {"spec.training.adapters": adapters(48, "8")},
+        "adapters' rank is too large: 48, kv_a_proj_with_mqa of model kimi-vl-nano is 40 x 96; expected at most 40",
+    ),
+    (
+        {"spec.training.adapters": adapters(4, "8")},
+        "adapters' rank does not fit experts: 4, expected a multiple of 8, which grouped products need",
+    ),
+    (
+        {
+            "spec.model.overrides": {"decoder": {"dense_layers": 3}},
+            "spec.training.adapters": adapters(8, "8", "Experts"),
+        },
+        "adapters have nothing to adapt: model kimi-vl-nano has no matrices of target Experts",
+    ),
     ({"spec.data.tokenizer": {"vocabulary": 513}}, "513 tokens, the model embeds 512"),
     (
         {"spec.workers.replicas": 3},

@@ -15,7 +15,8 @@ from polyreme_api.commit_marker import CommitMarker, parse_marker
 from polyreme_api.errors import NotFoundError, RefusedError
 from polyreme_api.history import COMMIT_MARKER
 from polyreme_api.store import ObjectNotFoundError, ObjectStore
-from polyreme_planner.checkpoint_model import check_model
+from polyreme_planner.adapters import Adapters
+from polyreme_planner.checkpoint_model import check_adapters, check_model
 from polyreme_planner.shapes import ModelShape
 from polyreme_trainer.checkpoint.block_io import DamagedError, read_pieces
 from polyreme_trainer.checkpoint.content import Content
@@ -49,15 +50,16 @@ def read_marker(store: ObjectStore, name: str) -> CommitMarker:
     return parse_marker(text, name=name)
 
 
-def open_checkpoint(store: ObjectStore, name: str, shape: ModelShape) -> CommitMarker:
-    """Read a checkpoint's marker and refuse one of another model.
+def open_checkpoint(store: ObjectStore, name: str, shape: ModelShape, adapters: Adapters | None = None) -> CommitMarker:
+    """Read a checkpoint's marker and refuse one of another model or of other adapters.
 
     Raises:
         NotFoundError: If there is no such checkpoint.
-        RefusedError: If it is torn, damaged, of another format or model.
+        RefusedError: If it is torn, damaged, of another format, model or other adapters.
     """
     marker = read_marker(store, name)
     check_model(marker, shape, name=name)
+    check_adapters(marker, adapters, name=name)
     return marker
 
 

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlan
 
 from polyreme_api.checkpoint_inventory import check_not_fenced
-from polyreme_api.commit_marker import CommitMarker, SavedFile
+from polyreme_api.commit_marker import CommitMarker, SavedAdapters, SavedFile
 from polyreme_api.errors import EnvironmentFailedError, FencedError, PolyremeError, RefusedError
 from polyreme_api.history import checkpoint_name
 from polyreme_api.progress import CheckpointRef
@@ -53,6 +53,8 @@ class Identity:
     shape: ModelShape
     plan_hash: str
     rule: Rule
+    adapters: SavedAdapters | None = None
+    """The adapters that its checkpoints hold alone; None: they hold the whole model."""
     plan: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """The plan, as plain data."""
 
@@ -219,6 +221,7 @@ class CheckpointWriter:
             model_shape=shape_content(self._identity.shape),
             plan_hash=self._identity.plan_hash,
             plan=dict(self._identity.plan),
+            adapters=self._identity.adapters,
             files={**files, INDEX_NAME: SavedFile.of(index)},
             loader=loader,
             committed_at_s=self._now_s(),

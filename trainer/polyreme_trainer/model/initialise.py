@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+from polyreme_planner.adapters import Adapters
 from polyreme_planner.shapes import ModelShape
+from polyreme_trainer.model.adapters import A, B, adapt, is_adapter
 from polyreme_trainer.model.compute_options import DEFAULT_OPTIONS, ComputeOptions
 from polyreme_trainer.model.moe import Dispatcher
 from polyreme_trainer.model.section import Section
@@ -22,7 +24,7 @@ from polyreme_trainer.model.sharding import cut_of, slice_of, whole_shape
 from polyreme_trainer.model.tensor import ALONE, TensorRanks
 from polyreme_trainer.model.vlm import KimiVL
 
-STACKED = (".experts.gate_up_proj", ".experts.down_proj")
+STACKED = tuple(f".experts.{matrix}{end}" for matrix in ("gate_up_proj", "down_proj") for end in ("", f"_{A}", f"_{B}"))
 """Suffixes of the names of parameters that stack experts."""
 
 
@@ -45,6 +47,7 @@ def build_model(
     dispatcher: Dispatcher | None = None,
     ranks: TensorRanks = ALONE,
     options: ComputeOptions = DEFAULT_OPTIONS,
+    adapters: Adapters | None = None,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> KimiVL:
@@ -65,6 +68,8 @@ def build_model(
             ranks=ranks,
             options=options,
         )
+        if adapters is not None:
+            adapt(model, adapters)
     if torch.device(device).type == "meta":
         return model
     for module in model.modules():
@@ -97,7 +102,8 @@ def drawn_rows(
 ) -> Iterator[tuple[str, int, Tensor]]:
     """Yield each parameter's name, the number of a row, and the initial values from there on, in float32 on the host.
 
-    Weights are normal, norms one, biases zero. Stacked experts come one by one: a whole tensor is drawn at a time.
+    Weights are normal, norms one, biases and the adapters' B zero. Stacked experts come one by one: a whole tensor is
+    drawn at a time.
 
     Args:
         model: Any slice of the model; its values are not read.
@@ -107,7 +113,7 @@ def drawn_rows(
     for name, parameter in model.named_parameters():
         own, first = rows_of(parameter)
         end = first + own.shape[0]
-        if name.endswith(".bias"):
+        if name.endswith((".bias", B)):
             yield name, first, torch.zeros(own.shape)
         elif "norm" in name.rsplit(".", 2)[-2]:
             yield name, first, torch.ones(own.shape)
@@ -129,8 +135,8 @@ def _drawn(sizes: Sequence[int], name: str, seed: int, shape: ModelShape) -> Ten
 
 
 def _spread(name: str, sizes: Sequence[int], shape: ModelShape) -> float:
-    """Standard deviation: the decoder's own, and one over the root of the inputs for tower and projector."""
-    if name.startswith("language_model."):
+    """Standard deviation: the decoder's own, and one over the root of the inputs for tower, projector and adapters."""
+    if name.startswith("language_model.") and not is_adapter(name):
         return shape.decoder.initializer_range
     if name.endswith("pos_emb.weight"):
         return shape.decoder.initializer_range

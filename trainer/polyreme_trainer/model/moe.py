@@ -173,13 +173,16 @@ class Experts(nn.Module):
     def forward(self, rows_SD: Tensor, counts_L: Tensor) -> Tensor:
         """Apply expert e to its ``counts_L[e]`` rows; rows are sorted by expert."""
         ends_L = counts_L.cumsum(0, dtype=torch.int32)
-        gate_up: Tensor = self.gate_up_proj
-        down: Tensor = self.down_proj
-        if self.clear_empty:
-            gate_up, down = (without_empty_groups(weights, counts_L) for weights in (gate_up, down))
-        gate_SF, up_SF = F.grouped_mm(rows_SD, gate_up.transpose(1, 2), offs=ends_L).chunk(2, dim=-1)
+        gate_SF, up_SF = self.product("gate_up_proj", rows_SD, counts_L, ends_L).chunk(2, dim=-1)
         inner_SF = recomputable_block(_gated, gate_SF, up_SF)
-        return F.grouped_mm(inner_SF, down.transpose(1, 2), offs=ends_L)
+        return self.product("down_proj", inner_SF, counts_L, ends_L)
+
+    def product(self, name: str, rows_SX: Tensor, counts_L: Tensor, ends_L: Tensor) -> Tensor:
+        """Multiply each expert's rows by its own matrix of a stack."""
+        stack: Tensor = getattr(self, name)
+        if self.clear_empty:
+            stack = without_empty_groups(stack, counts_L)
+        return F.grouped_mm(rows_SX, stack.transpose(1, 2), offs=ends_L)
 
 
 class MixtureOfExperts(nn.Module):

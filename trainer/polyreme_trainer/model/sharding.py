@@ -37,10 +37,10 @@ class Chunk:
 
 _ROWS, _COLUMNS = Cut(dim=0), Cut(dim=1)
 _CUTS: Sequence[tuple[str, Cut]] = (
-    (r"self_attn\.(q_proj|q_b_proj|kv_b_proj)\.weight", _ROWS),
-    (r"self_attn\.o_proj\.weight", _COLUMNS),
-    (r"mlp\.(shared_experts\.)?(gate_proj|up_proj)\.weight", _ROWS),
-    (r"mlp\.(shared_experts\.)?down_proj\.weight", _COLUMNS),
+    (r"self_attn\.(q_proj|q_b_proj|kv_b_proj)\.(weight|lora_B)", _ROWS),
+    (r"self_attn\.o_proj\.(weight|lora_A)", _COLUMNS),
+    (r"mlp\.(shared_experts\.)?(gate_proj|up_proj)\.(weight|lora_B)", _ROWS),
+    (r"mlp\.(shared_experts\.)?down_proj\.(weight|lora_A)", _COLUMNS),
     (r"(embed_tokens|lm_head)\.weight", _ROWS),
     (r"wqkv\.(weight|bias)", Cut(dim=0, blocks=3)),
     (r"wo\.weight", _COLUMNS),

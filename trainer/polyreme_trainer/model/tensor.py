@@ -121,6 +121,7 @@ def row_product(x_TF: Tensor, linear: nn.Linear, ranks: TensorRanks) -> Tensor:
     if ranks.parts == 1:
         out: Tensor = linear(x_TF)
         return out
-    out_SX = ranks.scatter(F.linear(x_TF, linear.weight))
     bias: Tensor | None = linear.bias
-    return out_SX if bias is None else out_SX + bias
+    if bias is None:
+        return ranks.scatter(linear(x_TF))
+    return ranks.scatter(F.linear(x_TF, linear.weight)) + bias

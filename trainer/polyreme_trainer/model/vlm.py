@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyreme_api.errors import InvalidConfigError
+from polyreme_planner.adapters import Adapters
 from polyreme_planner.shapes import ModelShape
 from polyreme_trainer.model.compute_options import DEFAULT_OPTIONS, ComputeOptions
 from polyreme_trainer.model.decoder import Decoded, LanguageModel, LayerAttend
@@ -64,6 +65,8 @@ class KimiVL(nn.Module):
         super().__init__()
         self.computes_in: torch.dtype | None = None
         """Type of the computation, if parameters are held in another."""
+        self.adapters: Adapters | None = None
+        """Adapters that were added (``adapters.adapt``): only they learn."""
         self.shape = shape
         self.media_token = media_token
         self.experts_local = range(shape.decoder.experts) if experts_local is None else experts_local
@@ -137,7 +140,11 @@ class KimiVL(nn.Module):
     ) -> Tensor:
         """Make the stream (S, D) that the first layer takes: embedded tokens, with features of images in place."""
         features_MD = self.image_features(patches_PC, grids)
-        return self.embed(tokens_T, features_MD if deliver is None else deliver(features_MD), media_M)
+        stream_SD = self.embed(tokens_T, features_MD if deliver is None else deliver(features_MD), media_M)
+        if self.adapters is not None and not self.section.last and torch.is_grad_enabled():
+            # A pipeline sends a gradient back to every stage, also to a first one without adapters.
+            stream_SD.requires_grad_()
+        return stream_SD
 
     def image_features(self, patches_PC: Tensor, grids: Sequence[Grid]) -> Tensor:
         """Encode and project images, one row for each media token; no images give no rows and zero gradients.

@@ -115,7 +115,8 @@ def reduce_zero1(flat: FlatModel, zero1: Zero1Update, local: LocalStep, meshes: 
     """Sum gradients into the shares of their owners and return what the ranks agree on."""
     zero1.finish()
     # Shares do not overlap, so every scalar of the model is squared on one rank, also in a part without copies.
-    square = torch.stack([_square(part.own_gradients) for part in flat.parts if part.length]).sum()
+    squares = [_square(part.own_gradients) for part in flat.parts if part.length]
+    square = torch.stack(squares).sum() if squares else flat.dense.piggybacked.new_zeros(())
     _write_piggybacked(flat.dense.piggybacked, local, square)
     collectives.sum_over(flat.dense.piggybacked, meshes.world_group)
     return _read_piggybacked(flat.dense.piggybacked, local)

@@ -20,6 +20,8 @@ from polyreme_trainer.train.state import TrainState, settle
 def content(state: TrainState, meshes: Meshes, *, with_rng: bool = True, with_optimizer: bool = True) -> Content:
     """Name everything that a checkpoint must hold, as views of the live buffers (the generator's state is a copy).
 
+    With adapters only these are named: the frozen model, and its router biases, are where they came from.
+
     Weights are float32, whatever the model computes in: after a load into the float32 originals, call ``restored``.
     """
     settle(state)
@@ -29,7 +31,7 @@ def content(state: TrainState, meshes: Meshes, *, with_rng: bool = True, with_op
         for own in state.optimizer.states
         for kind, buffer, begin in own.buffers()
     ]
-    biases = {f"router_bias.{layer}": bias for layer, bias in state.router_biases.items()}
+    biases = {f"router_bias.{layer}": bias for layer, bias in state.router_biases.items() if state.adapters is None}
     generator = {f"rng.{meshes.rank}": torch.get_rng_state()} if with_rng else {}
     flat = [part for part in (*weights, *(moments if with_optimizer else ())) if part.slots]
     return Content(flat=flat, plain={**biases, **generator})

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from polyreme_api.batch import TokenIds
 from polyreme_trainer.export.huggingface import export_tensors
+from polyreme_trainer.model.adapters import merged
 from polyreme_trainer.model.initialise import outline
 from polyreme_trainer.model.sharding import cut_of, join
 from polyreme_trainer.parallel import collectives
@@ -22,7 +23,7 @@ from polyreme_trainer.train.state import DTYPES, TrainState
 
 @torch.no_grad()
 def export(state: TrainState, settings: TrainSettings, meshes: Meshes, directory: Path, *, tokens: TokenIds) -> None:
-    """Write the model; every rank calls it, since each holds slices that rank 0 lacks.
+    """Write the model, its adapters merged; every rank calls it, since each holds slices that rank 0 lacks.
 
     Memory: one gathered tensor at a time, on every rank.
 
@@ -72,13 +73,14 @@ def _to_first(
     for name, like in expected.items():
         holder = own if name in held else next(place for place, names in enumerate(stages) if name in names)
         if holder == own:
-            rows = gather_rows(held[name]).to(like.dtype) if is_sharded(held[name]) else held[name]
+            own_slice = merged(held, name, state.adapters)
+            rows = gather_rows(own_slice).to(like.dtype) if is_sharded(own_slice) else own_slice
             joined = join_slices(name, rows, state.flat, meshes)
             if own and speaks:
                 collectives.send(joined, 0, meshes.pp_group)
             elif meshes.rank == 0:
                 yield name, joined
-            del rows, joined  # before the next one is made
+            del own_slice, rows, joined  # before the next one is made
         elif meshes.rank == 0:
             received = torch.empty(like.shape, dtype=like.dtype, device=state.flat.dense.values.device)
             collectives.receive(received, holder, meshes.pp_group)

@@ -11,12 +11,15 @@ from torch import Tensor, nn
 
 from polyreme_api.batch import TokenIds
 from polyreme_api.errors import RefusedError
+from polyreme_planner.checkpoint_model import check_base
 from polyreme_planner.layout import Layout
 from polyreme_trainer.checkpoint.load import load_checkpoint, open_checkpoint
 from polyreme_trainer.parallel.pipeline import NO_STAGES
 from polyreme_trainer.parallel.world import RankSettings, open_world
 from polyreme_trainer.train.checkpoint_content import content, restored
 from polyreme_trainer.train.export import export
+from polyreme_trainer.train.frozen_digest import digest_of_frozen
+from polyreme_trainer.train.initial_weights import begin
 from polyreme_trainer.train.settings import TrainSettings
 from polyreme_trainer.train.state import open_state
 
@@ -37,11 +40,18 @@ def export_checkpoints(settings: TrainSettings, names: Sequence[str], *, tokens:
 
     Raises:
         NotFoundError: If there is no such checkpoint.
-        RefusedError: If one is torn, damaged, of another format or model, or if their stages have different positions.
+        InvalidConfigError: If adapters were trained beside weights that can't be read any more.
+        RefusedError: If one is torn, damaged, of another format or model, if their stages have different positions, or
+            if they hold adapters of other weights, or several adapters.
         OSError: If the disk refuses.
     """
     store = settings.checkpoint.store
-    markers = {name: open_checkpoint(store, name, settings.shape) for name in names}
+    markers = {name: open_checkpoint(store, name, settings.shape, settings.adapters) for name in names}
+    if settings.adapters is not None and len(names) > 1:
+        raise RefusedError(
+            "no mean of adapters: that of their two matrices is not that of their product; export one checkpoint",
+            field="--last",
+        )
     last = markers[names[-1]]
     shape = settings.shape_at(last.step)
     for name, marker in markers.items():
@@ -60,6 +70,9 @@ def export_checkpoints(settings: TrainSettings, names: Sequence[str], *, tokens:
     )
     with open_world(alone.rank, alone.layout) as world:
         state = open_state(alone, world.meshes, media_token=tokens.media)
+        if alone.adapters is not None:
+            begin(state, alone, world.meshes, group=world.meshes.control_group)
+            check_base(last, digest_of_frozen(state, world.meshes), name=names[-1])
         held = content(state, world.meshes, with_rng=False, with_optimizer=False)
         sums: dict[str, Tensor] = {}
         for name, marker in markers.items():

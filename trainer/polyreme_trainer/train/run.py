@@ -18,6 +18,7 @@ from polyreme_api.errors import EnvironmentFailedError, PolyremeError
 from polyreme_api.exit_codes import ExitCode
 from polyreme_api.history import parse_checkpoint_name
 from polyreme_api.progress import CheckpointRef, ProgressRecord, ProgressSink, RankPhase
+from polyreme_planner.checkpoint_model import check_base, saved_adapters
 from polyreme_trainer.checkpoint.block_io import DamagedError
 from polyreme_trainer.checkpoint.commit import condemn
 from polyreme_trainer.checkpoint.host_copy import HostCopies
@@ -29,6 +30,7 @@ from polyreme_trainer.parallel.world import World, open_world
 from polyreme_trainer.train.checkpoint_content import adopted, content, restored
 from polyreme_trainer.train.evaluation import evaluate, write_evaluation
 from polyreme_trainer.train.export import export
+from polyreme_trainer.train.frozen_digest import digest_of_frozen
 from polyreme_trainer.train.initial_weights import begin
 from polyreme_trainer.train.loop import Loop, LoopEnd, Renew, unchanged
 from polyreme_trainer.train.microbatches import PackReader
@@ -94,11 +96,11 @@ def _train(
     with open_world(rank, settings.layout) as world:
         reporter.phase(RankPhase.LOADING)
         state = open_state(settings, world.meshes, media_token=source.token_ids.media)
-        _resume(settings, state, source, world)
+        base = _resume(settings, state, source, world)
         enter(state, settings.stage_at(state.step + 1))
         reporter.resumed(state.step)
         with (
-            _writer(settings, world, reporter) as writer,
+            _writer(settings, world, reporter, base=base) as writer,
             open_step_log(saved.store, saved.folder, rank.attempt, rank=rank.rank) as log,
             PackReader(
                 source,
@@ -135,18 +137,27 @@ def _train(
         return int(ExitCode.OK)
 
 
-def _resume(settings: TrainSettings, state: TrainState, source: BatchSource, world: World) -> None:
-    """Load the one checkpoint that the attempt was given, if any, and never look for another; else start a new run."""
+def _resume(settings: TrainSettings, state: TrainState, source: BatchSource, world: World) -> str:
+    """Load the one checkpoint that the attempt was given, if any, and never look for another; else start a new run.
+
+    Returns:
+        The digest of the weights that adapters are trained beside; empty without adapters.
+    """
     store, name = settings.checkpoint.store, settings.checkpoint.resume_from
     if settings.rank.rank == 0:
         name_unusable(store)
+    base = ""
+    if name is None or settings.adapters is not None:
+        begin(state, settings, world.meshes, group=world.meshes.control_group)
+    if settings.adapters is not None:
+        base = digest_of_frozen(state, world.meshes)
+    elif name is None and settings.weights is not None:
+        adopted(state)
     if name is None:
         torch.manual_seed(settings.seed * 1_000_003 + settings.rank.rank)
-        begin(state, settings, world.meshes, group=world.meshes.control_group)
-        if settings.weights is not None:
-            adopted(state)
-        return
-    marker = open_checkpoint(store, name, settings.shape)
+        return base
+    marker = open_checkpoint(store, name, settings.shape, settings.adapters)
+    check_base(marker, base, name=name)
     source.check_state(marker.loader)
     held = content(state, world.meshes, with_rng=marker.world == settings.rank.world)
     try:
@@ -165,6 +176,7 @@ def _resume(settings: TrainSettings, state: TrainState, source: BatchSource, wor
     else:
         torch.manual_seed((settings.seed * 1_000_003 + marker.step) * 1_000_003 + settings.rank.rank)
     state.step = state.optimizer.steps = marker.step
+    return base
 
 
 def _evaluate(
@@ -208,7 +220,7 @@ def _export(
             place.upload(directory)
 
 
-def _writer(settings: TrainSettings, world: World, reporter: Reporter) -> CheckpointWriter:
+def _writer(settings: TrainSettings, world: World, reporter: Reporter, *, base: str) -> CheckpointWriter:
     return CheckpointWriter(
         Identity(
             store=settings.checkpoint.store,
@@ -216,6 +228,7 @@ def _writer(settings: TrainSettings, world: World, reporter: Reporter) -> Checkp
             shape=settings.shape,
             plan_hash=settings.checkpoint.plan_hash,
             plan=settings.checkpoint.plan,
+            adapters=None if settings.adapters is None else saved_adapters(settings.adapters, base=base),
             rule=Rule(kept=settings.checkpoint.kept, age_s_max=settings.checkpoint.age_s_max),
         ),
         group=world.meshes.control_group,

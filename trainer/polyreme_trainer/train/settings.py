@@ -11,6 +11,7 @@ from typing import Any
 from polyreme_api.batch import TokenizerFile
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.store import ObjectStore
+from polyreme_planner.adapters import Adapters
 from polyreme_planner.costs import Recompute
 from polyreme_planner.curriculum import CurriculumStage, shape_at, stage_at
 from polyreme_planner.layout import Layout
@@ -161,6 +162,8 @@ class TrainSettings:
     seed: int = 0
     weights: Path | Folder | None = None
     """Folder, or place in a bucket, of weights that a run without a checkpoint starts from; None: drawn by the seed."""
+    adapters: Adapters | None = None
+    """Adapters that are trained, and nothing else; None: the model itself."""
     precision: Precision = Precision.FLOAT32
     parameter_sharding: ParameterSharding = ParameterSharding.NONE
     """Sharding of the parameters; with sharded parameters the optimizer's state is sharded too."""

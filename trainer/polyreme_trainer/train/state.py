@@ -11,10 +11,12 @@ from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
+from polyreme_planner.adapters import Adapters
 from polyreme_planner.curriculum import CurriculumStage, Learner
 from polyreme_planner.schedules import V_SHAPED
+from polyreme_trainer.model.adapters import is_trained
 from polyreme_trainer.model.compute_options import ComputeOptions
 from polyreme_trainer.model.empty_groups import leaves_empty_groups_zero
 from polyreme_trainer.model.initialise import STACKED, build_model, drawn_rows, open_buffers
@@ -90,6 +92,11 @@ class TrainState:
         return {number: stage.model for number, stage in self.stages.items()}
 
     @property
+    def adapters(self) -> Adapters | None:
+        """Adapters, if only they learn."""
+        return next(iter(self.stages.values())).model.adapters
+
+    @property
     def media_token(self) -> int:
         """Token whose embedding an image feature replaces."""
         return next(iter(self.stages.values())).model.media_token
@@ -106,6 +113,7 @@ def open_state(settings: TrainSettings, meshes: Meshes, *, media_token: int) -> 
     stages = _build(settings, meshes, ranks, media_token)
     rows = settings.parameter_sharding is ParameterSharding.FSDP2
     sharded = _shard(settings, stages, meshes, groups) if rows else ()
+    _hold_frozen(settings, stages)
     flat = _flatten(settings, meshes, ranks, stages, sharded)
     _draw(settings, stages, flat)
     return TrainState(
@@ -144,6 +152,7 @@ def _build(settings: TrainSettings, meshes: Meshes, ranks: TensorRanks, media_to
                 dispatcher=AllToAllDispatcher(meshes.ep_group) if layout.ep > 1 else None,
                 ranks=ranks,
                 options=options,
+                adapters=settings.adapters,
                 device="meta",
             )
         )
@@ -163,6 +172,18 @@ def _options(settings: TrainSettings) -> ComputeOptions:
     return dataclasses.replace(settings.compute_options, clear_empty=True)
 
 
+def _hold_frozen(settings: TrainSettings, stages: Mapping[int, Stage]) -> None:
+    """Give parameters that never learn memory of their own: they have no gradient and no state."""
+    for stage in stages.values():
+        for name, parameter in list(stage.model.named_parameters()):
+            if is_trained(stage.model, name):
+                continue
+            dtype = torch.float32 if name.endswith(_EXACT) else DTYPES[settings.precision]
+            empty = torch.empty(parameter.shape, dtype=dtype, device=settings.rank.device_type)
+            module, _, own = name.rpartition(".")
+            stage.model.get_submodule(module).register_parameter(own, nn.Parameter(empty, requires_grad=False))
+
+
 def _flatten(
     settings: TrainSettings,
     meshes: Meshes,
@@ -174,6 +195,7 @@ def _flatten(
     layout, decoder = settings.layout, settings.shape.decoder
     parameters = {name: parameter for stage in stages.values() for name, parameter in stage.model.named_parameters()}
     elsewhere = {slot.name for part in sharded for slot in part.slots}
+    elsewhere |= {name for stage in stages.values() for name in parameters if not is_trained(stage.model, name)}
     stage_ranks = layout.world // layout.pp
     flat = flatten(
         {name: parameter for name, parameter in parameters.items() if name not in elsewhere},
@@ -203,13 +225,17 @@ def _flatten(
     return dataclasses.replace(flat, sharded=tuple(sharded))
 
 
+@torch.no_grad()
 def _draw(settings: TrainSettings, stages: Mapping[int, Stage], flat: FlatModel) -> None:
     """Set the initial values, a tensor at a time, in the buffers where they stay."""
     places = {slot.name: (part, slot) for part in flat.parts for slot in part.slots}
     for stage in stages.values():
         for name, first, rows in drawn_rows(stage.model, seed=settings.seed, rows_of=rows_of):
-            part, slot = places[name]
-            part.put(slot, first, rows)
+            if name in places:
+                part, slot = places[name]
+                part.put(slot, first, rows)
+            else:
+                stage.model.get_parameter(name)[first : first + rows.shape[0]].copy_(rows)
 
 
 def _open_groups(settings: TrainSettings, meshes: Meshes) -> dict[str, dist.ProcessGroup]:
@@ -333,7 +359,7 @@ def enter(state: TrainState, stage: CurriculumStage) -> None:
 
 
 def let_learn(model: KimiVL, stage: CurriculumStage) -> None:
-    """Freeze all parts but those that learn in a curriculum stage, and set its rotary theta.
+    """Freeze all parts but those that learn in a curriculum stage, with adapters all but these; set its rotary theta.
 
     Frozen parameters require no gradient, so none is made: their place in the buffers stays zero, and adds nothing to
     norm and clipping.
@@ -341,7 +367,7 @@ def let_learn(model: KimiVL, stage: CurriculumStage) -> None:
     decoder = model.language_model.model
     decoder.rope_theta = model.shape.decoder.rope_theta if stage.rope_theta is None else stage.rope_theta
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(learner_of(name) in stage.learners)
+        parameter.requires_grad_(learner_of(name) in stage.learners and is_trained(model, name))
 
 
 def update(
@@ -352,7 +378,7 @@ def update(
     rate: float,
     learned: Mapping[Learner, int] | None = None,
 ) -> None:
-    """Take the optimizer's step and move the router's biases: the same on every rank.
+    """Take the optimizer's step and, without adapters, move the router's biases: the same on every rank.
 
     Parameters that other ranks update are still in flight when it returns (``settle``).
 
@@ -366,7 +392,7 @@ def update(
     scale = gradient_scale(total, norm_max=settings.gradient_norm_max)
     updated = None if state.zero1 is None else state.zero1.gather
     state.optimizer.step(learning_rate=rate, gradient_scale=scale, learned=learned, updated=updated)
-    if learned is None or Learner.DECODER in learned:
+    if state.adapters is None and (learned is None or Learner.DECODER in learned):
         load_ME = Routing.from_numbers(total.routing_MX).load_LE
         # One by one: a list as an index would be copied to the device, and waited for.
         held_LE = torch.stack([load_ME[layer] for layer in state.router_biases]) if state.router_biases else load_ME[:0]

@@ -17,9 +17,11 @@ from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from polyreme_api.store import ObjectStore
+from polyreme_planner.adapters import Adapters, Target
 from polyreme_planner.costs import Recompute
 from polyreme_planner.layout import Layout
 from polyreme_planner.shapes import KIMI_VL_NANO, ModelShape
+from polyreme_trainer.model.adapters import is_adapter
 from polyreme_trainer.model.compute_options import ComputeOptions
 from polyreme_trainer.model.loss import token_loss
 from polyreme_trainer.model.section import sections
@@ -58,7 +60,8 @@ LAYOUTS = (
 WORLD, TOKENS, SIDE, MEDIA_TOKEN = 8, 256, 16, 1
 HELD = Layout(dp=4, cp=2, ep=2)
 """Layout whose state is counted, by how it is held."""
-KINDS = ("whole", "zero1", "muon", "rows")
+KINDS = ("whole", "zero1", "muon", "rows", "adapters")
+ADAPTERS = Adapters(rank=16, alpha=16.0, targets=frozenset(Target))
 
 
 def shape_of(layers: int, dense_layers: int, tower_layers: int) -> ModelShape:
@@ -149,6 +152,7 @@ def state_bytes(layout: Layout, kind: str) -> dict[str, int]:
         steps=1,
         checkpoint=CheckpointSettings(store=cast("ObjectStore", None)),
         precision=Precision.BFLOAT16,
+        adapters=ADAPTERS if kind == "adapters" else None,
         parameter_sharding=ParameterSharding.FSDP2 if kind == "rows" else ParameterSharding.NONE,
         optimizer=OptimizerSettings(
             name=OptimizerName.MUON if kind == "muon" else OptimizerName.ADAMW, zero1=kind == "zero1"
@@ -159,10 +163,12 @@ def state_bytes(layout: Layout, kind: str) -> dict[str, int]:
         state = open_state(settings, meshes, media_token=MEDIA_TOKEN)
     parts = state.flat.parts
     rows = sum(piece.length for part in state.flat.sharded for piece in part.pieces)
+    models = [stage.model for stage in state.stages.values() if kind == "adapters"]
+    frozen = [p for model in models for name, p in model.named_parameters() if not is_adapter(name)]
     own = sum(part.own_gradients.nbytes for part in parts if part.shares.count > 1)
     moments = sum(buffer.nbytes for of in state.optimizer.states for _, buffer, _ in of.buffers())
     return {
-        "weights": sum(part.values.nbytes for part in parts) + 4 * rows,
+        "weights": sum(part.values.nbytes for part in parts) + 4 * rows + sum(parameter.nbytes for parameter in frozen),
         "gradients": own + sum(part.gradients.nbytes for part in parts if part not in state.flat.sharded),
         "optimizer": moments + sum(part.masters.nbytes for part in parts if part.masters is not None),
         "peak": memory.peak_bytes,

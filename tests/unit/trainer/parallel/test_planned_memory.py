@@ -18,7 +18,7 @@ from polyreme_planner.layout import Layout
 from polyreme_planner.memory import kept_numbers, memory_of
 from polyreme_planner.model_parts import Part
 from polyreme_planner.schedules import Schedule
-from tests.unit.trainer.parallel.fake_rank import HELD, KINDS, LAYOUTS, SIDE, TOKENS, WIDE, WORLD, shape_of
+from tests.unit.trainer.parallel.fake_rank import ADAPTERS, HELD, KINDS, LAYOUTS, SIDE, TOKENS, WIDE, WORLD, shape_of
 from tests.unit.trainer.parallel.fake_start import STARTS, planned_bytes, shallow
 
 ROOT = Path(__file__).parents[4]
@@ -122,6 +122,7 @@ NUMERICS = {
     "zero1": MIXED,
     "muon": dataclasses.replace(MIXED, sharded_optimizer=False, matrix_optimizer_bytes=8),
     "rows": dataclasses.replace(MIXED, sharded_parameters=True),
+    "adapters": dataclasses.replace(MIXED, sharded_optimizer=False),
 }
 
 
@@ -129,7 +130,8 @@ NUMERICS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_state_is_held_as_planned(held: Held, kind: str) -> None:
     """In bfloat16, with float32 routers."""
-    of = dataclasses.replace(setting("-".join(map(str, WIDE))), numerics=NUMERICS[kind])
+    adapters = ADAPTERS if kind == "adapters" else None
+    of = dataclasses.replace(setting("-".join(map(str, WIDE))), numerics=NUMERICS[kind], adapters=adapters)
     planned = memory_of(
         of, HELD, packs=1, microbatches=1, recompute=Recompute.NONE, schedule=None, split=(of.shape.decoder.layers,)
     )

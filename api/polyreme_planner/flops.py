@@ -156,19 +156,24 @@ def image_flops(shape: ModelShape, patches: int) -> int:
     return patches * (patch + 4 * v.layers * v.width * patches)
 
 
-def uneven_flops(shape: ModelShape, documents: Sequence[int], images: Sequence[int]) -> int:
+def uneven_flops(
+    shape: ModelShape, documents: Sequence[int], images: Sequence[int], *, shared: Sequence[int] = ()
+) -> int:
     """Count the operations of a pack's forward that are not the same in every pack of its length.
 
     They are the core of attention, which is causal within each document, and the images. An integer, as for images.
 
     Args:
         shape: Sizes of the model.
-        documents: Tokens of each document; the padding is one.
+        documents: Tokens of each document; the padding is one. Of one with branches those of each branch, with the
+            prefix that they share.
         images: Patches of each image.
+        shared: Tokens of a shared prefix, once for each branch after the first.
     """
     d = shape.decoder
     layers = sum(part in {Part.DENSE, Part.MOE} for part in all_parts(shape))
-    core = layers * d.heads * (d.query_dim + d.value_dim) * sum(tokens * tokens for tokens in documents)
+    squares = sum(tokens * tokens for tokens in documents) - sum(tokens * tokens for tokens in shared)
+    core = layers * d.heads * (d.query_dim + d.value_dim) * squares
     return core + sum(image_flops(shape, patches) * count for patches, count in Counter(images).items())
 
 

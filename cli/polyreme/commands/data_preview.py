@@ -211,7 +211,7 @@ def _row(pack: PreviewPack) -> dict[str, Any]:
 
 def _document(document: PreviewDocument) -> dict[str, Any]:
     parts: list[dict[str, Any]] = [
-        {"kind": "learned" if part.learned else "read", "text": part.text, "tokens": part.tokens}
+        {"kind": part.answer or ("learned" if part.learned else "read"), "text": part.text, "tokens": part.tokens}
         if isinstance(part, Span)
         else {
             "kind": "image",
@@ -224,4 +224,11 @@ def _document(document: PreviewDocument) -> dict[str, Any]:
         }
         for part in document.parts
     ]
-    return {"sample": document.sample_id, "tokens": document.tokens, "learned": document.learned, "parts": parts}
+    pair = {"sameTokens": document.same} if any(part["kind"] == "chosen" for part in parts) else {}
+    return {
+        "sample": document.sample_id,
+        "tokens": document.tokens,
+        "learned": document.learned,
+        **pair,
+        "parts": parts,
+    }

@@ -122,11 +122,14 @@ def lineage(
 def stats(context: typer.Context, name: NameArgument, output: OutputOption = Format.TABLE) -> None:
     """Show counts of a version's samples, and quantiles of the image sizes, shapes and text lengths of its records.
 
+    Of preferences also the lengths of both answers, and the share of words with which both begin.
+
     Example: polyreme data stats receipts -o json
     """
     home = _home(context)
     found = lifecycle.statistics(home.registry_url, home.objects_url, name)
-    emit("DatasetStatistics", found, output=output, columns=_lines("samples images turns"))
+    counts = [name for name in ("samples", "images", "turns", "pairs") if name in found]
+    emit("DatasetStatistics", found, output=output, columns=_lines(" ".join(counts)))
     if output is Format.TABLE:
         rows = [{"of": key, **value} for key, value in found.items() if isinstance(value, dict)]
         emit_tables([("quantiles", rows, [(one.upper(), one) for one in rows[0]])])

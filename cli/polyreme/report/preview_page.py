@@ -22,6 +22,7 @@ _STYLE = """
 .image svg, .document .image .mask { position: absolute; left: 0; top: 0; width: 100%; height: 100%; border: 0; }
 .image svg { fill: none; stroke: var(--bad); }
 .image svg * { stroke-width: 2; vector-effect: non-scaling-stroke; }
+mark.rejected { background: var(--bad-bg); color: var(--bad); } .answer { display: block; margin-top: 6px; }
 mark { background: var(--good-bg); color: var(--good); border-radius: 3px; padding: 1px 2px; }
 .bar { height: 6px; border-radius: 3px; background: var(--lost); overflow: hidden; }
 .bar i { display: block; height: 100%; background: var(--accent); }
@@ -62,13 +63,22 @@ def _document(document: PreviewDocument, left: list[int]) -> str:
     parts = "".join(_span(part) if isinstance(part, Span) else _picture(part, left) for part in document.parts)
     return (
         f'<div class="card document"><b>{safe(document.sample_id)}</b> <small>{document.tokens:,} tokens, '
-        f"{document.learned:,} learned</small><p>{parts}</p></div>"
+        f"{document.learned:,} learned{_same(document)}</small><p>{parts}</p></div>"
     )
 
 
 def _span(span: Span) -> str:
     text = "".join(safe(span.text[at : at + CHARACTERS_MAX]) for at in range(0, len(span.text), CHARACTERS_MAX))
+    if span.answer:
+        title = f"<small>{span.answer}, {span.tokens:,} tokens</small>"
+        return f'<span class="answer">{title} <mark class="{span.answer}">{text}</mark></span>'
     return f"<mark>{text}</mark>" if span.learned and text else text
+
+
+def _same(document: PreviewDocument) -> str:
+    """Say with how many tokens the answers of a pair begin alike."""
+    answers = [part for part in document.parts if isinstance(part, Span) and part.answer]
+    return f", both answers begin with the same {document.same:,}" if answers else ""
 
 
 def _picture(picture: Picture, left: list[int]) -> str:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from polyreme_api.errors import NotSealedError, RefusedError
 from polyreme_api.mixture import MixtureRecord
+from polyreme_datahub.index.format import PREFERENCES
 from polyreme_datahub.loader.order.balance import StepSplit, assign_packs
 from polyreme_datahub.loader.order.order import Order
 from polyreme_datahub.loader.order.plan import Identity, OrderPlan
@@ -228,7 +229,22 @@ class Steps:
         """Count what differs between packs, as the index has them: a damaged sample costs what it would have."""
         costs: list[int] = []
         for slots, grids_I2 in zip(packs, self.grids(packs), strict=True):
-            documents = [int(self.indexes[slot.source].lengths[slot.sample]) for slot in slots]
+            lengths = [int(self.indexes[slot.source].lengths[slot.sample]) for slot in slots]
+            branched = [self._branches(slot, length) for slot, length in zip(slots, lengths, strict=True)]
+            documents = [tokens for parts, _ in branched for tokens in parts]
             images: list[int] = grids_I2.prod(axis=1, dtype=np.int64).tolist()
-            costs.append(uneven_flops(shape, [*documents, tokens - sum(documents)], images))
+            shared = [prefix for _, prefix in branched]
+            costs.append(uneven_flops(shape, [*documents, tokens - sum(lengths)], images, shared=shared))
         return costs
+
+    def _branches(self, slot: Slot, length: int) -> tuple[list[int], int]:
+        """Return the tokens that each branch of a sample attends to, and those of the prefix that two of them share.
+
+        The index has no length of either answer: both are taken as equally long.
+        """
+        index = self.indexes[slot.source]
+        if index.manifest.kind != PREFERENCES:
+            return [length], 0
+        prefix = index.prompt_tokens(slot.sample) - 1
+        half = (length - prefix) // 2
+        return [prefix + half, length - half], prefix

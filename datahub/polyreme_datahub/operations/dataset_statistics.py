@@ -6,14 +6,30 @@ Integers only: values in whole units, in buckets that are exact up to 255 and le
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import operator
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
+from polyreme_datahub.index.sample_bytes import REJECTED, texts_of
 from polyreme_datahub.operations.filters import images_of
 
 EXACT_BITS = 8
 VALUE_MAX = 2**53
 """Larger values count as this one; JSON readers know all integers up to it."""
+MEASURES: Mapping[str, str] = {
+    "width": "width_px",
+    "height": "height_px",
+    "aspect": "aspect_thousandths",
+    "text": "text_characters",
+}
+"""Each distribution with its name for people."""
+PAIR_MEASURES: Mapping[str, str] = {
+    "chosen": "chosen_characters",
+    "rejected": "rejected_characters",
+    "same": "same_first_words_percent",
+}
+"""Those of preferences alone."""
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 
 
@@ -100,14 +116,25 @@ class DatasetStatistics:
     aspect: Distribution = dataclasses.field(default_factory=Distribution)
     """Longer side over shorter side [thousandths]."""
     text: Distribution = dataclasses.field(default_factory=Distribution)
-    """Characters of a sample's turns."""
+    """Characters of a sample's turns, and of a rejected answer."""
+    chosen: Distribution = dataclasses.field(default_factory=Distribution)
+    """Characters of a preference's chosen answer."""
+    rejected: Distribution = dataclasses.field(default_factory=Distribution)
+    """Characters of its rejected answer."""
+    same: Distribution = dataclasses.field(default_factory=Distribution)
+    """Words with which both answers begin, of those of the longer one [%]."""
 
     def add(self, record: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
         """Count a sample by its record and decode's facts."""
         turns = record["conversations"]
         self.samples += 1
         self.turns += len(turns)
-        self.text.add(sum(len(turn["content"]) for turn in turns))
+        self.text.add(sum(map(len, texts_of(record))))
+        if REJECTED in record:
+            chosen, rejected = turns[-1]["content"], record[REJECTED]
+            self.chosen.add(len(chosen))
+            self.rejected.add(len(rejected))
+            self.same.add(same_first_words(chosen, rejected))
         for image in images_of(facts):
             width, height = image["width"], image["height"]
             self.images += 1
@@ -121,28 +148,24 @@ class DatasetStatistics:
             self.samples += other.samples
             self.images += other.images
             self.turns += other.turns
-            for name in ("width", "height", "aspect", "text"):
+            for name in (*MEASURES, *PAIR_MEASURES):
                 getattr(self, name).merge(getattr(other, name))
 
     def to_json(self) -> dict[str, Any]:
         """Write the state in a form that ``from_json`` reads."""
         counts = {"samples": self.samples, "images": self.images, "turns": self.turns}
-        return {**counts, **{name: getattr(self, name).to_json() for name in ("width", "height", "aspect", "text")}}
+        return {**counts, **{name: getattr(self, name).to_json() for name in self._measures()}}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
         """Read the state."""
-        parts = {name: Distribution.from_json(value[name]) for name in ("width", "height", "aspect", "text")}
+        names = [name for name in (*MEASURES, *PAIR_MEASURES) if name in value]
+        parts = {name: Distribution.from_json(value[name]) for name in names}
         return cls(samples=value["samples"], images=value["images"], turns=value["turns"], **parts)
 
     def summary(self) -> dict[str, Any]:
         """Return counts and quantiles for people."""
-        named = {
-            "width_px": self.width,
-            "height_px": self.height,
-            "aspect_thousandths": self.aspect,
-            "text_characters": self.text,
-        }
+        named = {title: getattr(self, name) for name, title in self._measures().items()}
         quantiles = {
             name: {
                 "least": one.least,
@@ -151,4 +174,15 @@ class DatasetStatistics:
             }
             for name, one in named.items()
         }
-        return {"samples": self.samples, "images": self.images, "turns": self.turns, **quantiles}
+        counts = {"samples": self.samples, "images": self.images, "turns": self.turns}
+        return {**counts, **({"pairs": self.chosen.count} if self.chosen.count else {}), **quantiles}
+
+    def _measures(self) -> Mapping[str, str]:
+        return {**MEASURES, **PAIR_MEASURES} if self.chosen.count else MEASURES
+
+
+def same_first_words(one: str, other: str) -> int:
+    """Return the share of the longer text's words with which both begin [%]."""
+    words, others = one.split(), other.split()
+    same = sum(1 for _ in itertools.takewhile(bool, map(operator.eq, words, others)))
+    return 100 * same // max(1, len(words), len(others))

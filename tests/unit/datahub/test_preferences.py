@@ -11,12 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from polyreme.report.preview_page import build_preview
 from polyreme_api.batch import IGNORED_TARGET
 from polyreme_datahub import hub
 from polyreme_datahub.loader import job_packs
 from polyreme_datahub.loader.engine.client import batch_of
 from polyreme_datahub.loader.engine.read_ahead import share_packs
+from polyreme_datahub.loader.inspect.preview import Picture, Span, preview
+from polyreme_datahub.loader.open import open_packs, open_tokenizer, sleep_really
+from polyreme_datahub.loader.order.balance import StepSplit
 from polyreme_datahub.loader.sample.documents import LaidPacks
+from polyreme_datahub.operations.dataset_statistics import DatasetStatistics
+from polyreme_datahub.tokenizer_file import TokenText
 from polyreme_datahub.tokens import TextTokenizer, encode_preference, train_tokenizer
 from tests.unit.datahub.jobs import Home, make_spec, picture, write_jsonl
 from tests.unit.datahub.test_conversations import shown, turn
@@ -176,19 +182,22 @@ def oracle(tokens: Sequence[int], repeat: int, prompt: int) -> tuple[list[int], 
     return targets, positions
 
 
-def test_a_pair_is_one_document_of_two_branches(home: Home) -> None:
-    source, found = job_packs.open_source(home.objects, spec()), 0
+@pytest.mark.parametrize("packs_by", ["Order", "Cost"])
+def test_a_pair_is_one_document_of_two_branches(home: Home, packs_by: str) -> None:
+    split = StepSplit(data_ranks=3)
+    source = open_packs(home.objects, spec(packs_by=packs_by), job="", wait_s=0, sleep=sleep_really, split=split)
+    found = 0
     [none, pairs] = source.preference_sets
     assert none is None
     assert pairs is not None
     assert not pairs.augmented
     for step in range(1, 6):
-        batch = source.packs(step, first=0, count=4)
+        batch = source.packs(step, first=0, count=6)
         tokens, offsets = np.asarray(batch.tokens_T).tolist(), np.asarray(batch.document_offsets)
         branches = np.asarray(batch.branches_B4)
         assert branches.dtype == np.int64
         rows = branches.reshape(-1, 2, 4)
-        np.testing.assert_array_equal(source.pairs(step, first=0, count=4), rows[:, 0, 2:])
+        np.testing.assert_array_equal(source.pairs(step, first=0, count=6), rows[:, 0, 2:])
         with_branches = {int(row[0, 0]) for row in rows}
         for (document, first, of, sample), (again, second, _, _) in rows.tolist():
             assert (document, of) == (again, 1)
@@ -228,6 +237,42 @@ def test_the_digest_names_the_data_and_augmentation_is_seen(home: Home) -> None:
 
     [_, plain], [_, augmented] = sets(), sets(augment={"color": {}})
     assert (plain.digest, plain.augmented, augmented.augmented) == (augmented.digest, False, True)
+
+
+def test_a_preview_shows_prompt_and_both_answers_without_the_repeated_token(home: Home) -> None:
+    source = job_packs.open_source(home.objects, spec())
+    text = TokenText(open_tokenizer(home.objects, spec(), job="").content)
+    packs = [pack for step in range(1, 5) for pack in preview(source, text, step, first=0, count=4)]
+    shown = {one.sample_id: one for pack in packs for one in pack.documents}
+    for at, record in enumerate(RECORDS):
+        [*prompt, chosen, rejected] = shown[f"p{at}"].parts
+        question, answer = (of["content"] for of in record["messages"])
+        texts = [part.text for part in (*prompt, chosen, rejected) if isinstance(part, Span)]
+        assert texts[-3:] == [question, answer, record["rejected_response"]]
+        assert [part.answer for part in (chosen, rejected) if isinstance(part, Span)] == ["chosen", "rejected"]
+        assert all(isinstance(part, Picture) or not part.answer for part in prompt)
+    page = build_preview("j, step 1", packs[:4], of_packs=4)
+    assert page.count('class="rejected">no') == page.count('class="chosen">several') > 0
+    assert "both answers begin with the same 0" in page
+
+
+def test_statistics_count_the_lengths_of_answers_and_what_they_share() -> None:
+    answers = [("a b c d", "a b x"), ("yes", "no, not at all")]
+    counted = [DatasetStatistics() for _ in answers]
+    for one, (chosen, rejected) in zip(counted, answers, strict=True):
+        record = {"conversations": [turn("user", "q"), turn("assistant", chosen)], "rejected": rejected}
+        one.add(record, {"kind": "images", "images": []})
+    counted[0].merge(counted[1:])
+    assert DatasetStatistics.from_json(counted[0].to_json()) == counted[0]
+    summary = counted[0].summary()
+    assert summary["pairs"] == 2
+    for name, least, largest in (
+        ("chosen_characters", 3, 7),
+        ("rejected_characters", 5, 14),
+        ("same_first_words_percent", 0, 50),
+        ("text_characters", 13, 18),
+    ):
+        assert (summary[name]["least"], summary[name]["largest"]) == (least, largest), name
 
 
 def test_a_pair_is_never_cut(home: Home) -> None:

@@ -57,6 +57,14 @@ def test_what_differs_between_packs_is_attention_within_documents_and_images() -
     assert images == 2 * image_flops(KIMI_VL_A3B, 256) + image_flops(KIMI_VL_A3B, 1024)
 
 
+def test_a_pair_costs_what_its_branches_see_and_its_prefix_once() -> None:
+    """A query sees its prefix and its own branch: 6 KI + 2 x (2 KI after 6 KI), not the square of all 10 KI."""
+    prefix, branch = 6 * KI, 2 * KI
+    pair = uneven_flops(KIMI_VL_A3B, [prefix + branch] * 2, [], shared=[prefix])
+    seen = prefix**2 + 2 * ((prefix + branch) ** 2 - prefix**2)
+    assert pair * 64 * KI**2 == uneven_flops(KIMI_VL_A3B, [8 * KI], []) * seen
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [

@@ -49,6 +49,8 @@ class Span:
     text: str
     tokens: int
     learned: bool
+    answer: str = ""
+    """Of a pair: ``chosen`` or ``rejected``."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +80,8 @@ class PreviewDocument:
     learned: int
     """Tokens that the model learns to write."""
     parts: tuple[Span | Picture, ...]
+    same: int = 0
+    """Of a pair: tokens with which both answers begin."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,15 +140,36 @@ def _documents(
     tokens_T, targets_T = np.asarray(batch.tokens_T), np.asarray(batch.targets_T)
     offsets = np.asarray(batch.document_offsets).tolist()
     pictures = _pictures(batch, int(np.count_nonzero(tokens_T == media)), notes, masks)
-    for sample_id, start, stop in zip(batch.sample_ids, offsets[:-1], offsets[1:], strict=False):
+    branches: dict[int, list[int]] = {}
+    for document, begin in np.asarray(batch.branches_B4)[:, :2].tolist():
+        branches.setdefault(document, []).append(begin)
+    bounds = enumerate(itertools.pairwise(offsets))
+    for sample_id, (number, (start, stop)) in zip(batch.sample_ids, bounds, strict=False):
         # A token is learned where the token before it has a target.
         learned_T = np.concatenate([[False], targets_T[start : stop - 1] != IGNORED_TARGET])
+        parts = tuple(_parts(tokens_T[start:stop], learned_T, text, media, pictures))
+        begins = branches.get(number, [])
         yield PreviewDocument(
             sample_id=sample_id,
             tokens=stop - start,
             learned=int(np.count_nonzero(learned_T)),
-            parts=tuple(_parts(tokens_T[start:stop], learned_T, text, media, pictures)),
+            parts=_pair(parts) if begins else parts,
+            same=_same(*(tokens_T[at + 1 : end] for at, end in itertools.pairwise([*begins, stop]))) if begins else 0,
         )
+
+
+def _pair(parts: Sequence[Span | Picture]) -> tuple[Span | Picture, ...]:
+    """Name the two answers at the end of a pair, and leave the token between them out: it repeats the prompt's last."""
+    *prompt, chosen, _, rejected = parts
+    both = zip((chosen, rejected), ("chosen", "rejected"), strict=True)
+    answers = [dataclasses.replace(part, answer=name) for part, name in both if isinstance(part, Span)]
+    return (*prompt, *answers)
+
+
+def _same(one_T: Tokens, other_T: Tokens) -> int:
+    """Count the tokens with which two answers begin."""
+    shorter = min(len(one_T), len(other_T))
+    return int(np.logical_and.accumulate(one_T[:shorter] == other_T[:shorter]).sum())
 
 
 def _parts(

@@ -172,6 +172,7 @@ def settings_of(request: Mapping[str, Any], rank: int, listener: socket.socket |
             plan_hash="p",
         ),
         adapters=adapters_of(request.get("adapters")),
+        adapters_alone=request.get("adapters_alone", False),
         precision=Precision(request.get("precision", "float32")),
         parameter_sharding=ParameterSharding(request.get("parameter_sharding", "None")),
         optimizer=optimizer_of(request),

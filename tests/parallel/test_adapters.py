@@ -75,7 +75,8 @@ def test_adapters_are_resumed_resharded_and_exported_beside_their_base_alone(
 
     again = tmp_path / "again"
     shutil.copytree(run, again)
-    gang = start("train", layout={"tp": 2}, root=again, attempt=2, resume_from=middle, **adapted)
+    alone = {"adapters_alone": True, "export": str(tmp_path / "own adapters")}
+    gang = start("train", layout={"tp": 2}, root=again, attempt=2, resume_from=middle, **adapted, **alone)
     assert gang.wait() == [0, 0], gang.logs()
     assert losses(again, 2) == {step: loss for step, loss in losses(run, 1).items() if step > 2}
 
@@ -85,12 +86,13 @@ def test_adapters_are_resumed_resharded_and_exported_beside_their_base_alone(
         assert set(gang.wait()) == {0}, gang.logs()
     assert json.loads((tmp_path / "alone").read_text()) == json.loads((tmp_path / "shared").read_text())
 
-    offline = tmp_path / "offline"
-    last = {"resume_from": "a000001-s00000004", "output": str(offline)}
-    gang = start("offline", layout={"dp": 1}, root=run, **adapted, **last)
-    assert gang.wait() == [0], gang.logs()
+    for what, more in (("merged", {}), ("adapters", {"adapters_alone": True})):
+        last = {"resume_from": "a000001-s00000004", "output": str(tmp_path / what)}
+        gang = start("offline", layout={"dp": 1}, root=run, **adapted, **last, **more)
+        assert gang.wait() == [0], gang.logs()
     own, drawn = tensors(tmp_path / "own"), tensors(base)
-    torch.testing.assert_close(tensors(offline), own, rtol=0, atol=1e-6)
+    torch.testing.assert_close(tensors(tmp_path / "merged"), own, rtol=0, atol=1e-6)
+    torch.testing.assert_close(tensors(tmp_path / "adapters"), tensors(tmp_path / "own adapters"), rtol=0, atol=0)
     moved = {name for name, tensor in own.items() if not tensor.equal(drawn[name])}
     assert {name.split(".")[-2] for name in moved} == {
         "q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj", "gate_proj", "up_proj", "down_proj",

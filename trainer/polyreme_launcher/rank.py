@@ -267,6 +267,7 @@ def settings_of(
         optimizer=_optimizer_settings(spec, plan),
         evaluation=_evaluation_settings(spec),
         export_to=_export_place(environment, rank, spec),
+        adapters_alone=spec.export is not None and spec.export.adapters == "Alone",
     )
 
 

@@ -106,6 +106,12 @@ class TrainingJobSpec(Scheduling):
         return self
 
     @model_validator(mode="after")
+    def _adapters_to_export(self) -> "TrainingJobSpec":
+        if self.export is not None and self.export.adapters == "Alone" and self.training.adapters is None:
+            raise ValueError("export.adapters is Alone, but the job trains no adapters; set training.adapters too")
+        return self
+
+    @model_validator(mode="after")
     def _rows_without_stages(self) -> "TrainingJobSpec":
         sharding, stages = self.training.parameter_sharding, self.parallelism.pp or 1
         if sharding != "None" and stages > 1:

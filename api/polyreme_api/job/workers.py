@@ -203,6 +203,8 @@ class Export(Part):
 
     format: Literal["HuggingFace"] = "HuggingFace"
     """Names and files by Hugging Face's conventions: sharded safetensors and config.json."""
+    adapters: Literal["Merged", "Alone"] = "Merged"
+    """``Alone``: those of ``training.adapters`` in PEFT's form, without the model."""
     location: Url | None = None
     """URL of the folder, ``file://`` or ``s3://``; the default is the run's own, on a cluster ``export`` beside the
     checkpoints."""

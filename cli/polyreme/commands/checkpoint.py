@@ -29,7 +29,7 @@ from polyreme_system.files import read_json
 
 EXPORTED = re.compile(
     r"config\.json|model\.safetensors\.index\.json|model-\d+-of-\d+\.safetensors|tokenizer(_config)?\.json"
-    r"|polyreme-template\.json|text"
+    r"|polyreme-template\.json|text|adapter_config\.json|adapter_model\.safetensors"
 )
 """Names in the folder of an export."""
 
@@ -125,6 +125,7 @@ def export(
     name: NameArgument,
     to: Annotated[Path, typer.Option("--to", help="Folder to write.")],
     checkpoint: Annotated[str | None, typer.Option(help="Name of the checkpoint.", show_default="the newest")] = None,
+    adapters: Annotated[bool, typer.Option("--adapters", help="Write the adapters alone, in PEFT's form.")] = False,
     output: OutputOption = Format.TABLE,
 ) -> None:
     """Write a checkpoint's model under Hugging Face's names: sharded safetensors and config.json.
@@ -140,7 +141,7 @@ def export(
     home: Home = context.obj
     run = find(home, name)
     chosen = _chosen(checkpoint_url(run, read_job(run.job_file)), name, checkpoint)
-    _export(home, name, [chosen], to, output)
+    _export(home, name, [chosen], to, output, adapters_alone=adapters)
 
 
 def average(
@@ -172,8 +173,10 @@ def average(
     _export(home, name, kept[-last:], to, output)
 
 
-def _export(home: Home, name: str, chosen: Sequence[str], to: Path, output: Format) -> None:
-    """Write the model of a checkpoint, or the mean of several, to a folder, and say so."""
+def _export(
+    home: Home, name: str, chosen: Sequence[str], to: Path, output: Format, *, adapters_alone: bool = False
+) -> None:
+    """Write the model of a checkpoint, the mean of several, or adapters alone to a folder, and say so."""
     from polyreme_trainer.parallel.world import RankSettings
     from polyreme_trainer.train.offline_export import export_checkpoints
     from polyreme_trainer.train.settings import CheckpointSettings, TrainSettings
@@ -187,6 +190,8 @@ def _export(home: Home, name: str, chosen: Sequence[str], to: Path, output: Form
         )
     check_writable(to.absolute(), field="--to")
     plan, adapters = plan_for(job.spec), adapters_of(job.spec.training)
+    if adapters_alone and adapters is None:
+        raise RefusedError(f"run {name!r} has no adapters: its job has no training.adapters", field="--adapters")
     uid = str((read_json(run.data_report) or {}).get("job", ""))
     settings = TrainSettings(
         rank=RankSettings(rank=0, world=1, attempt=1),
@@ -197,6 +202,7 @@ def _export(home: Home, name: str, chosen: Sequence[str], to: Path, output: Form
         seed=job.spec.training.seed,
         weights=weights_place(job.spec.model.weights.location) if adapters and job.spec.model.weights else None,
         adapters=adapters,
+        adapters_alone=adapters_alone,
         checkpoint=CheckpointSettings(store=open_store(checkpoint_url(run, job))),
     )
     words = chosen[0] if len(chosen) == 1 else f"the mean of {', '.join(chosen)}"
@@ -222,7 +228,8 @@ def _is_replaceable(folder: Path) -> bool:
     if not names:
         return True
     strange = [name for name in names if EXPORTED.fullmatch(name) is None]
-    return not strange and {"config.json", "model.safetensors.index.json"} <= names
+    whole = ({"config.json", "model.safetensors.index.json"}, {"adapter_config.json", "adapter_model.safetensors"})
+    return not strange and any(files <= names for files in whole)
 
 
 def _url(home: Home, root: str) -> str:

@@ -252,6 +252,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"spec.training.adapters": adapters(8, "8"), "spec.training.stages": [{"name": "all", "steps": 10}]},
         "stage all trains Tower, Projector, Decoder, with adapters only those of the decoder learn; write trains",
     ),
+    ({"spec.export": {"adapters": "Alone"}}, "export.adapters is Alone, but the job trains no adapters"),
     ({"spec.training.adapters": adapters(8, "0")}, "alpha is 0, with which adapters add nothing"),
     ({"spec.training.adapters": adapters(8, "8", "Head")}, "targets.0"),
     ({"spec.training.capacityFactor": "0"}, "capacityFactor 0 is outside its range: above 0, at most 1000"),

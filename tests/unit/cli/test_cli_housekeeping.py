@@ -203,6 +203,10 @@ def test_an_export_replaces_an_export_and_nothing_else(tmp_path: Path) -> None:
     assert _is_replaceable(tmp_path)
     (tmp_path / "thesis.tex").write_text("")
     assert not _is_replaceable(tmp_path)
+    (tmp_path / "alone").mkdir()
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (tmp_path / "alone" / name).write_text("{}")
+    assert _is_replaceable(tmp_path / "alone")
 
 
 def test_an_export_to_where_nothing_can_be_written_is_the_machines_fault(run: RunDirectory, call: Call) -> None:

@@ -14,11 +14,12 @@ For a model that takes no images, ``directory/`` holds the decoder under that pa
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -89,29 +90,43 @@ def export_tensors(
         OSError: If the disk refuses; the older export is kept, at the latest by the next call.
         ValueError: If a tensor did not come, or differs from what was expected.
     """
+    with written_whole(directory) as partial:
+        text_folder = partial / TEXT_DIRECTORY if shape.sees else partial
+        text_folder.mkdir(exist_ok=True)
+        dtype = str(expected["language_model.lm_head.weight"].dtype).removeprefix("torch.")
+        text = _Part(text_folder, to_checkpoint(text_part(expected)), shard_bytes_max)
+        whole = _Part(partial, to_checkpoint(expected), shard_bytes_max) if shape.sees else None
+        for name, tensor in tensors:
+            one = {name: tensor}
+            text.write(to_checkpoint(text_part(one)))
+            if whole is not None:
+                whole.write(to_checkpoint(one))
+            del one, tensor  # before the next one is made
+        text.finish(text_config(shape.decoder, tokens=tokens, dtype=dtype))
+        if whole is not None:
+            whole.finish(model_config(shape, tokens=tokens, dtype=dtype))
+        if tokenizer is not None:
+            for folder in {partial, text_folder}:
+                _write_tokenizer(folder, tokenizer, tokens)
+
+
+@contextlib.contextmanager
+def written_whole(directory: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Give an empty folder to write, which replaces a directory when the block ends without an error.
+
+    Raises:
+        OSError: If the disk refuses; the older directory is kept, at the latest by the next call.
+    """
     partial = directory.with_name(f".{directory.name}.partial")
     replaced = directory.with_name(f".{directory.name}.replaced")
     if replaced.exists() and not directory.exists():
         replaced.rename(directory)  # an earlier writer was killed between its two renames
     for leftover in (partial, replaced):
         shutil.rmtree(leftover, ignore_errors=True)
-    text_folder = partial / TEXT_DIRECTORY if shape.sees else partial
-    text_folder.mkdir(parents=True)
-    dtype = str(expected["language_model.lm_head.weight"].dtype).removeprefix("torch.")
-    text = _Part(text_folder, to_checkpoint(text_part(expected)), shard_bytes_max)
-    whole = _Part(partial, to_checkpoint(expected), shard_bytes_max) if shape.sees else None
-    for name, tensor in tensors:
-        one = {name: tensor}
-        text.write(to_checkpoint(text_part(one)))
-        if whole is not None:
-            whole.write(to_checkpoint(one))
-        del one, tensor  # before the next one is made
-    text.finish(text_config(shape.decoder, tokens=tokens, dtype=dtype))
-    if whole is not None:
-        whole.finish(model_config(shape, tokens=tokens, dtype=dtype))
-    if tokenizer is not None:
-        for folder in {partial, text_folder}:
-            _write_tokenizer(folder, tokenizer, tokens)
+    partial.mkdir(parents=True)
+    yield partial
+    for file in partial.iterdir():
+        _sync(file)
     if directory.exists():
         directory.rename(replaced)
     partial.rename(directory)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from polyreme_api.batch import TEMPLATE_FILE
 from polyreme_api.store import Data, ObjectStore
+from polyreme_trainer.export import peft
 from polyreme_trainer.export.huggingface import (
     CONFIG_FILE,
     INDEX_FILE,
@@ -23,7 +24,8 @@ from polyreme_trainer.export.huggingface import (
 
 PART_BYTES = 8 << 20
 """Bytes of a file that are handed over at a time."""
-_FILES = (CONFIG_FILE, INDEX_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE, TEMPLATE_FILE)
+_CONFIGS = (CONFIG_FILE, peft.CONFIG_FILE)
+_FILES = (*_CONFIGS, peft.WEIGHTS_FILE, INDEX_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE, TEMPLATE_FILE)
 _NAMES = "|".join(re.escape(name) for name in _FILES)
 EXPORTED = re.compile(rf"({TEXT_DIRECTORY}/)?({_NAMES}|model-[0-9]{{5}}-of-[0-9]{{5}}\.safetensors)")
 """Keys that an export writes; others under the same root are never touched."""
@@ -62,8 +64,8 @@ class StoredExport:
 
 
 def _order(key: str) -> tuple[bool, bool, str]:
-    """Order of deletion: the whole model's ``config.json``, then the text part's, then all others."""
-    return key != CONFIG_FILE, not key.endswith(f"/{CONFIG_FILE}"), key
+    """Order of deletion: the configuration of the whole, then the text part's, then all others."""
+    return key not in _CONFIGS, not key.endswith(f"/{CONFIG_FILE}"), key
 
 
 def _parts(path: Path) -> Data:

@@ -90,10 +90,9 @@ def open_buffers(model: nn.Module, device: torch.device | str) -> None:
             module.register_buffer(name, torch.zeros(buffer.shape, dtype=buffer.dtype, device=device))
 
 
-def outline(shape: ModelShape) -> dict[str, Tensor]:
+def outline(shape: ModelShape, adapters: Adapters | None = None) -> dict[str, Tensor]:
     """Name every tensor of the whole model, in its order; the tensors are on the meta device and take no memory."""
-    with torch.device("meta"):
-        return KimiVL(shape, media_token=0).state_dict()
+    return build_model(shape, seed=0, media_token=0, adapters=adapters, device="meta").state_dict()
 
 
 @torch.no_grad()

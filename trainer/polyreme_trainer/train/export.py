@@ -10,7 +10,8 @@ from torch import Tensor
 
 from polyreme_api.batch import TokenIds
 from polyreme_trainer.export.huggingface import export_tensors
-from polyreme_trainer.model.adapters import merged
+from polyreme_trainer.export.peft import export_adapters
+from polyreme_trainer.model.adapters import is_adapter, merged
 from polyreme_trainer.model.initialise import outline
 from polyreme_trainer.model.sharding import cut_of, join
 from polyreme_trainer.parallel import collectives
@@ -23,9 +24,9 @@ from polyreme_trainer.train.state import DTYPES, TrainState
 
 @torch.no_grad()
 def export(state: TrainState, settings: TrainSettings, meshes: Meshes, directory: Path, *, tokens: TokenIds) -> None:
-    """Write the model, its adapters merged; every rank calls it, since each holds slices that rank 0 lacks.
+    """Write the model, its adapters merged, or these alone; every rank calls it, since each holds slices.
 
-    Memory: one gathered tensor at a time, on every rank.
+    Memory: one gathered tensor at a time, on every rank; on rank 0 all of the adapters.
 
     Raises:
         OSError: On rank 0, if the disk refuses; an older export stays as it was.
@@ -35,12 +36,15 @@ def export(state: TrainState, settings: TrainSettings, meshes: Meshes, directory
     stages = collectives.gather_to_all(types, meshes.pp_group)
     expected = {
         name: torch.empty(tensor.shape, dtype=dtype, device="meta")
-        for name, tensor in outline(settings.shape).items()
+        for name, tensor in outline(settings.shape, settings.adapters).items()
+        if is_adapter(name) == settings.adapters_alone
         for dtype in [next(stage[name] for stage in stages if name in stage)]
     }
     tensors = _to_first(state, held, expected, stages, meshes)
     try:
-        if meshes.rank == 0:
+        if meshes.rank == 0 and settings.adapters is not None and settings.adapters_alone:
+            export_adapters(dict(tensors), settings.adapters, directory, base=str(settings.weights or ""))
+        elif meshes.rank == 0:
             export_tensors(expected, tensors, settings.shape, directory, tokens=tokens, tokenizer=settings.tokenizer)
     finally:
         # Joining takes every rank: the others, and rank 0 even if its disk has refused, go through the rest.

@@ -171,6 +171,8 @@ class TrainSettings:
     evaluation: EvaluationSettings = EvaluationSettings()
     export_to: Path | StoredExport | None = None
     """Folder, or place in a bucket, of the trained model, which rank 0 writes after the last step; None: no export."""
+    adapters_alone: bool = False
+    """Whether that is the adapters alone, in PEFT's form, and not the model with its adapters merged."""
     data_wait_s: float = 0.0
     """Longest wait for samples of a step that are still processed [s]."""
     tokenizer: TokenizerFile | None = None

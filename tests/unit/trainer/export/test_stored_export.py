@@ -53,6 +53,14 @@ def folder_of(path: pathlib.Path, files: dict[str, bytes]) -> pathlib.Path:
     return path
 
 
+def test_adapters_replace_a_model_and_the_reverse(tmp_path: pathlib.Path) -> None:
+    store, place = LocalObjectStore(tmp_path / "store", sleep=lambda _: None), "s3://bucket/model"
+    adapters = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"01"}
+    for number, files in enumerate((FILES, adapters, FILES)):
+        StoredExport(store, place).upload(folder_of(tmp_path / str(number), files))
+        assert contents(store) == files
+
+
 def test_killed_after_any_request_no_half_export_has_a_config_and_the_next_upload_is_whole(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

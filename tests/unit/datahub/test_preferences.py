@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from polyreme.report.preview_page import build_preview
 from polyreme_api.batch import IGNORED_TARGET
-from polyreme_datahub import hub
+from polyreme_datahub import hub, lifecycle
 from polyreme_datahub.loader import job_packs
 from polyreme_datahub.loader.engine.client import batch_of
 from polyreme_datahub.loader.engine.read_ahead import share_packs
@@ -24,7 +24,8 @@ from polyreme_datahub.loader.sample.documents import LaidPacks
 from polyreme_datahub.operations.dataset_statistics import DatasetStatistics
 from polyreme_datahub.tokenizer_file import TokenText
 from polyreme_datahub.tokens import TextTokenizer, encode_preference, train_tokenizer
-from tests.unit.datahub.jobs import Home, make_spec, picture, write_jsonl
+from tests.unit.datahub.jobs import Home, make_spec, picture, released_tokenizer, write_jsonl
+from tests.unit.datahub.shards_and_tables import write_parquet
 from tests.unit.datahub.test_conversations import shown, turn
 from tests.unit.datahub.test_record_forms import CONTAINERS, Library, rule_of
 
@@ -273,6 +274,36 @@ def test_statistics_count_the_lengths_of_answers_and_what_they_share() -> None:
         ("text_characters", 13, 18),
     ):
         assert (summary[name]["least"], summary[name]["largest"]) == (least, largest), name
+
+
+def test_what_is_made_of_preferences_holds_preferences(home: Home, tmp_path: Path) -> None:
+    urls = (home.registry, home.objects)
+    part = lifecycle.subset(*urls, "pairs", "pairs/part", "ordinal < 6")
+    recipe = {"version": 1, "operations": ["decode"]}
+    hub.ingest("pairs", name="sealed", recipe=recipe, registry_url=urls[0], objects_url=urls[1], workers=1)
+    made = make_spec(["pairs/part", "sealed"], early=True, tokenizer=released_tokenizer(tmp_path))
+    home.process(made, "made")
+    source = job_packs.open_source(home.objects, made, job="made")
+    assert all(source.preference_sets)
+    batch = source.packs(1, first=0, count=4)
+    rows = np.asarray(batch.branches_B4)
+    assert len(rows) == 2 * len(batch.sample_ids) > 0
+    assert set(rows[:, 2].tolist()) == {0, 1}
+    assert part.records == 6
+
+
+def test_a_table_with_images_and_turns_is_read_as_preferences(library: Library, tmp_path: Path) -> None:
+    image, asked = {"bytes": picture(8, 8), "path": None}, turn("user", "<image>Q")
+    columns = {
+        "trl": {"images": [[image]], "prompt": [[asked]], "chosen": [[CHOSEN]], "rejected": [[REJECTED]]},
+        "rlaif": {"image": [image], "question": ["<image>Q"], "chosen": ["good"], "rejected": ["bad"], "idx": [1]},
+        "swift": {"images": [[image]], "messages": [[asked, CHOSEN]], "rejected_response": ["bad"]},
+    }
+    for name, rows in columns.items():
+        read = library.add(write_parquet(tmp_path / f"{name}.parquet", rows)).read(0)
+        assert read.content["conversations"] == [asked, CHOSEN], name
+        assert (read.content["rejected"], read.blobs) == ("bad", [picture(8, 8)]), name
+        assert library.looked.startswith("1 record looked at: 1 preference with images"), name
 
 
 def test_a_pair_is_never_cut(home: Home) -> None:

@@ -13,6 +13,7 @@ from tests.unit.datahub.listed_sources import Shelf
 
 WRITTEN = Path(__file__).parent / "written"
 CONVERSATIONS, PLAIN, TEXTS = "conversations with images", "conversations without images", "images with texts"
+PREFERENCES, PLAIN_PREFERENCES = "preferences with images", "preferences without images"
 FILES: dict[str, tuple[int, str, str]] = {
     "datasets-saved": (3, CONVERSATIONS, ""),
     "datasets-image.parquet": (3, CONVERSATIONS, ""),
@@ -37,6 +38,12 @@ FILES: dict[str, tuple[int, str, str]] = {
     "sharegpt.json": (3, PLAIN, ""),
     "openai.jsonl": (3, CONVERSATIONS, "messages[].weight"),
     "energon/shard_000000.tar": (2, CONVERSATIONS, ""),
+    "datasets-rlaif.parquet": (3, PREFERENCES, "ds_name"),
+    "datasets-trl": (3, PREFERENCES, ""),
+    "datasets-ultrafeedback.jsonl": (3, PLAIN_PREFERENCES, "prompt, prompt_id, score_chosen, score_rejected"),
+    "datasets-hh.parquet": (3, PLAIN_PREFERENCES, ""),
+    "pandas-swift.jsonl": (3, PREFERENCES, ""),
+    "pandas-preferences.csv": (3, PLAIN_PREFERENCES, "score"),
 }
 
 
@@ -52,8 +59,10 @@ def answers(records: list[RawRecord]) -> list[tuple[str, int]]:
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_of_a_library_is_read_whole_and_what_is_not_read_is_said(shelf: Shelf, name: str) -> None:
     records, kind, unread = FILES[name]
-    images = 0 if kind == PLAIN else 1
-    assert answers(shelf.read(WRITTEN / name)) == [(f"Picture {at}.", images) for at in range(records)]
+    images = 0 if "without" in kind else 1
+    read = shelf.read(WRITTEN / name)
+    assert answers(read) == [(f"Picture {at}.", images) for at in range(records)]
+    assert [one.content.get("rejected") for one in read] == ["A dog." if "preferences" in kind else None] * records
     said = f"{records} records looked at: {records} {kind}" + (f"; not read: {unread}" if unread else "")
     assert shelf.looked == said
 

@@ -20,6 +20,7 @@ from polyreme_datahub.hub import list_datasets, remove_dataset, show_dataset
 from polyreme_datahub.hub import register as register_dataset
 from polyreme_datahub.source_ingestion import is_path
 from polyreme_datahub.sources import found, look_over
+from polyreme_datahub.sources.open import holds_preferences
 
 USERS_SHOWN_MAX = 8
 VERSION_LINES = (("records", "records"), ("from", "from"), ("digest", "digest"))
@@ -151,8 +152,10 @@ def _print(details: DatasetDetails) -> None:
         "all": ", ".join(map(str, details.versions)),
         "samples": details.samples,
         "dead": details.dead,
+        "holds": "preferences",
     }
-    lines = [("ingested", "samples"), ("dead letters", "dead"), ("versions", "all")]
+    holds = [("holds", "holds")] if holds_preferences(version.source) else []
+    lines = [*holds, ("ingested", "samples"), ("dead letters", "dead"), ("versions", "all")]
     emit("Dataset", head, output=Format.TABLE, columns=[("dataset", "reference"), *VERSION_LINES, *lines])
     emit_tables(
         [

@@ -20,7 +20,8 @@ from polyreme_api.errors import RefusedError
 from polyreme_datahub.digests import digest_value
 from polyreme_datahub.errors import IndexDamagedError
 
-FORMAT = 3
+FORMAT, FORMAT_OF_KIND = 3, 4
+"""The second of an index whose kind is not that of conversations: earlier releases refuse it."""
 PREFERENCES = "preferences"
 """Kind of an index whose samples are a prompt with a chosen and a rejected answer each."""
 PIXELS = "pixels"
@@ -133,7 +134,7 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """Write the manifest in its one canonical form."""
-        value = {"format": FORMAT, **dataclasses.asdict(self)}
+        value = {"format": FORMAT_OF_KIND if self.kind else FORMAT, **dataclasses.asdict(self)}
         if not self.kind:
             del value["kind"]
         return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
@@ -146,9 +147,9 @@ class Manifest:
             IndexDamagedError: If it is of another format.
         """
         value: dict[str, Any] = json.loads(data)
-        if (found := value.pop("format", None)) != FORMAT:
+        if (found := value.pop("format", None)) not in {FORMAT, FORMAT_OF_KIND}:
             raise IndexDamagedError(
-                f"index has format {found}, this version reads {FORMAT}: process the job's data again with the command "
+                f"index has format {found}, this version reads {FORMAT_OF_KIND}: process the job's data again with the command "
                 "that started it"
             )
         shards = tuple(Shard.from_value(shard) for shard in value.pop("shards"))

@@ -101,7 +101,7 @@ def test_records_tensors_and_packs_have_the_values_of_then(version: Path, home: 
     place = Home(path=home)
     spec = read_job(place.run("default", run).job_file).spec
     uid = str((read_json(place.run("default", run).data_report) or {})["job"])
-    with pytest.raises(IndexDamagedError, match="index has format 2, this version reads 3: process the job's data"):
+    with pytest.raises(IndexDamagedError, match="index has format 2, this version reads 4: process the job's data"):
         job_packs.open_source(place.objects_url, spec, job=uid, wait_s=0.0)
     before = stored_plan(place, uid, spec)
     hub.process(spec, registry_url=place.registry_url, objects_url=place.objects_url, job=uid)

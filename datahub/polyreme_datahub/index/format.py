@@ -149,8 +149,8 @@ class Manifest:
         value: dict[str, Any] = json.loads(data)
         if (found := value.pop("format", None)) not in {FORMAT, FORMAT_OF_KIND}:
             raise IndexDamagedError(
-                f"index has format {found}, this version reads {FORMAT_OF_KIND}: process the job's data again with the command "
-                "that started it"
+                f"index has format {found}, this version reads {FORMAT_OF_KIND}: process the job's data again with the "
+                "command that started it"
             )
         shards = tuple(Shard.from_value(shard) for shard in value.pop("shards"))
         return cls(**value, shards=shards)

@@ -294,7 +294,7 @@ def test_what_is_made_of_preferences_holds_preferences(home: Home, tmp_path: Pat
 
 def test_a_table_with_images_and_turns_is_read_as_preferences(library: Library, tmp_path: Path) -> None:
     image, asked = {"bytes": picture(8, 8), "path": None}, turn("user", "<image>Q")
-    columns = {
+    columns: dict[str, dict[str, Any]] = {
         "trl": {"images": [[image]], "prompt": [[asked]], "chosen": [[CHOSEN]], "rejected": [[REJECTED]]},
         "rlaif": {"image": [image], "question": ["<image>Q"], "chosen": ["good"], "rejected": ["bad"], "idx": [1]},
         "swift": {"images": [[image]], "messages": [[asked, CHOSEN]], "rejected_response": ["bad"]},

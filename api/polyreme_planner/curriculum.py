@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 from polyreme_api.errors import InvalidConfigError
+from polyreme_api.fields import STEPS_MAX
 from polyreme_api.job.model import Stage
 from polyreme_api.job.schedule import first_steps
 from polyreme_api.job.spec import TrainingJobSpec
@@ -80,7 +81,7 @@ def curriculum_stages(spec: TrainingJobSpec) -> tuple[CurriculumStage, ...]:
     """Return the curriculum stages of a run, at least one, each with all that it inherits."""
     training = spec.training
     if not training.stages:
-        return (CurriculumStage(steps=training.steps),)
+        return (CurriculumStage(steps=training.steps or STEPS_MAX),)
     found: list[CurriculumStage] = []
     theta: float | None = None
     for first, stage in zip(first_steps(training.stages), training.stages, strict=True):

@@ -41,7 +41,13 @@ def extended(spec: TrainingJobSpec, known: Training, *, after_step: int) -> Trai
         return known
     for field in changed_fields(known, asked):
         _check_field(field, known)
-    steps = asked.steps
+    if known.epochs is not None or asked.epochs is not None:
+        raise InvalidConfigError(
+            f"training may not change: the run ends with epoch {known.epochs or asked.epochs}, and its steps were "
+            "counted when it began; begin a new job by spec.startFrom",
+            field="spec.training",
+        )
+    steps = asked.steps_known
     if steps < after_step:
         raise InvalidConfigError(
             f"training.steps {steps} is below step {after_step}, which the run has trained or is training; expected at "
@@ -54,7 +60,7 @@ def extended(spec: TrainingJobSpec, known: Training, *, after_step: int) -> Trai
             "its last window ends with the run; begin a new job by spec.startFrom",
             field="spec.training.steps",
         )
-    _check_rates(spec, known, after_step=min(after_step, known.steps))
+    _check_rates(spec, known, after_step=min(after_step, known.steps_known))
     return asked
 
 
@@ -71,7 +77,7 @@ def extension_words(known: Training, asked: Training, *, after_step: int) -> str
     changes = "; ".join(f"spec.{field}: {json.dumps(old)} -> {json.dumps(new)}" for field, old, new in found)
     if asked.steps == known.steps:
         return f"changes the end of the run, after step {after_step}: {changes}"
-    verb = "extends" if asked.steps > known.steps else "shortens"
+    verb = "extends" if asked.steps_known > known.steps_known else "shortens"
     return f"{verb} the run from step {known.steps} to {asked.steps}: {changes}"
 
 
@@ -88,7 +94,7 @@ def _check_field(field: str, known: Training) -> None:
 
 def _check_rates(spec: TrainingJobSpec, known: Training, *, after_step: int) -> None:
     before, after = (
-        (_schedule(of.training), curriculum_stages(of), of.training.steps)
+        (_schedule(of.training), curriculum_stages(of), of.training.steps_known)
         for of in (spec.model_copy(update={"training": known}), spec)
     )
     for step in range(max(1, after_step - COMPARED_STEPS_MAX + 1), after_step + 1):

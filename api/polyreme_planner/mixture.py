@@ -203,6 +203,11 @@ def in_force(spec: TrainingJobSpec, record: MixtureRecord | None) -> TrainingJob
     return spec.model_copy(update={"training": record.training})
 
 
+def with_steps(spec: TrainingJobSpec, steps: int) -> TrainingJobSpec:
+    """Return a job's specification with the steps that were counted for its epochs."""
+    return spec.model_copy(update={"training": spec.training.with_steps(steps)})
+
+
 def restored_mixture(spec: TrainingJobSpec, summary: Mapping[str, Any]) -> MixtureRecord | None:
     """Return a record by its summary and the schedule it was made from; None if they do not fit each other."""
     by_step = {entry.from_step: entry for entry in spec.data.schedule}

@@ -187,7 +187,7 @@ def train(folder: Path) -> dict[str, Any]:
             rank=RankSettings(rank=0, world=1, attempt=1),
             layout=Layout(),
             shape=shape_of(spec),
-            steps=spec.training.steps,
+            steps=spec.training.steps_known,
             data_wait_s=float(spec.data.wait_seconds),
             checkpoint=CheckpointSettings(store=open_store(f"file://{saved}"), folder=Path(saved)),
         )

@@ -22,6 +22,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from polyreme_api.errors import InvalidConfigError, RefusedError
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_datahub.loader.job_packs import open_source
+from polyreme_datahub.loader.open import open_steps
 from polyreme_datahub.loader.source import PackedSource
 
 TENSORS = ("tokens_T", "targets_T", "positions_T", "document_offsets", "patches_PC", "grids_I2")
@@ -64,7 +65,7 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
             raise InvalidConfigError(f"no such rank: {rank} of {ranks}, expected 0 to {ranks - 1}", field="rank")
         self._objects_url, self._spec, self._job = objects_url, spec, job
         self._rank, self._ranks = rank, ranks
-        self._steps = spec.training.steps if steps is None else steps
+        self._steps = open_steps(objects_url, spec, job=job).training.steps_known if steps is None else steps
         self._next_step, self._worker = 1, (0, 0)
         """The next step; number of the worker that reads it and count of workers, (0, 0) without workers."""
         self._state: Mapping[str, Any] | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,9 +13,12 @@ from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.store import ObjectNotFoundError
 from polyreme_datahub.dataset_views import DatasetDetails, DatasetSummary, details, summaries
 from polyreme_datahub.digests import blob_key
+from polyreme_datahub.index.format import steps_in
 from polyreme_datahub.ingest_estimate import IngestEstimate, estimate
+from polyreme_datahub.job_plan import put_steps, read_plan
 from polyreme_datahub.lakehouse import Lakehouse
 from polyreme_datahub.lakehouse_admin import presigned_link
+from polyreme_datahub.loader.open import count_steps
 from polyreme_datahub.loader.sample.page_references import digest_of, draw_png, place_of
 from polyreme_datahub.named_versions import check_spec
 from polyreme_datahub.objects import WORK, open_store
@@ -152,7 +156,15 @@ def process(
         EnvironmentFailedError: If store or registry stay away; the next call continues from there.
     """
     with _context(registry_url, objects_url, topics_url, workers=workers, only_seals=only_seals) as context:
-        return Processing(context, recipe=recipe, on_progress=progress).process(spec, job=job)
+        report = Processing(context, recipe=recipe, on_progress=progress).process(spec, job=job)
+        if (epochs := spec.training.epochs) is None:
+            return report
+        # Counted once: ranks of all attempts read the number.
+        steps = steps_in(read_plan(context.lakehouse, report.plan), epochs)
+        if steps is None:
+            steps = count_steps(objects_url, spec, job=job)
+            put_steps(context.lakehouse, report.plan, epochs, steps)
+        return dataclasses.replace(report, steps=steps)
 
 
 def ingest(

@@ -10,7 +10,17 @@ from polyreme_api.store import ObjectExistsError, ObjectNotFoundError
 from polyreme_datahub.digests import canonical_json
 from polyreme_datahub.errors import IndexDamagedError
 from polyreme_datahub.index.blocks import BLOCKS, Sizes
-from polyreme_datahub.index.format import NEWEST, OLDEST, ORDER, PIXELS, order_of, parse_plan, pixels_of, seal_plan
+from polyreme_datahub.index.format import (
+    NEWEST,
+    OLDEST,
+    ORDER,
+    PIXELS,
+    STEPS,
+    order_of,
+    parse_plan,
+    pixels_of,
+    seal_plan,
+)
 from polyreme_datahub.index.succession import IDENTITIES, identities_after
 from polyreme_datahub.lakehouse import Lakehouse
 
@@ -44,6 +54,7 @@ class JobPlan:
             **{field: version for field, version in made.items() if version != OLDEST[field]},
             **({IDENTITIES: identities} if identities else {}),
             **({} if blocks is None else {BLOCKS: blocks}),
+            **({STEPS: before[STEPS]} if STEPS in before else {}),
         }
 
 
@@ -53,6 +64,13 @@ def read_plan(lakehouse: Lakehouse, key: str) -> Mapping[str, Any]:
         return parse_plan(lakehouse.store.get(key), key)
     except (ObjectNotFoundError, IndexDamagedError):
         return {}
+
+
+def put_steps(lakehouse: Lakehouse, key: str, epochs: int, steps: int) -> None:
+    """Add to a plan the steps that were counted for epochs; what it says of others stays."""
+    plan = read_plan(lakehouse, key)
+    content = {**plan, STEPS: {**plan.get(STEPS, {}), str(epochs): steps}}
+    lakehouse.store.put(key, canonical_json(seal_plan(content)))
 
 
 def put_plan(lakehouse: Lakehouse, key: str, plan: JobPlan, *, pinned: bool) -> None:

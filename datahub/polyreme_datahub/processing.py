@@ -68,6 +68,8 @@ class ProcessReport:
     operations: tuple[OperationCount, ...]
     """Hits, misses and dead letters of each operation, over all datasets."""
     seconds: float
+    steps: int | None = None
+    """Steps that were counted for the job's epochs; None: its steps are given."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from polyreme_datahub.digests import blob_key
 from polyreme_datahub.errors import IndexDamagedError
 from polyreme_datahub.index.blocks import Journal
 from polyreme_datahub.index.damage import DamageNote, notes_of
-from polyreme_datahub.index.format import Manifest, parse_plan, plan_key
+from polyreme_datahub.index.format import Manifest, parse_plan, plan_key, steps_in
 from polyreme_datahub.job_data import plan_data
 from polyreme_datahub.loader.read.blob_files import read_blob
 from polyreme_datahub.objects import open_store
@@ -60,6 +60,8 @@ def look(objects_url: str, spec: TrainingJobSpec, *, job: str, shards: bool = Tr
         return StoredData(processed=False, notes=tuple(notes_of(store, _growing(store, spec, key))))
     except IndexDamagedError:
         return StoredData(processed=True, missing=(key,))
+    if spec.training.epochs is not None and steps_in(plan, spec.training.epochs) is None:
+        return StoredData(processed=False)
     manifests = list(dict.fromkeys(plan["manifests"].values()))
     missing = [key for digest in manifests for key in _missing(store, digest, shards=shards)]
     tokenizer = blob_key(plan["tokenizer"])

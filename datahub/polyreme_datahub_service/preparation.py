@@ -102,6 +102,8 @@ def pin_prepared(report_file: Path, *, registry_url: str, holder: str) -> Prepar
     samples = sum(int(row.get("samples", 0)) for row in report.get("datasets", ()))
     dead = sum(int(row.get("deadLetters", 0)) for row in report.get("stages", ()))
     words = counted(samples, "sample") + (f"; {counted(dead, 'dead letter')}" if dead else "")
+    if "steps" in report:
+        words += f"; {counted(int(report['epochs']), 'epoch')} = {counted(int(report['steps']), 'step')}"
     return Prepared(plan=str(report.get("plan", "")), message=words)
 
 

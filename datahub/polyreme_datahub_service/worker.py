@@ -91,6 +91,7 @@ def _process(home: DataHome, job_file: Path, *, uid: str, only_seals: bool) -> N
             "scheduleEntries": entries,
             "plan": report.plan,
             "seconds": report.seconds,
+            **({} if report.steps is None else {"epochs": job.spec.training.epochs, "steps": report.steps}),
             "datasets": [{"dataset": each.reference, "samples": each.samples} for each in report.datasets],
             "stages": stages,
             "deadLetters": dead,

@@ -34,6 +34,13 @@ RULED: list[Case] = [
     ("TrainingJob", {"spec.model": DROP}, ("spec:", "model is required with workers.runtime.mode Launcher; set it")),
     ("TrainingJob", {"spec.data": DROP}, ("spec:", "data is required with workers.runtime.mode Launcher; set it")),
     ("TrainingJob", {"spec.training": DROP}, ("training is required with workers.runtime.mode Launcher; set it",)),
+    ("TrainingJob", {"spec.training.epochs": 2}, ("exactly one of steps and epochs is given, seen both; set steps",)),
+    ("TrainingJob", {"spec.training.steps": DROP}, ("exactly one of steps and epochs is given, seen neither; set",)),
+    (
+        "TrainingJob",
+        {"spec.training": {"epochs": 2, "packsPerStep": 1, "stages": [{"name": "one", "steps": 4}]}},
+        ("spec.training", "epochs 2 cannot be combined with stages, which begin at fixed steps; give steps instead"),
+    ),
     (
         "TrainingJob",
         {"spec.evaluation": {"sets": [{"name": "a", "dataset": "sample/one@3"}]}},
@@ -319,7 +326,7 @@ BOUNDED: list[Case] = [
     ("TrainingJob", {"spec.workers": {"devices": 65}}, ("spec.workers.devices", "65", "less than or equal to 64")),
     ("TrainingJob", {"spec.workers": {"runtime": {"mode": "Torchrun"}}}, ("spec.workers.runtime.mode", '"Torchrun"')),
     ("TrainingJob", {"spec.queueName": "A.b"}, ("spec.queueName", '"A.b"', "should match")),
-    ("TrainingJob", {"spec.training": {"packsPerStep": 4}}, ("spec.training.steps", "Required value")),
+    ("TrainingJob", {"spec.training": {"steps": 4}}, ("spec.training.packsPerStep", "Required value")),
     ("TrainingJob", {"spec.data.sources": []}, ("spec.data.sources", "should have at least 1 items")),
     ("TrainingJob", {"spec.training.optimizer": {"learningRate": "fast"}}, ("learningRate", '"fast"', "should match")),
     ("TrainingJob", {"spec.data.augment": {"rotate": {}}}, ('unknown field "spec.data.augment.rotate"',)),

@@ -18,12 +18,13 @@ from tests.unit.api.jobs import job_with
 GROUP, VERSION = "polyreme.dev", "v1alpha1"
 PLURALS = {definition.kind: definition.plural for definition in DEFINITIONS}
 FROZEN: list[tuple[dict[str, Any], tuple[str, ...]]] = [
-    ({"training": {"steps": 11}}, ("spec.training.steps may not change from 10 to 11 while the job exists",)),
+    ({"training": {"seed": 11}}, ("spec.training.seed may not change from 0 to 11; recreate the job",)),
+    ({"training": {"steps": None, "epochs": 2}}, ("spec.training.steps may not change from 10 to nothing",)),
     ({"workers": {"devices": 2}}, ("spec.workers.devices may not change from 1 to 2",)),
     ({"workers": {"minReplicas": 1}}, ("spec.workers.minReplicas may not change from nothing to 1",)),
     ({"workers": {"maxReplicas": None}}, ("spec.workers.maxReplicas may not change from 8 to nothing",)),
     ({"workers": {"maxReplicas": 9}}, ("spec.workers.maxReplicas may not change from 8 to 9",)),
-    ({"workers": {"template": {"spec": {}}}}, ("spec.workers.template may not change while the job exists",)),
+    ({"workers": {"template": {"spec": {}}}}, ("spec.workers.template may not change; recreate the job",)),
     ({"workers": {"runtime": {"mode": "Environment"}}}, ("mode may not change from Launcher to Environment",)),
     (
         {"evaluation": {"sets": [{"name": "a", "dataset": "h"}]}},
@@ -31,14 +32,14 @@ FROZEN: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ),
     ({"export": None}, ("spec.export may not change from something to nothing",)),
     ({"topology": {"required": "rack"}}, ("spec.topology.required may not change from nothing to rack",)),
-    ({"topology": None}, ("spec.topology may not change from something to nothing while the job exists",)),
+    ({"topology": None}, ("spec.topology may not change from something to nothing; recreate the job",)),
     ({"health": {"nodeLostSeconds": 61}}, ("spec.health may not change from nothing to something",)),
     ({"failurePolicy": {"backoff": {"maxSeconds": 61}}}, ("failurePolicy.backoff.maxSeconds may not change from 300",)),
     (
         {"export": None, "evaluation": {"sets": [{"name": "a", "dataset": "h"}]}},
         ("spec.evaluation may not change from nothing to something",),
     ),
-    ({"data": {"sources": [{**ONE, "weight": 2}]}}, ("spec.data.sources may not change while the job exists",)),
+    ({"data": {"sources": [{**ONE, "weight": 2}]}}, ("spec.data.sources may not change; recreate the job",)),
     ({"managedBy": "someone"}, ("spec.managedBy may not change from polyreme.dev/operator to someone",)),
     ({"workers": {"replicas": 9}}, ("replicas 9 is above maxReplicas 8; lower replicas or raise maxReplicas",)),
 ]

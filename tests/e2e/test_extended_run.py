@@ -1,16 +1,18 @@
-"""A run whose end is moved equals one that had that end from its first step on."""
+"""The end of a run: moved, it equals one that was there from the first step on; by epochs, it follows from the data."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.e2e.polyreme_home import PolyremeHome
+from tests.e2e.small_jobs import record, small, write_jsonl, write_records
 
 pytestmark = [pytest.mark.slow, pytest.mark.parallel]
 
-USAGE = 2
+USAGE, REFUSED = 2, 4
 
 
 def spec(steps: int, **optimizer: Any) -> dict[str, Any]:
@@ -38,3 +40,28 @@ def test_a_finished_run_is_extended_to_what_it_would_have_been(home: PolyremeHom
     assert "extends the run from step 6 to 10" in done.said
     assert "spec.training.optimizer.decaySteps: 0 -> 3" in done.said
     assert home.losses("longer") == home.losses("whole")
+
+
+def test_a_run_of_epochs_ends_when_every_sample_was_visited_so_often(home: PolyremeHome, tmp_path: Path) -> None:
+    write_records(tmp_path / "pictures")
+    records = [record(f"r{at}", [f"pictures/{at:02d}.png"], "green") for at in range(1, 60, 2)]
+    write_jsonl(tmp_path / "few.jsonl", list(records))
+    assert home.call("data", "register", "few", str(tmp_path / "few.jsonl")).code == 0
+    spec = small("few") | {"training": {"epochs": 4, "packsPerStep": 1, "seed": 1}}
+    job = home.write_job("epochs", **spec)
+    assert "4 epochs, 1 x 96 tokens" in home.call("validate", str(job)).output
+    running = home.start(job)
+    with running.held(attempt=1, steps=3):
+        running.kill_all()
+    done = home.call("run", str(job), "-o", "json")
+    assert done.code == 0, done.said
+    steps = done.item["steps"]
+    assert done.item["step"] == steps == len(home.losses("epochs"))
+    assert f"4 epochs = {steps} steps" in done.said
+    assert f"4 epochs = {steps} steps, 1 x 96 tokens" in home.call("validate", str(job)).output
+    (row,) = home.call("data", "mixture", "--job", "epochs", "-o", "json").item
+    assert (row["toStep"], row["visitsMin"]) == (steps, 4)
+    other = home.write_job("epochs", **(spec | {"training": {"steps": 9, "packsPerStep": 1, "seed": 1}}))
+    refused = home.call("run", str(other))
+    assert refused.code == REFUSED, refused.said
+    assert "spec.training.epochs: 4 -> null" in refused.said

@@ -26,7 +26,7 @@ from polyreme_api.exit_codes import ExitCode
 from polyreme_api.job import TrainingJob, TrainingJobSpec, parse_job
 from polyreme_api.progress import ProgressRecord, RankPhase
 from polyreme_datahub.loader.engine.client import EngineSource, OpenRequest
-from polyreme_datahub.loader.open import open_held_out, open_packs, open_tokenizer, sleep_really
+from polyreme_datahub.loader.open import open_held_out, open_packs, open_steps, open_tokenizer, sleep_really
 from polyreme_datahub.loader.order.balance import StepSplit
 from polyreme_datahub.loader.read.origin_budget import OriginBudget, Reader, origin_budget
 from polyreme_datahub.objects import open_store
@@ -153,7 +153,7 @@ def _train(environment: Mapping[str, str]) -> int:
     sink.report(_phase(rank, job, RankPhase.WAITING_FOR_DATA, clock.now_s()))
     gate = _origin_budget(environment, rank, job.spec)
     source, evaluation = _open_data(environment, rank, job.spec, plan, gate)
-    settings = settings_of(environment, rank, _in_force(rank, job.spec), plan)
+    settings = settings_of(environment, rank, _in_force(environment, rank, job.spec), plan)
     settings = dataclasses.replace(settings, rank=dataclasses.replace(settings.rank, device_type=device))
     if settings.export_to is not None or settings.weights is not None:
         settings = dataclasses.replace(settings, tokenizer=_open_tokenizer(environment, job.spec, gate))
@@ -165,7 +165,7 @@ def _train(environment: Mapping[str, str]) -> int:
             sink=sink,
             clock=clock,
             amend=_amend(rank, job.spec),
-            renew=lambda known: with_training(known, _in_force(rank, job.spec), plan),
+            renew=lambda known: with_training(known, _in_force(environment, rank, job.spec), plan),
         )
     except (MemoryError, RuntimeError) as error:
         if (message := full_memory(error)) is None:
@@ -181,16 +181,19 @@ def _amend(rank: RankEnvironment, spec: TrainingJobSpec) -> Callable[[int], bool
     return MixtureLeader(file, open_store(rank.checkpoint_url), attempt=rank.attempt, spec=spec)
 
 
-def _in_force(rank: RankEnvironment, spec: TrainingJobSpec) -> TrainingJobSpec:
-    """Return the spec with the training that was fixed last for the attempt."""
-    return in_force(spec, read_mixture(open_store(rank.checkpoint_url), rank.attempt))
+def _in_force(environment: Mapping[str, str], rank: RankEnvironment, spec: TrainingJobSpec) -> TrainingJobSpec:
+    """Return the spec with the training that was fixed last for the attempt, and with its steps."""
+    held = in_force(spec, read_mixture(open_store(rank.checkpoint_url), rank.attempt))
+    return open_steps(
+        environment[names.OBJECTS_URL], held, job=environment[names.JOB_UID], wait_s=float(spec.data.wait_seconds)
+    )
 
 
 def with_training(settings: TrainSettings, spec: TrainingJobSpec, plan: Plan) -> TrainSettings:
     """Return settings with the steps and learning rates of a spec."""
     return dataclasses.replace(
         settings,
-        steps=spec.training.steps,
+        steps=spec.training.steps_known,
         curriculum=curriculum_stages(spec) if spec.training.stages else (),
         optimizer=_optimizer_settings(spec, plan),
     )
@@ -244,7 +247,7 @@ def settings_of(
             capacity_factor=None if spec.training.capacity_factor is None else float(spec.training.capacity_factor),
         ),
         shape=plan.shape,
-        steps=spec.training.steps,
+        steps=spec.training.steps_known,
         curriculum=curriculum_stages(spec) if spec.training.stages else (),
         images_over=ImagesOver(spec.parallelism.images_over),
         data_wait_s=float(spec.data.wait_seconds),
@@ -401,5 +404,5 @@ def _evaluation_settings(spec: TrainingJobSpec) -> EvaluationSettings:
 
 def _phase(rank: RankEnvironment, job: TrainingJob, phase: RankPhase, now_s: float) -> ProgressRecord:
     return ProgressRecord(
-        attempt=rank.attempt, phase=phase, released=True, steps=job.spec.training.steps, updated_at_s=now_s
+        attempt=rank.attempt, phase=phase, released=True, steps=job.spec.training.steps or 0, updated_at_s=now_s
     )

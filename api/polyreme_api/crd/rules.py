@@ -181,6 +181,15 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
     ),
     "Training": (
         Rule(
+            rule="has(self.steps) != has(self.epochs)",
+            words="exactly one of steps and epochs is given, seen {has(self.steps) ? 'both' : 'neither'}; set steps, "
+            "or epochs to end by the data",
+        ),
+        Rule(
+            rule="!has(self.epochs) || !has(self.stages) || size(self.stages) == 0",
+            words="epochs {self.epochs} cannot be combined with stages, which begin at fixed steps; give steps instead",
+        ),
+        Rule(
             rule="!has(self.capacityFactor) || (double(self.capacityFactor) > 0.0 && "
             f"double(self.capacityFactor) <= {CAPACITY_FACTOR_MAX}.0)",
             words="capacityFactor {self.capacityFactor} is outside its range: above 0, at most "
@@ -198,7 +207,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
             "optimizer.stateSharding is Whole; leave stateSharding out, or use parameterSharding: None",
         ),
         Rule(
-            rule=f"!has(self.stages) || size(self.stages) == 0 || {_STAGE_STEPS} == self.steps",
+            rule=f"!has(self.stages) || size(self.stages) == 0 || !has(self.steps) || {_STAGE_STEPS} == self.steps",
             words=f"steps of stages add up to {{{_STAGE_STEPS}}}, steps is {{self.steps}}; "
             f"change steps to {{{_STAGE_STEPS}}}, or those of a stage",
             plain="steps of stages do not add up to steps; change one of them",

@@ -200,10 +200,7 @@ def _kept_presence(schema: Schema, optional: Sequence[str], path: str) -> dict[s
     kept = " && ".join(f"(!has(self.{name}) || has(oldSelf.{name}))" for name in optional)
     rule = f"{_SIZE} == size(dyn(oldSelf)) && ({_bare(schema)} || {kept})"
     part = f"spec.{path}".removesuffix(".")
-    plain = (
-        f"fields of {part} that have no default may not be added or removed while the job exists; delete the job and "
-    )
-    plain += "create it again"
+    plain = f"fields of {part} that have no default may not be added or removed; recreate the job"
     spoken = f"'{plain}'"
     for name in reversed(optional):
         value = "'%s'.format([{0}.{1}])" if _is_scalar(schema["properties"][name]) else "'something'"
@@ -228,7 +225,7 @@ def _is_always_there(name: str, owner: Schema) -> bool:
 
 
 def _frozen_words(place: str, spoken: str = "") -> str:
-    return f"spec.{place} may not change{spoken} while the job exists; delete and create it again"
+    return f"spec.{place} may not change{spoken}; recreate the job"
 
 
 def _is_scalar(schema: Schema) -> bool:

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from polyreme_api.errors import InvalidConfigError
 from polyreme_api.fields import (
     STEPS_MAX,
     Coefficient,
@@ -19,6 +20,7 @@ from polyreme_api.job.data import PackTokens, SourceWeight
 
 CAPACITY_FACTOR_MAX = 1000
 STAGES_MAX = 16
+EPOCHS_MAX = 10_000
 PacksPerStep = Annotated[int, Field(ge=1, le=1_000_000)]
 ModelPartName = Literal["Tower", "Projector", "Decoder"]
 EVERY_PART: tuple[ModelPartName, ...] = ("Tower", "Projector", "Decoder")
@@ -153,8 +155,11 @@ class Stage(Part):
 class Training(Part):
     """How long and how the model is trained."""
 
-    steps: Annotated[int, Field(ge=1, le=STEPS_MAX)]
-    """Optimizer steps of the whole run."""
+    steps: Annotated[int, Field(ge=1, le=STEPS_MAX)] | None = None
+    """Optimizer steps of the whole run; either this or ``epochs`` is given."""
+    epochs: Annotated[int, Field(ge=1, le=EPOCHS_MAX)] | None = None
+    """Ends the run with the first step after which every sample that fits has been trained on so often, of all
+    sources with a weight. The steps are counted when the data are processed."""
     packs_per_step: PacksPerStep
     """Packs of ``data.sequenceTokens`` tokens that all ranks together train on in one step."""
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
@@ -242,6 +247,19 @@ class Training(Part):
         return self
 
     @model_validator(mode="after")
+    def _one_end(self) -> "Training":
+        if (self.steps is None) == (self.epochs is None):
+            seen = "neither" if self.steps is None else "both"
+            raise ValueError(
+                f"exactly one of steps and epochs is given, seen {seen}; set steps, or epochs to end by the data"
+            )
+        if self.epochs is not None and self.stages:
+            raise ValueError(
+                f"epochs {self.epochs} cannot be combined with stages, which begin at fixed steps; give steps instead"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _stages_fill_the_run(self) -> "Training":
         names = [stage.name for stage in self.stages]
         if doubled := sorted({name for name in names if names.count(name) > 1}):
@@ -253,3 +271,21 @@ class Training(Part):
                 f"change steps to {total}, or those of a stage"
             )
         return self
+
+    @property
+    def steps_known(self) -> int:
+        """Steps, of a training whose steps are known: given, or counted (``with_steps``).
+
+        Raises:
+            InvalidConfigError: If they follow from data that are not processed.
+        """
+        if self.steps is None:
+            raise InvalidConfigError(
+                f"the number of steps is not known: {self.epochs} epochs are counted when the data are processed",
+                field="spec.training.epochs",
+            )
+        return self.steps
+
+    def with_steps(self, steps: int) -> "Training":
+        """Return this training with the steps that were counted for its epochs."""
+        return self.model_copy(update={"steps": steps, "epochs": None})

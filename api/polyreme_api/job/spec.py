@@ -90,6 +90,7 @@ class TrainingJobSpec(Scheduling):
                 check_schedule(self.data, self.training)
             check_budget(self.data, self.workers)
             check_early_start(self.training, self.data)
+            check_epochs(self.training, self.data)
         if self.evaluation is not None:
             check_held_out(self.evaluation, self.data)
         return self
@@ -224,6 +225,26 @@ def check_early_start(training: Training, data: Data) -> None:
                 f"{data.sequence_tokens}; which samples fit is known when all are processed: give every stage the same "
                 "sequenceTokens, or leave startWhileProcessing out"
             )
+
+
+def check_epochs(training: Training, data: Data) -> None:
+    """Refuse to count the steps of epochs where they can't be counted before the first step.
+
+    Raises:
+        ValueError: Naming the field.
+    """
+    if training.epochs is None:
+        return
+    if data.start_while_processing:
+        raise ValueError(
+            f"training.epochs {training.epochs} needs the size of every source, which is known when all are processed, "
+            "and data.startWhileProcessing starts before; give training.steps, or leave startWhileProcessing out"
+        )
+    if limited := [of.name for of in data.sources if of.epochs_max is not None]:
+        raise ValueError(
+            f"training.epochs {training.epochs} cannot be combined with epochsMax of source {limited[0]!r}; give "
+            "training.steps, or drop epochsMax"
+        )
 
 
 def check_held_out(evaluation: Evaluation, data: Data) -> None:

@@ -18,6 +18,7 @@ from polyreme.run_files.records import CheckpointEntry, checkpoint_url, read_rec
 from polyreme.views.output import Format, emit, nearest, note
 from polyreme.views.spinner import busy
 from polyreme_api.errors import InvalidConfigError, NotFoundError, RefusedError
+from polyreme_api.fields import STEPS_MAX
 from polyreme_api.urls import is_bucket, is_folder
 from polyreme_datahub.loader.open import open_token_ids, open_tokenizer
 from polyreme_datahub.objects import open_store
@@ -197,7 +198,7 @@ def _export(
         rank=RankSettings(rank=0, world=1, attempt=1),
         layout=plan.layout,
         shape=plan.shape,
-        steps=job.spec.training.steps,
+        steps=job.spec.training.steps or STEPS_MAX,
         curriculum=curriculum_stages(job.spec),
         seed=job.spec.training.seed,
         weights=weights_place(job.spec.model.weights.location) if adapters and job.spec.model.weights else None,

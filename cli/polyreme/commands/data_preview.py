@@ -23,7 +23,7 @@ from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_datahub.hub import read_masks
 from polyreme_datahub.loader.inspect.preview import PreviewDocument, PreviewPack, Span
 from polyreme_datahub.loader.inspect.preview import preview as packs_of
-from polyreme_datahub.loader.open import open_tokenizer
+from polyreme_datahub.loader.open import open_steps, open_tokenizer
 from polyreme_datahub.loader.order.outlook import SourceOutlook
 from polyreme_datahub.loader.source import PackedSource
 from polyreme_datahub.tokenizer_file import TokenText
@@ -60,7 +60,7 @@ def preview(
       polyreme data preview --job quickstart --step 33 --pack 2 --packs 1 -o json
     """
     home, (spec, source, uid) = context.obj, _opened(context.obj, job)
-    _check_step(step, spec.training.steps)
+    _check_step(step, spec.training.steps_known)
     of_packs = source.packs_in(step)
     if first >= of_packs:
         raise InvalidConfigError(f"no pack {first}: step {step} has {of_packs}, from 0 on", field="--pack")
@@ -96,7 +96,7 @@ def trace(
       polyreme data trace sample-17 --job quickstart --steps 1-100 -o json
     """
     spec, source, _ = _opened(context.obj, job)
-    begin, end = _range(steps, spec.training.steps)
+    begin, end = _range(steps, spec.training.steps_known)
     found = source.find(sample)
     if not found:
         raise NotFoundError(f"no sample {sample!r} in the training data of {job}", field="SAMPLE")
@@ -146,7 +146,7 @@ def mixture(context: typer.Context, job: JobOption, output: OutputOption = Forma
             "endsAtStep": of.ends_step,
             **_visits(of),
         }
-        for row in source.outlook(spec.training.steps)
+        for row in source.outlook(spec.training.steps_known)
         for of in row.sources
         if of.samples_ratio
     ]
@@ -177,7 +177,8 @@ def _opened(home: Home, job: str) -> tuple[TrainingJobSpec, PackedSource, str]:
     stored = read_job(run.job_file)
     points = read_points(checkpoint_url(run, stored))
     mixture = points[-1].mixture if points else None
-    return stored.spec, open_run_data(home, run, stored.spec, mixture), run_uid(run)
+    source, uid = open_run_data(home, run, stored.spec, mixture), run_uid(run)
+    return open_steps(home.objects_url, stored.spec, job=uid), source, uid
 
 
 def _check_step(step: int, steps: int) -> None:

@@ -10,7 +10,7 @@ import typer
 
 from polyreme.job_files import load_cluster_objects, read_documents, the_document
 from polyreme.local_run import preflight
-from polyreme.run_files.data import visits_of
+from polyreme.run_files.data import steps_of, steps_words, visits_of
 from polyreme.run_files.paths import Home
 from polyreme.views.formatting import size
 from polyreme.views.output import Format, emit, note
@@ -70,12 +70,19 @@ def validate(
         return _show_gang(checked, output)
     if not for_cluster:
         _check_here(context.obj, checked)
-    return _show_plan(checked, output, visits="" if for_cluster else _visits(context.obj, checked))
+    run = context.obj.run(checked.metadata.namespace, checked.metadata.name)
+    return _show_plan(
+        checked,
+        output,
+        run_words=steps_words(run, checked.spec),
+        visits="" if for_cluster else _visits(context.obj, checked),
+    )
 
 
 def _visits(home: Home, checked: TrainingJob) -> str:
     """Say how often a run of this job visits the samples of its sources; empty before its data are processed."""
-    run, steps = home.run(checked.metadata.namespace, checked.metadata.name), checked.spec.training.steps
+    run = home.run(checked.metadata.namespace, checked.metadata.name)
+    steps = steps_of(run, checked.spec)
     return "; ".join(
         f"{of.name} {of.visits.least:,} to {of.visits.most:,} times, {of.visits.unseen:,} samples never"
         for row in visits_of(home, run, checked.spec, None, steps=steps)[-1:]
@@ -128,7 +135,7 @@ def _in_bucket(location: str) -> bool:
     return urlsplit(location).scheme == "s3"
 
 
-def _show_plan(checked: TrainingJob, output: Format, *, visits: str) -> int:
+def _show_plan(checked: TrainingJob, output: Format, *, run_words: str, visits: str) -> int:
     """Show the plan that a job would get."""
     spec = checked.spec
     plan = plan_for(spec)
@@ -147,7 +154,8 @@ def _show_plan(checked: TrainingJob, output: Format, *, visits: str) -> int:
         "planHash": plan.hash,
         "packsPerRank": plan.packs_per_rank,
         "stages": "; ".join(
-            _stage_words(*both) for both in zip(curriculum_stages(spec), packs_of_stages(spec), strict=True)
+            _stage_words(*both, run_words=run_words)
+            for both in zip(curriculum_stages(spec), packs_of_stages(spec), strict=True)
         ),
         "visits": visits or None,
         "stateBytesPerRank": state_bytes,
@@ -191,8 +199,9 @@ def _show_plan(checked: TrainingJob, output: Format, *, visits: str) -> int:
     return ExitCode.OK
 
 
-def _stage_words(stage: CurriculumStage, packs: Packs) -> str:
+def _stage_words(stage: CurriculumStage, packs: Packs, *, run_words: str) -> str:
     alone = f" of {' and '.join(stage.learns_alone)}" if stage.learns_alone else ""
     theta = "" if stage.rope_theta is None else f", theta {stage.rope_theta:g}"
-    words = f"{stage.steps:,} steps{alone}, {packs.per_step:,} x {packs.tokens:,} tokens{theta}"
+    steps = f"{stage.steps:,} steps" if stage.name else run_words
+    words = f"{steps}{alone}, {packs.per_step:,} x {packs.tokens:,} tokens{theta}"
     return f"{stage.name} {words}".strip()

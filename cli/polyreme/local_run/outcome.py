@@ -10,6 +10,7 @@ from typing import Any
 from polyreme.report.run_report import figures, verdict
 from polyreme.report.run_times import run_times
 from polyreme.report.write import REPORT_NAME
+from polyreme.run_files.data import steps_of
 from polyreme.run_files.paths import RunDirectory
 from polyreme.run_files.records import RunRecords, checkpoint_url
 from polyreme.run_files.timeline import Moment
@@ -57,7 +58,7 @@ def outcome_of(
             "attempt": head.attempts,
             "attempts": head.attempts,
             "step": history[-1].step if history else 0,
-            "steps": job.spec.training.steps,
+            "steps": steps_of(run, job.spec) or None,
             "lossFirst": history[0].loss if history else None,
             "loss": history[-1].loss if history else None,
             "heldoutLoss": next((step.held_out[ALL_SETS] for step in reversed(history) if step.held_out), None),

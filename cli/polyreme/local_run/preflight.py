@@ -223,7 +223,8 @@ def check_rates(job: TrainingJob) -> None:
         InvalidConfigError: Naming the field.
     """
     training = job.spec.training
-    spans = [("spec.training.optimizer.warmupSteps", training.optimizer.warmup_steps, "the run", training.steps)]
+    of_run = ("spec.training.optimizer.warmupSteps", training.optimizer.warmup_steps, "the run")
+    spans = [] if training.steps is None else [(*of_run, training.steps)]
     spans += [
         ("spec.training.stages[].warmupSteps", stage.warmup_steps or 0, f"stage {stage.name!r}", stage.steps)
         for stage in training.stages
@@ -342,7 +343,12 @@ def end_words(seen: Survey, job: TrainingJob, *, trained: int | None = None) -> 
 def is_extended(url: str, job: TrainingJob) -> bool:
     """Whether a job has more steps than its newest attempt had."""
     known = _known(survey(open_checkpoints(url)))
-    return known is not None and known.training is not None and known.training.steps < job.spec.training.steps
+    return (
+        known is not None
+        and known.training is not None
+        and known.training.steps is not None
+        and known.training.steps < (job.spec.training.steps or 0)
+    )
 
 
 def _known(seen: Survey) -> MixtureRecord | None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from polyreme.local_run.cluster import LocalCluster
 from polyreme.report.run_report import verdict
+from polyreme.run_files.data import steps_of, steps_words
 from polyreme.run_files.paths import RunDirectory
 from polyreme.run_files.steady_time import elapsed_s
 from polyreme.run_files.timeline import Moment, Timeline
@@ -75,6 +76,8 @@ class Watcher:
         self._effective = EffectiveTime()
         self._moved = (0, 0, 0.0)
         """Attempt and step that were seen last, and since when [s, steady]."""
+        self._counted = False
+        """Whether the steps of the job's epochs were shown."""
         self._looking = asyncio.Lock()
         self.attempt = 0
         """Number of the current attempt, 0 before the first."""
@@ -141,13 +144,16 @@ class Watcher:
                 self.attempt = attempt.number
                 self._timeline.add(Moment(at_s=now_s, kind="attempt", attempt=attempt.number, text=attempt.scope))
             if progress is not None and progress.attempt == attempt.number and progress.released:
+                if job.spec.training.epochs is not None and progress.steps and not self._counted:
+                    self._counted = True
+                    self.say(steps_words(self._run, job.spec))
                 self._timeline.add(Moment(at_s=now_s, kind="released", attempt=attempt.number))
             if job.status.finished:
                 self._timeline.add(Moment(at_s=now_s, kind="finished", attempt=attempt.number, text=verdict(job)[0]))
 
     def _run_view(self, job: TrainingJob, progress: ProgressRecord | None, *, ready: int, total: int) -> RunView:
         current = progress if progress is not None and progress.attempt == self.attempt and not _idle(job) else None
-        steps = job.spec.training.steps
+        steps = (current.steps if current else 0) or steps_of(self._run, job.spec)
         step = _step(job, current)
         pace_s = current.step_seconds if current else None
         return RunView(

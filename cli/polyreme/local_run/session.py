@@ -29,7 +29,7 @@ from polyreme.local_run.progress_view import Watcher
 from polyreme.local_run.recovery import newest_attempt, rebuilt
 from polyreme.local_run.signals import cancel_on_signals, let_go, stop_signals
 from polyreme.report.publisher import publish
-from polyreme.run_files.data import release_run
+from polyreme.run_files.data import release_run, steps_of
 from polyreme.run_files.identity import check_same_run, read_identity, remember_uid, serving, write_identity
 from polyreme.run_files.paths import PREVIOUS_SUFFIX, Home, RunDirectory
 from polyreme.run_files.processes import started_at_s
@@ -45,6 +45,7 @@ from polyreme_api.errors import (
     RetryableError,
 )
 from polyreme_api.exit_codes import ExitCode
+from polyreme_api.fields import STEPS_MAX
 from polyreme_api.job import TrainingJob
 from polyreme_api.pod_template import unknown_fields
 from polyreme_datahub.objects import open_store
@@ -119,7 +120,7 @@ def _serve(home: Home, run: RunDirectory, job: TrainingJob, settings: SessionSet
             injection,
             ranks=ranks,
             workers=workers.replicas,
-            steps=job.spec.training.steps,
+            steps=steps_of(run, job.spec) or STEPS_MAX,
             nodes=settings.nodes,
             checks=job.spec.pre_checks.enabled,
         )

@@ -48,6 +48,7 @@ def render(seen: Snapshot, job: JobView, events: Sequence[Manifest], *, doubt: s
 def _head(seen: Snapshot, job: JobView, doubt: str) -> list[tuple[str, object]]:
     spec, status, attempt, record = job.spec, job.status, job.attempt, progress_of(seen, job)
     steps = spec.training.steps if spec is not None and spec.training is not None else None
+    steps = steps or (record.steps or None if record is not None else None)
     step = status.step if record is None or status.finished else max(status.step, record.step)
     checkpoint = status.last_checkpoint
     pace = f"{duration(record.step_seconds)} a step, {rate(record.tokens_per_second)}" if record is not None else None

@@ -149,7 +149,7 @@ def _get_row(job: JobView, now_s: float, *, wide: bool, namespaced: bool) -> lis
 
 def _top_row(job: JobView, record: ProgressRecord | None) -> dict[str, Any]:
     attempt, training = job.attempt, job.spec.training if job.spec is not None else None
-    steps = training.steps if training is not None else None
+    steps = (training.steps if training is not None else None) or (record.steps or None if record is not None else None)
     step = max(job.status.step, record.step if record is not None else 0)
     pace_s = record.step_seconds if record is not None else None
     return {

@@ -23,6 +23,7 @@ from polyreme.report.data import (
     TrainedStage,
 )
 from polyreme.report.run_times import RunTimes, run_times
+from polyreme.run_files.data import steps_of
 from polyreme.run_files.paths import RunDirectory
 from polyreme.run_files.records import RunRecords
 from polyreme.run_files.timeline import Moment
@@ -90,7 +91,7 @@ def gather(
         figures=figures(job, times),
         job_yaml=run.job_file.read_text(encoding="utf-8") if run.job_file.exists() else "",
         plan=_plan(job),
-        steps_planned=job.spec.training.steps,
+        steps_planned=steps_of(run, job.spec),
         steps=records.history,
         thrown_away=records.discarded,
         attempts=times.attempts,

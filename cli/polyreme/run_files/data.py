@@ -24,6 +24,18 @@ def run_uid(run: RunDirectory) -> str:
     return str((read_json(run.data_report) or {}).get("job", ""))
 
 
+def steps_of(run: RunDirectory, spec: TrainingJobSpec) -> int:
+    """Return the steps of a run: given, or counted for its epochs; 0 before its data are processed."""
+    return spec.training.steps or int((read_json(run.data_report) or {}).get("steps", 0))
+
+
+def steps_words(run: RunDirectory, spec: TrainingJobSpec) -> str:
+    """Write the steps of a run: ``412 steps``, ``3 epochs``, ``3 epochs = 412 steps``."""
+    steps, epochs = steps_of(run, spec), spec.training.epochs
+    words = [] if epochs is None else [f"{epochs:,} epoch{'' if epochs == 1 else 's'}"]
+    return " = ".join([*words, *([f"{steps:,} step{'' if steps == 1 else 's'}"] if steps else [])])
+
+
 def open_run_data(home: Home, run: RunDirectory, spec: TrainingJobSpec, mixture: MixtureRecord | None) -> PackedSource:
     """Open the training data of a run; waits for no processing.
 

@@ -33,6 +33,8 @@ ORDER = "order"
 WINDOWED, EVEN = 1, 2
 """Its values: windows of 256 packs, in which a source may have several epochs; windows that end with the epochs of
 their sources, so that after any step two samples of a source differ by at most one visit."""
+STEPS = "steps"
+"""Field of a plan: the steps that were counted for the epochs of its job, by their number."""
 OLDEST: Mapping[str, int] = {PIXELS: BY_PILLOW, ORDER: WINDOWED}
 """What a plan without these fields means."""
 NEWEST: Mapping[str, int] = {PIXELS: BY_CONVOLUTION, ORDER: EVEN}
@@ -182,6 +184,12 @@ def structure_of(arrays: Mapping[str, npt.NDArray[Any]]) -> int:
         if name in arrays:
             total = zlib.crc32(np.ascontiguousarray(arrays[name], dtype=ARRAYS[name]).data, total)
     return total
+
+
+def steps_in(plan: Mapping[str, Any], epochs: int) -> int | None:
+    """Return the steps that were counted for so many epochs of a plan's data; None before."""
+    steps = plan.get(STEPS, {}).get(str(epochs))
+    return None if steps is None else int(steps)
 
 
 def plan_key(job: str, data: Mapping[str, Any]) -> str:

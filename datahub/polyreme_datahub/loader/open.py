@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from polyreme_api.batch import PreferenceSet, TokenIds, TokenizerFile
 from polyreme_api.environment import DATA_THREADS
 from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError
+from polyreme_api.fields import STEPS_MAX
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.mixture import AppendedChange, MixtureRecord
 from polyreme_api.store import ObjectNotFoundError, ObjectStore
@@ -34,11 +35,13 @@ from polyreme_datahub.index.format import (
     pixels_of,
     plan_key,
     special_tokens,
+    steps_in,
 )
 from polyreme_datahub.index.succession import IDENTITIES, identity_of
 from polyreme_datahub.job_data import longest_pack, plan_data
 from polyreme_datahub.loader.evaluation import HeldOutSource
 from polyreme_datahub.loader.order.balance import StepSplit
+from polyreme_datahub.loader.order.epochs import steps_of_epochs
 from polyreme_datahub.loader.order.identity import identity_of_order
 from polyreme_datahub.loader.order.outlook import used_up_step
 from polyreme_datahub.loader.order.plan import Identity, OrderPlan, unfilled_segments, used_up
@@ -54,7 +57,7 @@ from polyreme_datahub.loader.steps import Amendments, Balance, Steps
 from polyreme_datahub.objects import SAMPLES, Gate, open_store
 from polyreme_datahub.operations.values import Blob
 from polyreme_datahub.tokenizer_file import split_template, tokenizer_json
-from polyreme_planner.mixture import Segment, segments_of
+from polyreme_planner.mixture import Segment, segments_of, with_steps
 from polyreme_planner.plan import shape_of
 
 if TYPE_CHECKING:
@@ -99,6 +102,11 @@ class _Data:
         except IndexDamagedError as error:
             note_damage(self.store, digest, error.message)
             raise
+
+
+def sleep_really(delay_s: float) -> None:
+    """Wait on this machine's clock."""
+    time.sleep(delay_s)  # noqa: TID251 - the shell
 
 
 def open_packs(
@@ -198,6 +206,43 @@ def decode_threads(environment: Mapping[str, str], *, processes: int) -> int:
             field=DATA_THREADS,
         )
     return int(value)
+
+
+def open_steps(
+    objects_url: str, spec: TrainingJobSpec, *, job: str, wait_s: float = 0.0, sleep: Sleep = sleep_really
+) -> TrainingJobSpec:
+    """Return a spec with the number of its steps: given, or counted for its epochs when the data were processed.
+
+    Raises:
+        EnvironmentFailedError: If they are not counted within ``wait_s``.
+    """
+    epochs, waited_s = spec.training.epochs, 0.0
+    if epochs is None:
+        return spec
+    while True:
+        plan = _plan(samples_store(objects_url, None), spec, job, wait_s=wait_s, sleep=sleep)
+        if (steps := steps_in(plan, epochs)) is not None:
+            return with_steps(spec, steps)
+        if waited_s >= wait_s:
+            raise EnvironmentFailedError(
+                f"steps of {epochs} epochs are not counted: waited {wait_s:g} s for them, at most data.waitSeconds",
+                field="spec.data.waitSeconds",
+            )
+        sleep(POLL_S)
+        waited_s += POLL_S
+
+
+def count_steps(objects_url: str, spec: TrainingJobSpec, *, job: str) -> int:
+    """Count the steps of a job's epochs, by the data that are processed.
+
+    Raises:
+        InvalidConfigError: As ``steps_of_epochs``.
+    """
+    data = _stored(objects_url, spec, job, None)
+    tokenizer = data.tokenizer()
+    lengths = tuple(data.index(source.dataset, tokenizer).lengths for source in spec.data.sources)
+    order = _order(spec, lengths, segments_of(spec), version=order_of(data.plan))
+    return steps_of_epochs(weighed(order, spec.data), spec.training.epochs or 1)
 
 
 def open_held_out(
@@ -311,7 +356,7 @@ def _by_mixture(
         # While samples come, ranks that open the data one after the other would judge a source differently.
         order, mixture = _without_vain_changes(order, spec, mixture)
     used = weighed(order, spec.data)
-    if not unfilled_segments(used) and (step := used_up_step(used, spec.training.steps)) is not None:
+    if not unfilled_segments(used) and (step := used_up_step(used, spec.training.steps or STEPS_MAX)) is not None:
         raise SourceInvalidError(used_up(used, step), field="spec.data.sources[].epochsMax")
     return used, _identity(used, spec, plan, mixture)
 
@@ -326,9 +371,10 @@ def _without_vain_changes(
     change does not bring one back.
     """
     kept: tuple[AppendedChange, ...] = ()
+    last = spec.training.steps or STEPS_MAX
     for change in mixture.changes:
         tried = _amended(order, spec, mixture.model_copy(update={"changes": (*kept, change)}))
-        if unfilled_segments(tried) or used_up_step(weighed(tried, spec.data), spec.training.steps) is not None:
+        if unfilled_segments(tried) or used_up_step(weighed(tried, spec.data), last) is not None:
             _log.warning("weights from step %d on are ignored: a source has no sample left that fits", change.step)
         else:
             kept = (*kept, change)
@@ -358,11 +404,6 @@ def _growth(
             blobs=blobs,
         ),
     )
-
-
-def sleep_really(delay_s: float) -> None:
-    """Wait on this machine's clock."""
-    time.sleep(delay_s)  # noqa: TID251 - the shell
 
 
 def _stored(

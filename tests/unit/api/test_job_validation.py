@@ -43,7 +43,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"spec.model": DROP, "spec.modle": {}}, "unknown field: spec.modle, did you mean 'model'?"),
     ({"spec.workers.runtime": {"mode": "Torchrun"}}, "spec.workers.runtime.mode is refused: 'Torchrun'"),
     ({"spec.queueName": "A.b"}, "spec.queueName is refused: 'A.b'"),
-    ({"spec.training.steps": DROP}, "field missing: spec.training.steps is required"),
+    ({"spec.training.packsPerStep": DROP}, "field missing: spec.training.packsPerStep is required"),
     ({"apiVersion": "polyreme.dev/v2"}, "apiVersion is refused: 'polyreme.dev/v2'"),
     ({"kind": "Job"}, "kind is refused: 'Job'"),
     ({"metadata.name": "Small"}, "metadata.name is refused: 'Small'"),
@@ -152,6 +152,20 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
             ("temperature", "2", "temperature"),
             ("sources.0.epochsMax", 1, "epochsMax of source 'one'"),
         )
+    ),
+    # epochs
+    ({"spec.training.epochs": 0}, "spec.training.epochs is refused: 0"),
+    (
+        {"spec.training": {"epochs": 3, "packsPerStep": 1}, "spec.data.sources.0.epochsMax": 3},
+        "training.epochs 3 cannot be combined with epochsMax of source 'one'; give training.steps, or drop epochsMax",
+    ),
+    (
+        {
+            "spec.training": {"epochs": 3, "packsPerStep": 1},
+            "spec.data.startWhileProcessing": True,
+            "spec.data.tokenizer": {"location": "file:///tokenizer"},
+        },
+        "training.epochs 3 needs the size of every source, which is known when all are processed",
     ),
     # augmentation
     (

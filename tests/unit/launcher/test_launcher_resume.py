@@ -28,7 +28,7 @@ from polyreme_datahub.loader.engine import read_ahead
 from polyreme_datahub.objects import open_store
 from polyreme_launcher.mixture_leader import CHANGES_FILE, MixtureLeader, changes_of
 from polyreme_launcher.resume import fix_resume
-from polyreme_planner.mixture import STEPS_AHEAD_MAX, in_force
+from polyreme_planner.mixture import STEPS_AHEAD_MAX, in_force, with_steps
 from polyreme_system.files import write_atomically
 from tests.unit.datahub.jobs import make_spec
 
@@ -253,14 +253,14 @@ def test_an_end_that_is_moved_while_an_attempt_runs_is_fixed_once_and_kept(tmp_p
     leader = MixtureLeader(file, store, attempt=1, spec=known)
 
     def write(steps: int) -> TrainingJobSpec:
-        spec = known.model_copy(update={"training": known.training.model_copy(update={"steps": steps})})
+        spec = with_steps(known, steps)
         write_atomically(file, json.dumps(changes_of(spec.model_dump(mode="json", by_alias=True))))
         return spec
 
     def last_step(attempt: int) -> int:
-        return in_force(known, read_mixture(store, attempt)).training.steps
+        return in_force(known, read_mixture(store, attempt)).training.steps_known
 
-    longer = write(known.training.steps + 50)
+    longer = write(known.training.steps_known + 50)
     assert leader(10)
     assert not leader(11), "fixed once"
     assert last_step(1) == longer.training.steps

@@ -83,6 +83,7 @@ ELSEWHERE = {
     "model.weights": "in its parts",
     "model.weights.format": "one value",
     "training.optimizer": "in its parts",
+    "training.epochs": "counted as steps, when the data are processed",
     "training.packsPerStep": "the data source, and the plan",
     "training.tf32": "the device that the rank takes",
     "parallelism.mode": "the plan",

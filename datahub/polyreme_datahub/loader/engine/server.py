@@ -29,6 +29,7 @@ from polyreme_api import environment as names
 from polyreme_api.checkpoint_inventory import read_mixture
 from polyreme_api.errors import InvalidConfigError, PolyremeError, RefusedError
 from polyreme_api.exit_codes import ExitCode
+from polyreme_api.fields import STEPS_MAX
 from polyreme_api.job import parse_job
 from polyreme_datahub.loader.engine.client import describe_error, receive, send
 from polyreme_datahub.loader.engine.read_ahead import BYTES_MAX, READ_THREADS_MAX, LaidSource, ReadAhead, SharedArrays
@@ -269,7 +270,7 @@ def open_job(environment: Mapping[str, str]) -> Open:
             mixture=newest(),
             newest_mixture=newest,
         )
-        return OpenedData(source, spec.training.steps, budget)
+        return OpenedData(source, spec.training.steps or STEPS_MAX, budget)
 
     return open_data
 

@@ -26,7 +26,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -112,6 +112,15 @@ class Order:
         packs, count = self._fill(window).packs, self._plan.packs_in(self._plan.segments[window.segment])
         first = (step - window.first_step) * count
         return packs[first : first + count]
+
+    def windows(self) -> Iterator[tuple[range, tuple[int, ...]]]:
+        """Yield the steps of each window, and the turns of each source up to its end, with what is passed over."""
+        window = self._known[0]
+        while True:
+            following = self._following(window)
+            turns = self._slots.turns(following.segment, following.slot, following.base)
+            yield range(window.first_step, following.first_step), turns
+            window = following
 
     def place(self, step: int) -> dict[str, object]:
         """Say in some JSON-able numbers where the window of a step begins; ``jump`` takes them."""

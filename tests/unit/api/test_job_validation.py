@@ -23,6 +23,8 @@ from polyreme_planner.plan import Plan, plan_for
 from tests.unit.api.jobs import DROP, SMALLEST, job_with
 
 ONE = {"name": "one", "dataset": "sample/one"}
+BY_EPOCHS = {"epochs": 3, "packsPerStep": 1}
+EARLY = {"spec.data.startWhileProcessing": True, "spec.data.tokenizer": {"location": "file:///tokenizer"}}
 RULE = {"operator": "In", "values": [2]}
 DISRUPTED = [{"type": "DisruptionTarget"}]
 
@@ -140,11 +142,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"spec.data.sources.0.epochsMax": 0}, "spec.data.sources.0.epochsMax is refused: 0"),
     *(
         (
-            {
-                "spec.data.startWhileProcessing": True,
-                "spec.data.tokenizer": {"location": "file:///tokenizer"},
-                f"spec.data.{field}": value,
-            },
+            {**EARLY, f"spec.data.{field}": value},
             f"spec.data.startWhileProcessing is refused: {words} needs the size of every source, which is known when",
         )
         for field, value, words in (
@@ -156,16 +154,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     # epochs
     ({"spec.training.epochs": 0}, "spec.training.epochs is refused: 0"),
     (
-        {"spec.training": {"epochs": 3, "packsPerStep": 1}, "spec.data.sources.0.epochsMax": 3},
+        {"spec.training": BY_EPOCHS, "spec.data.sources.0.epochsMax": 3},
         "training.epochs 3 cannot be combined with epochsMax of source 'one'; give training.steps, or drop epochsMax",
     ),
     (
-        {
-            "spec.training": {"epochs": 3, "packsPerStep": 1},
-            "spec.data.startWhileProcessing": True,
-            "spec.data.tokenizer": {"location": "file:///tokenizer"},
-        },
-        "training.epochs 3 needs the size of every source, which is known when all are processed",
+        {"spec.training": BY_EPOCHS, **EARLY},
+        "training.epochs 3 needs the size of every source, which is known when all",
     ),
     # augmentation
     (

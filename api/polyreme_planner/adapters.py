@@ -74,14 +74,19 @@ class Matrix:
         return self.count * rank * (inputs + outputs)
 
 
-def adapters_of(training: Training) -> Adapters | None:
-    """Return the adapters that a job trains, if it does."""
+def adapters_of(training: Training, shape: ModelShape) -> Adapters | None:
+    """Return the adapters that a job trains, if it does.
+
+    Raises:
+        InvalidConfigError: Naming the matrix or target of the model that they do not fit.
+    """
     given = training.adapters
     if given is None:
         return None
-    return Adapters(
-        rank=given.rank, alpha=float(given.alpha), targets=frozenset(Target(target) for target in given.targets)
-    )
+    targets = frozenset(Target(target) for target in given.targets)
+    adapters = Adapters(rank=given.rank, alpha=float(given.alpha), targets=targets)
+    _check(adapters, shape)
+    return adapters
 
 
 @functools.lru_cache(maxsize=SHAPES_KEPT)
@@ -142,12 +147,7 @@ def inner_numbers(shape: ModelShape, adapters: Adapters) -> dict[Part, int]:
     return found
 
 
-def check_adapters(adapters: Adapters, shape: ModelShape) -> None:
-    """Refuse adapters that do not fit a model.
-
-    Raises:
-        InvalidConfigError: Naming the matrix or target that does not fit.
-    """
+def _check(adapters: Adapters, shape: ModelShape) -> None:
     for target in sorted(adapters.targets):
         if not matrices_of(shape, frozenset({target})):
             raise InvalidConfigError(

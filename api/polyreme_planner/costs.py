@@ -165,7 +165,7 @@ def part_times(setting: Setting, layout: Layout, *, packs: int, recompute: Recom
     again = RECOMPUTED[recompute]
     times, exchanged = {}, {}
     for part, found in part_exchanges(setting, layout, packs=packs).items():
-        of = products[part]
+        of = products[part] if setting.adapters is None else _frozen(products[part], part)
         forward_s = {one.axis: 0.0 for one in found}
         backward_s = dict(forward_s)
         for one in found:
@@ -182,6 +182,11 @@ def part_times(setting: Setting, layout: Layout, *, packs: int, recompute: Recom
             weight_s=of.weight_s,
         )
     return PartTimes(times=times, exchanged_s=exchanged)
+
+
+def _frozen(of: StageTimes, part: Part) -> StageTimes:
+    """Drop the gradients of frozen weights, and all of the tower's; the adapters' few products are not counted."""
+    return StageTimes(forward_s=of.forward_s, input_s=0.0 if part is Part.TOWER else of.input_s, weight_s=0.0)
 
 
 def part_exchanges(setting: Setting, layout: Layout, *, packs: int) -> dict[Part, tuple[Exchange, ...]]:

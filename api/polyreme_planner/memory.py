@@ -102,7 +102,10 @@ def kept_numbers(shape: ModelShape, *, recompute: Recompute) -> Mapping[Part, fl
 
 
 def _kept_numbers(setting: Setting, *, recompute: Recompute) -> Mapping[Part, float]:
-    """Count the same for a job: adapters keep what A made of each token, and of a frozen tower nothing is kept."""
+    """Count the same for a job: adapters keep what A made of each token, and of a frozen tower nothing is kept.
+
+    It is a bound where some matrices have none: their inputs are counted, and need not be kept.
+    """
     kept = kept_numbers(setting.shape, recompute=recompute)
     if setting.adapters is None:
         return kept

@@ -30,7 +30,7 @@ def divides_update(training: Training, shape: ModelShape, precision: Precision) 
     """Whether ranks that hold the same weights shard their update (ZeRO-1)."""
     if training.optimizer.state_sharding != "Auto":
         return training.optimizer.state_sharding == "Sharded"
-    parameters, adapters = part_parameters(shape), adapters_of(training)
+    parameters, adapters = part_parameters(shape), adapters_of(training, shape)
     whole: float = sum(parameters[part].common + parameters[part].routed for part in all_parts(shape))
     if adapters is not None:
         whole = sum(sum(adapter_parameters(shape, adapters, part)) for part in all_parts(shape))

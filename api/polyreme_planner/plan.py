@@ -10,7 +10,6 @@ from typing import Any
 
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.job.spec import TrainingJobSpec
-from polyreme_planner.adapters import adapters_of, check_adapters
 from polyreme_planner.automatic import distance, quick_search
 from polyreme_planner.costs import Recompute, Setting
 from polyreme_planner.curriculum import Packs, check_learners, kinds_of_packs
@@ -196,8 +195,6 @@ def plan_for(spec: TrainingJobSpec, *, replicas: int | None = None) -> Plan:
         return _plan_of_any_model(spec, count=count, scaled=replicas is not None)
     shape = shape_of(spec)
     check_learners(spec, shape)
-    if (adapters := adapters_of(spec.training)) is not None:
-        check_adapters(adapters, shape)
     longest, *others = kinds_of_packs(spec)
     setting, recomputes = setting_of(spec, shape), recomputes_of(spec)
     if spec.parallelism.mode == "Explicit":

@@ -38,7 +38,7 @@ def setting_of(spec: TrainingJobSpec, shape: ModelShape, *, pack_tokens: int | N
         mix=mix_of(shape, tokens),
         hardware=hardware_of(spec),
         numerics=numerics_of(spec, shape),
-        adapters=adapters_of(spec.training),
+        adapters=adapters_of(spec.training, shape),
     )
 
 

@@ -264,7 +264,7 @@ def settings_of(
             plan_hash=plan.hash,
             plan=json.loads(plan.to_json()),
         ),
-        adapters=adapters_of(spec.training),
+        adapters=adapters_of(spec.training, plan.shape),
         precision=Precision(precision_of(spec.training, plan.hardware)),
         parameter_sharding=ParameterSharding(spec.training.parameter_sharding),
         optimizer=_optimizer_settings(spec, plan),

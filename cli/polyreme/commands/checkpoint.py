@@ -190,7 +190,8 @@ def _export(
             field="--to",
         )
     check_writable(to.absolute(), field="--to")
-    plan, adapters = plan_for(job.spec), adapters_of(job.spec.training)
+    plan = plan_for(job.spec)
+    adapters = adapters_of(job.spec.training, plan.shape)
     if adapters_alone and adapters is None:
         raise RefusedError(f"run {name!r} has no adapters: its job has no training.adapters", field="--adapters")
     uid = str((read_json(run.data_report) or {}).get("job", ""))

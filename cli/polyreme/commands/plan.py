@@ -15,6 +15,7 @@ from polyreme.views.output import Format, emit, emit_tables
 from polyreme_api.errors import InvalidConfigError, NotFoundError
 from polyreme_api.exit_codes import ExitCode
 from polyreme_api.job import TrainingJobSpec
+from polyreme_planner.adapters import adapters_of
 from polyreme_planner.automatic import quick_search
 from polyreme_planner.costs import Measured, Setting
 from polyreme_planner.curriculum import kinds_of_packs
@@ -123,6 +124,7 @@ def _setting(
         mix=mix,
         hardware=of,
         numerics=numerics_of(spec, shape, hardware=of.name),
+        adapters=adapters_of(spec.training, shape),
         measured=measured,
     )
 

@@ -81,7 +81,8 @@ def check(home: Home, run: RunDirectory, job: TrainingJob, *, resumes: bool, fre
     if (fresh and folder == run.checkpoints) or (folder is not None and not folder.is_dir()):
         return
     seen = survey(open_checkpoints(url))
-    check_checkpoints(seen, url, shape_of(job.spec), adapters_of(job.spec.training))
+    shape = shape_of(job.spec)
+    check_checkpoints(seen, url, shape, adapters_of(job.spec.training, shape))
     if not resumes:
         check_unused(seen, url)
     check_changed(seen, job)

@@ -56,6 +56,16 @@ def test_a_small_job_on_processors_needs_no_pipeline(tmp_path: Path, capsys: pyt
     assert item["picture"] == item["runnersUp"] == []
 
 
+def test_adapters_of_a_model_that_does_not_fit_are_planned_on_one_device(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    adapters = {"rank": 16, "alpha": "32", "targets": ["Attention", "Dense", "Experts"]}
+    path = job_file(tmp_path, BIG | {"spec.training.adapters": adapters, "spec.training.precision": "bfloat16"})
+    assert invoke(["plan", path, "--hardware", "h200-141g", "-o", "json"]) == ExitCode.OK
+    item = json.loads(capsys.readouterr().out)["item"]
+    assert 16.4e9 * 2 / 2**30 < item["startGiB"] < 36
+
+
 @pytest.mark.slow
 def test_what_does_not_fit_ends_with_the_code_of_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert invoke(["plan", job_file(tmp_path, BIG), "--hardware", "h100-80g"]) == ExitCode.USAGE

@@ -15,7 +15,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from polyreme_planner.adapters import Adapters, Target
@@ -47,7 +47,7 @@ def export_adapters(
     """
     named = dict(_named(name, tensor.detach().cpu()) for name, tensor in tensors.items())
     with written_whole(directory) as partial:
-        save_file(named, partial / WEIGHTS_FILE, metadata={"format": "pt"})
+        (partial / WEIGHTS_FILE).write_bytes(save(named, metadata={"format": "pt"}))
         config = json.dumps(config_of(adapters, base=base, names=list(tensors)), indent=2, sort_keys=True)
         (partial / CONFIG_FILE).write_text(config + "\n", encoding="utf-8")
 
@@ -65,7 +65,7 @@ def config_of(adapters: Adapters, *, base: str, names: list[str]) -> dict[str, A
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
         "r": adapters.rank,
-        "lora_alpha": adapters.alpha,
+        "lora_alpha": int(adapters.alpha) if adapters.alpha.is_integer() else adapters.alpha,
         "lora_dropout": 0.0,
         "bias": "none",
         "fan_in_fan_out": False,

@@ -19,10 +19,13 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from polyreme_api.store import ObjectStore
 from polyreme_planner.adapters import Adapters, Target
 from polyreme_planner.costs import Recompute
+from polyreme_planner.curriculum import CurriculumStage
 from polyreme_planner.layout import Layout
 from polyreme_planner.shapes import KIMI_VL_NANO, ModelShape
 from polyreme_trainer.model.adapters import is_adapter
 from polyreme_trainer.model.compute_options import ComputeOptions
+from polyreme_trainer.model.decoder import Decoded
+from polyreme_trainer.model.initialise import build_model
 from polyreme_trainer.model.loss import token_loss
 from polyreme_trainer.model.section import sections
 from polyreme_trainer.model.tensor import ALONE
@@ -41,7 +44,7 @@ from polyreme_trainer.train.settings import (
     Precision,
     TrainSettings,
 )
-from polyreme_trainer.train.state import open_state
+from polyreme_trainer.train.state import let_learn, open_state
 from tests.unit.trainer.kept import kept_bytes
 from tests.unit.trainer.parallel import fake_start
 from tests.unit.trainer.peak import PeakMemory
@@ -92,18 +95,9 @@ def held_bytes(shape: ModelShape, recompute: Recompute) -> dict[str, int]:
     model = KimiVL(shape, media_token=MEDIA_TOKEN, options=ComputeOptions(recompute=recompute))
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
-    media = (SIDE // shape.vision.merge) ** 2
-    tokens_T = torch.full((TOKENS,), 5)
-    tokens_T[:media] = MEDIA_TOKEN
-    patches_PC = torch.randn(SIDE * SIDE, shape.vision.channels * shape.vision.patch_px**2)
     hidden: list[Tensor] = []
-
-    def forward() -> None:
-        decoded = model(tokens_T, torch.arange(TOKENS), [0, TOKENS], patches_PC, [(SIDE, SIDE)])
-        hidden.append(decoded.hidden_TD)
-
-    activations = kept_bytes(forward, without=model.parameters())
-    loss, _ = token_loss(hidden[0], model.language_model.lm_head.weight, tokens_T.roll(-1))
+    activations = kept_bytes(lambda: hidden.append(forward(model)), without=model.parameters())
+    loss, _ = token_loss(hidden[0], model.language_model.lm_head.weight, _tokens(shape).roll(-1))
     loss.backward()
     group = open_meshes(Layout(dp=WORLD), Communicators(timeout_s=60)).replica_group
     optimizer = torch.optim.AdamW(model.parameters())
@@ -118,6 +112,29 @@ def held_bytes(shape: ModelShape, recompute: Recompute) -> dict[str, int]:
         "optimizer": sum(moment.nbytes for moment in moments),
         "activations": activations,
     }
+
+
+def _tokens(shape: ModelShape) -> Tensor:
+    tokens_T = torch.full((TOKENS,), 5)
+    tokens_T[: (SIDE // shape.vision.merge) ** 2] = MEDIA_TOKEN
+    return tokens_T
+
+
+def forward(model: KimiVL) -> Tensor:
+    """Run a pack with one image."""
+    vision = model.shape.vision
+    patches_PC = torch.randn(SIDE * SIDE, vision.channels * vision.patch_px**2)
+    tokens_T = _tokens(model.shape)
+    decoded: Decoded = model(tokens_T, torch.arange(TOKENS), [0, TOKENS], patches_PC, [(SIDE, SIDE)])
+    return decoded.hidden_TD
+
+
+def adapted_bytes() -> dict[str, int]:
+    """Count what autograd keeps after the forward of a model with adapters."""
+    model = build_model(shape_of(3, 1, 2), seed=0, media_token=MEDIA_TOKEN, adapters=ADAPTERS)
+    let_learn(model, CurriculumStage(steps=1))
+    hidden: list[Tensor] = []
+    return {"activations": kept_bytes(lambda: hidden.append(forward(model)), without=model.parameters())}
 
 
 def weight_bytes(layout: Layout, split: tuple[int, ...]) -> int:
@@ -187,6 +204,7 @@ def main() -> None:
     for name in sys.argv[1:]:
         *sizes, recompute = name.split("-")
         found[name] = held_bytes(shape_of(*map(int, sizes)), Recompute(recompute))
+    found["adapted"] = adapted_bytes()
     for layout, split in LAYOUTS:
         found[str(layout)] = {"weights": weight_bytes(layout, split)}
     for kind in KINDS:

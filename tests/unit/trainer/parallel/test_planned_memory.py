@@ -145,6 +145,15 @@ def test_state_is_held_as_planned(held: Held, kind: str) -> None:
 
 
 @pytest.mark.slow
+def test_adapters_keep_what_is_planned(held: Held) -> None:
+    of = dataclasses.replace(setting("3-1-2"), adapters=ADAPTERS)
+    planned = memory_of(
+        of, Layout(dp=WORLD), packs=1, microbatches=1, recompute=Recompute.NONE, schedule=None, split=(3,)
+    )
+    assert planned.activations_bytes == pytest.approx(held["adapted"]["activations"], rel=0.05)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STARTS)
 def test_one_of_1024_ranks_starts_in_the_memory_that_is_planned(held: Held, name: str) -> None:
     shape, layout = STARTS[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -16,6 +17,8 @@ from polyreme_api.errors import FencedError, RefusedError
 from polyreme_api.history import COMMIT_MARKER, ResumePoint, attempt_key, checkpoint_name, claim_key, steps_key
 from polyreme_api.progress import CheckpointRef
 from polyreme_api.store import ObjectStore
+from polyreme_planner.adapters import Adapters, Target
+from polyreme_planner.checkpoint_model import saved_adapters
 from polyreme_planner.plan import shape_digest
 from polyreme_planner.shapes import KIMI_VL_NANO, model_shape, shape_content
 from polyreme_trainer.checkpoint.block_io import DamagedError, verify_files
@@ -101,6 +104,36 @@ def test_a_checkpoint_of_another_model_is_refused_with_the_first_size_that_diffe
     other = model_shape("kimi-vl-nano", {"decoder": {"experts": 16}, "vision": {"layers": 3}})
     with pytest.raises(RefusedError, match=r"decoder\.experts=8, this run has 16"):
         open_checkpoint(store, "a000001-s00000005", other)
+
+
+ADAPTERS = Adapters(rank=8, alpha=16.0, targets=frozenset({Target.ATTENTION}))
+
+
+@pytest.mark.parametrize(
+    ("saved", "wanted", "words"),
+    [
+        (None, ADAPTERS, "a000001-s00000005 holds the whole model, this run trains adapters"),
+        (ADAPTERS, None, "a000001-s00000005 holds adapters, this run trains the whole model"),
+        (
+            ADAPTERS,
+            dataclasses.replace(ADAPTERS, rank=4),
+            "other adapters: a000001-s00000005 has rank=8, this run has 4",
+        ),
+        (ADAPTERS, dataclasses.replace(ADAPTERS, alpha=8.0), "has alpha=16.0, this run has 8.0"),
+        (
+            ADAPTERS,
+            dataclasses.replace(ADAPTERS, targets=frozenset({Target.DENSE, Target.EXPERTS})),
+            "has targets=Attention, this run has Dense, Experts",
+        ),
+    ],
+)
+def test_a_checkpoint_of_other_adapters_is_refused(
+    store: ObjectStore, saved: Adapters | None, wanted: Adapters | None, words: str
+) -> None:
+    commit(store, marker(adapters=None if saved is None else saved_adapters(saved, base="00ff")))
+    with pytest.raises(RefusedError, match=words):
+        open_checkpoint(store, "a000001-s00000005", KIMI_VL_NANO, wanted)
+    open_checkpoint(store, "a000001-s00000005", KIMI_VL_NANO, saved)
 
 
 def test_damage_is_reported_by_file_with_expected_and_found(store: ObjectStore, tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ CHANGES: dict[str, Any] = {
     "training.steps": 101,
     "training.stages": [{"name": "all", "steps": 60}, {"name": "more", "steps": 40}],
     "training.seed": 7,
+    "training.adapters": {"rank": 8, "alpha": "16", "targets": ["Attention"]},
     "training.routerBiasRate": "0.5",
     "training.capacityFactor": "1.5",
     "training.recompute": "Selective",
@@ -97,6 +98,7 @@ ELSEWHERE = {
     "checkpoint.preemptionGraceSeconds": "the operator",
     "evaluation.sets": "the data source",
     "export.format": "one value",
+    "export.adapters": "only together with training.adapters",
     "health.heartbeatTimeoutSeconds": "the operator",
     "health.nodeLostSeconds": "the operator",
     "health.startTimeoutSeconds": "the operator",
@@ -174,6 +176,13 @@ def test_every_field_is_either_here_or_known_to_go_elsewhere() -> None:
         f"{part}.{info.alias or name}" for part, model in PARTS.items() for name, info in model.model_fields.items()
     }
     assert fields == {field for field in CHANGES | ELSEWHERE if not field.startswith("model.overrides.")}
+
+
+def test_adapters_are_exported_alone_if_the_job_says_so() -> None:
+    spec = changed("training.adapters", CHANGES["training.adapters"])
+    assert not settings(spec).adapters_alone
+    spec["export"] = {"adapters": "Alone"}
+    assert settings(spec).adapters_alone
 
 
 def test_a_pipeline_reaches_the_trainer_with_its_schedule() -> None:

@@ -262,7 +262,7 @@ def _differing(one: Any, other: Any, prefix: str) -> Iterator[str]:
         mine, theirs = getattr(one, name), getattr(other, name)
         if mine == theirs:
             continue
-        if hasattr(mine, "__dataclass_fields__"):
+        if all(hasattr(value, "__dataclass_fields__") for value in (mine, theirs)):
             yield from _differing(mine, theirs, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}"

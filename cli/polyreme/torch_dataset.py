@@ -25,7 +25,7 @@ from polyreme_datahub.loader.job_packs import open_source
 from polyreme_datahub.loader.open import open_steps
 from polyreme_datahub.loader.source import PackedSource
 
-TENSORS = ("tokens_T", "targets_T", "positions_T", "document_offsets", "patches_PC", "grids_I2")
+TENSORS = ("tokens_T", "targets_T", "positions_T", "document_offsets", "branches_B4", "patches_PC", "grids_I2")
 STATE_VERSION = 1
 
 
@@ -33,7 +33,8 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
     """Batches of one rank, a step each: use ``batch_size=None``.
 
     A batch has tensors under the names of ``polyreme_api.batch.PackedBatch`` (``tokens_T``, ``targets_T`` with -100
-    where nothing is learned, ``positions_T``, ``document_offsets``, ``patches_PC``, ``grids_I2``), and ``sample_ids``
+    where nothing is learned, ``positions_T``, ``document_offsets``, ``branches_B4`` with the two answers of each pair,
+    ``patches_PC``, ``grids_I2``), and ``sample_ids``
     and ``step``. With N workers, each reads every Nth step, so the loader yields the steps in order.
 
     ``state_dict`` is that of torchdata's ``StatefulDataLoader``, or, without a loader, of a loop over this dataset.

@@ -15,7 +15,7 @@ from polyreme_datahub.registry.engine import Database
 from polyreme_datahub.registry.rebuild import store_document
 from polyreme_datahub.sandbox.count_pages import PageCounter
 from polyreme_datahub.sources.found import Found
-from polyreme_datahub.sources.open import describe_files, describe_generated, identity_of, look_at
+from polyreme_datahub.sources.open import describe_and_look, describe_generated, identity_of
 
 
 def add_dataset(
@@ -37,8 +37,9 @@ def add_dataset(
             return lakehouse.put_file(file, before=lambda *blob: blobs.hold(database, dict([blob]), now_s=now_s()))
 
         with _page_counter() as count_pages:
-            description, records = describe_files(str(source), store=store, count_pages=count_pages, progress=progress)
-        description = look_at(description, lakehouse, records)
+            description, records = describe_and_look(
+                str(source), lakehouse, store=store, count_pages=count_pages, progress=progress
+            )
     digest = identity_of(description)
     return datasets.add_version(
         database,

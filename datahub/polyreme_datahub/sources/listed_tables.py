@@ -8,14 +8,13 @@ import weakref
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, BinaryIO
 
-from polyreme_datahub.errors import BadRecordError, SourceAwayError
+from polyreme_datahub.errors import BadRecordError, SourceAwayError, SourceInvalidError
 from polyreme_datahub.sources.describe import Listed
 from polyreme_datahub.sources.listed import ListedFiles
 from polyreme_datahub.sources.listing import Entry, Listing
 from polyreme_datahub.sources.names import shown
-from polyreme_datahub.sources.preference_forms import preference_fields
 from polyreme_datahub.sources.record_forms import Part
-from polyreme_datahub.sources.records import IMAGE_BYTES_MAX, RECORD_BYTES_MAX, RULES, Files
+from polyreme_datahub.sources.records import IMAGE_BYTES_MAX, PREFERENCE_RULES, RECORD_BYTES_MAX, RULES, Files
 from polyreme_datahub.sources.tables import Columns, Row, Table, TableDamagedError, columns_of, open_table, row_of
 from polyreme_datahub.sources.trees import Tree, changed
 from polyreme_datahub.sources.types import Looked, RawRecord
@@ -29,9 +28,10 @@ def has_preference_columns(tree: Tree, path: str) -> bool:
     try:
         file, _ = tree.open_found(path)
         with file:
-            return bool(preference_fields(open_table(file, path).schema.names))
-    except (BadRecordError, TableDamagedError, OSError):
+            columns_of(open_table(file, path).schema, file=shown(path), rules=PREFERENCE_RULES)
+    except (BadRecordError, SourceInvalidError, TableDamagedError, OSError):
         return False
+    return True
 
 
 def list_rows(tree: Tree, path: str, *, rules: int = RULES) -> Iterator[Listed]:

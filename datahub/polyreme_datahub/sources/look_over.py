@@ -68,9 +68,9 @@ def look_over(source: Lookable, description: Mapping[str, Any], records: int, *,
     ) from bad
 
 
-def usable(looked: Mapping[str, Any]) -> int:
-    """Count the records that were understood."""
-    return int(looked["records"] - looked["unusable"])
+def are_preferences(looked: Mapping[str, Any]) -> bool:
+    """Tell whether more of the records are usable as preferences than lack a second answer."""
+    return bool(looked["records"] - looked["unusable"] > looked.get("lacking", 0))
 
 
 def may_be_preferences(looked: Mapping[str, Any]) -> bool:
@@ -119,7 +119,9 @@ def _counts(seen: Sequence[tuple[int, Looked | BadRecordError]]) -> dict[str, An
     bad = [one for _, one in seen if isinstance(one, BadRecordError)]
     unread = Counter(_printable(name) for one in good for name in one.unread)
     names = [name for name, _ in unread.most_common(UNREAD_MAX)]
+    lacking = sum(one.rule == NO_PREFERENCE for one in bad)
     return {
+        **({"lacking": lacking} if lacking else {}),
         "records": len(seen),
         "kinds": dict(Counter(one.kind for one in good).most_common()),
         "unusable": len(bad),

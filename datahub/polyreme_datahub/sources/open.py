@@ -62,7 +62,7 @@ def describe_generated(source: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
 
 
 def describe_files(
-    source: str, *, store: Store, count_pages: CountPages, progress: Progress
+    source: str, *, store: Store, count_pages: CountPages, progress: Progress, preferences: bool = True
 ) -> tuple[dict[str, Any], int]:
     """List a source of files, describe it by its content, and count its records.
 
@@ -72,6 +72,7 @@ def describe_files(
         store: Stores the listing.
         count_pages: Counts the pages of a PDF.
         progress: Called now and then.
+        preferences: Whether tables with the columns of preferences are listed as such.
 
     Raises:
         SourceInvalidError: If it is none of these, is empty or can't be listed.
@@ -87,7 +88,7 @@ def describe_files(
     if form is None:
         description, records = describe.describe_text(place.tree, place.name, place.path, sink=sink)
     elif form.kind != files.FOLDER:
-        description, records = _describe_parts(place, form, sink)
+        description, records = _describe_parts(place, form, sink, preferences=preferences)
     elif place.name:
         raise SourceInvalidError(
             f"no shards or tables: {source}, expected names that end in {', '.join(PART_SUFFIXES)}", field="source"
@@ -123,7 +124,7 @@ def _metadata(place: _Place, form: Form) -> _Place | None:
     return _place(f"{place.root.rstrip('/')}/{named[0]}")
 
 
-def _describe_parts(place: _Place, form: Form, sink: describe.Sink) -> tuple[dict[str, Any], int]:
+def _describe_parts(place: _Place, form: Form, sink: describe.Sink, *, preferences: bool) -> tuple[dict[str, Any], int]:
     names: Iterable[str] = (row[0] for row in form.rows)
     if form.kind == ARROW and not place.name:
         names = saved_files(place.tree, names, place.path)
@@ -133,7 +134,8 @@ def _describe_parts(place: _Place, form: Form, sink: describe.Sink) -> tuple[dic
     if form.kind != SHARDS:
         # The columns of a table that are read are those of its kind of records.
         first = list(itertools.islice(names := iter(names), 1))
-        rules = PREFERENCE_RULES if any(has_preference_columns(place.tree, name) for name in first) else RULES
+        if preferences and any(has_preference_columns(place.tree, name) for name in first):
+            rules = PREFERENCE_RULES
         read, names = partial(list_rows, place.tree, rules=rules), itertools.chain(first, names)
     description, records = describe.describe_parts(
         form.kind, place.path, names, read, threads=THREADS[form.kind], sink=sink
@@ -248,10 +250,13 @@ def open_source(description: Mapping[str, Any], lakehouse: Lakehouse) -> Source:
     return opened[kind](description)
 
 
-def look_at(description: Mapping[str, Any], lakehouse: Lakehouse, records: int) -> dict[str, Any]:
+def look_at(description: Mapping[str, Any], lakehouse: Lakehouse, records: int) -> dict[str, Any] | None:
     """Look at the first records of described files; return the description with what they are.
 
-    They are preferences where most of those that can be read are; the columns of tables have decided it before.
+    They are preferences where more of them are usable as such than lack a second answer.
+
+    Returns:
+        None where the columns of a table are those of preferences, and most rows are none.
 
     Raises:
         SourceInvalidError: As ``look_over``.
@@ -264,25 +269,44 @@ def look_at(description: Mapping[str, Any], lakehouse: Lakehouse, records: int) 
         found = look_over.look_over(_listed(tried, lakehouse), tried, records, threads=threads)
         return {**tried, look_over.FIELD: found}
 
+    def look_for_preferences() -> dict[str, Any] | None:
+        try:
+            found = look(PREFERENCE_RULES)
+        except SourceInvalidError as error:
+            if look_over.lacks_preferences(error):
+                return None
+            raise
+        return found if look_over.are_preferences(found[look_over.FIELD]) else None
+
+    if description[RULES_FIELD] >= PREFERENCE_RULES:
+        return look_for_preferences()
     if LISTED[kind] is ListedTables or kind == files.FOLDER:
-        return look(description[RULES_FIELD])
+        return look(RULES)
     conversations: dict[str, Any] | None = None
     with contextlib.suppress(SourceInvalidError):
         conversations = look(RULES)
     if conversations is not None and not look_over.may_be_preferences(conversations[look_over.FIELD]):
         return conversations
     try:
-        preferences = look(PREFERENCE_RULES)
-    except SourceInvalidError as error:
-        # A source of preferences that are all bad reports the first problem of a preference.
-        if conversations is None and look_over.lacks_preferences(error):
-            return look(RULES)
+        preferences = look_for_preferences()
+    except SourceInvalidError:
         if conversations is None:
             raise
-        return conversations
-    known = 0 if conversations is None else look_over.usable(conversations[look_over.FIELD])
-    more = 2 * look_over.usable(preferences[look_over.FIELD]) > known
-    return preferences if conversations is None or more else conversations
+        preferences = None
+    return preferences or conversations or look(RULES)
+
+
+def describe_and_look(
+    source: str, lakehouse: Lakehouse, *, store: Store, count_pages: CountPages, progress: Progress
+) -> tuple[dict[str, Any], int]:
+    """Describe files (``describe_files``) with what their records are; count them."""
+    described = partial(describe_files, source, store=store, count_pages=count_pages, progress=progress)
+    description, records = described()
+    looked = look_at(description, lakehouse, records)
+    if looked is None:
+        description, records = described(preferences=False)
+        looked = look_at(description, lakehouse, records)
+    return looked or description, records
 
 
 def _listed(description: Mapping[str, Any], lakehouse: Lakehouse) -> ListedSource:

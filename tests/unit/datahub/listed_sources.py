@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 from polyreme_datahub.lakehouse import Lakehouse
 from polyreme_datahub.objects import open_store
 from polyreme_datahub.sources import found, look_over
-from polyreme_datahub.sources.open import describe_files, look_at, open_source
+from polyreme_datahub.sources.open import describe_and_look, describe_files, open_source
 from polyreme_datahub.sources.types import RawRecord, Source
 
 
@@ -23,20 +23,20 @@ class Shelf:
 
     def opened(self, path: Path | str) -> Source:
         """List a source without looking at its records."""
-
-        def store(file: BinaryIO) -> tuple[str, int]:
-            return self.lakehouse.put_file(file, before=lambda _digest, _size: None)
-
         self.description, self.records = describe_files(
-            str(path), store=store, count_pages=len, progress=lambda _found: None
+            str(path), store=self._store, count_pages=len, progress=lambda _found: None
         )
         return open_source(self.description, self.lakehouse)
 
     def add(self, path: Path | str) -> Source:
         """List a source and look at its records."""
-        self.opened(path)
-        self.description = look_at(self.description, self.lakehouse, self.records)
+        self.description, self.records = describe_and_look(
+            str(path), self.lakehouse, store=self._store, count_pages=len, progress=lambda _found: None
+        )
         return open_source(self.description, self.lakehouse)
+
+    def _store(self, file: BinaryIO) -> tuple[str, int]:
+        return self.lakehouse.put_file(file, before=lambda _digest, _size: None)
 
     def read(self, path: Path | str) -> list[RawRecord]:
         """Read all records of a source."""

@@ -115,6 +115,21 @@ def test_most_records_decide_what_a_version_holds(library: Library, tmp_path: Pa
     assert "a preference, but this version holds conversations" in rule_of(lambda: source.read(0))[1]
 
 
+def test_most_rows_decide_where_a_table_has_the_columns_of_both_kinds(library: Library, tmp_path: Path) -> None:
+    plain = "3 records looked at: 3 conversations without images; not read: rejected"
+    kinds: dict[str, list[Any]] = {
+        "3 records looked at: 2 preferences without images, 1 unusable": ["bad", "bad", None],
+        plain: ["bad", None, None],
+        f"{plain} ": [None, None, None],
+        f"{plain}  ": [True, False, True],
+    }
+    for at, (expected, rejected) in enumerate(kinds.items()):
+        rows = {"messages": [TURNS] * 3, "rejected": rejected}
+        read = library.add(write_parquet(tmp_path / f"{at}.parquet", rows)).read(0)
+        assert library.looked.startswith(expected.strip()), rejected
+        assert read.content.get("rejected") == ("bad" if "preferences" in expected else None)
+
+
 def test_parts_and_columns_name_the_images_of_a_prompt(library: Library, tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(picture(8, 8))
     parts = {"role": "user", "content": [{"type": "image", "image": "a.png"}, {"type": "text", "text": "Q"}]}

@@ -116,6 +116,9 @@ def trace(
                 break
     columns = [(name.upper(), name) for name in ("step", "pack", "source", "epoch")]
     emit("SampleTrace", turns, output=output, columns=columns)
+    both = zip(spec.data.sources, source.preference_sets, strict=True)
+    if turns and any(of.name in found for of, pairs in both if pairs is not None):
+        note("each of these steps trains on both of its answers, the chosen one and the rejected one")
     if not turns:
         note(f"no step from {begin} to {end} trains on {sample}")
 

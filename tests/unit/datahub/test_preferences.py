@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from polyreme.report.preview_page import build_preview
 from polyreme_api.batch import IGNORED_TARGET
 from polyreme_datahub import hub, lifecycle
+from polyreme_datahub.errors import SampleDamagedError
 from polyreme_datahub.loader import job_packs
 from polyreme_datahub.loader.engine.client import batch_of
 from polyreme_datahub.loader.engine.read_ahead import share_packs
@@ -21,6 +22,8 @@ from polyreme_datahub.loader.inspect.preview import Picture, Span, preview
 from polyreme_datahub.loader.open import open_packs, open_tokenizer, sleep_really
 from polyreme_datahub.loader.order.balance import StepSplit
 from polyreme_datahub.loader.sample.documents import LaidPacks
+from polyreme_datahub.loader.sample.mapped_index import MappedIndex
+from polyreme_datahub.loader.sample.reader import StoredSample
 from polyreme_datahub.operations.dataset_statistics import DatasetStatistics
 from polyreme_datahub.tokenizer_file import TokenText
 from polyreme_datahub.tokens import TextTokenizer, encode_preference, train_tokenizer
@@ -319,6 +322,26 @@ def test_a_table_with_images_and_turns_is_read_as_preferences(library: Library, 
         assert read.content["conversations"] == [asked, CHOSEN], name
         assert (read.content["rejected"], read.blobs) == ("bad", [picture(8, 8)]), name
         assert library.looked.startswith("1 record looked at: 1 preference with images"), name
+
+
+def test_a_damaged_pair_is_padding_without_branches_and_still_counted(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = MappedIndex.read
+
+    def damaged(index: MappedIndex, sample: int, *more: Any, **named: Any) -> StoredSample:
+        if index.sample_id(sample) == "p4":
+            raise SampleDamagedError("stored data is damaged: p4")
+        return read(index, sample, *more, **named)
+
+    monkeypatch.setattr(MappedIndex, "read", damaged)
+    source, found = job_packs.open_source(home.objects, spec(on_damage="Placeholder")), 0
+    for step in range(3, 9):
+        batch, pairs = source.packs(step, first=0, count=4), source.pairs(step, first=0, count=4)
+        there = np.asarray(batch.branches_B4)[::2, 3].tolist()
+        assert there == [sample for sample in pairs[:, 1].tolist() if sample != 4]
+        found += len(pairs) - len(there)
+    assert found
 
 
 def test_a_pair_is_never_cut(home: Home) -> None:

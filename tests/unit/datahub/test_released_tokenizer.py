@@ -21,11 +21,12 @@ from transformers import PreTrainedTokenizerFast
 
 from polyreme_api.errors import InvalidConfigError, PolyremeError
 from polyreme_datahub.chat_format import OWN_TEMPLATE, ChatTemplate, jinja_of
+from polyreme_datahub.errors import BadRecordError
 from polyreme_datahub.loader import job_packs
 from polyreme_datahub.loader.open import open_token_ids, open_tokenizer
 from polyreme_datahub.released_tokenizer import read_released
 from polyreme_datahub.tokenizer_file import TokenText
-from polyreme_datahub.tokens import TextTokenizer, encode_conversation, train_tokenizer
+from polyreme_datahub.tokens import TextTokenizer, encode_conversation, encode_preference, train_tokenizer
 from tests.unit.datahub.jobs import Home, make_spec, picture, write_jsonl
 
 WORDS = r"(?i:'s|'t)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -125,6 +126,29 @@ def test_tokens_are_those_of_the_chat_template_that_comes_with_weights(
     learned = [theirs.decode(encoded["tokens"][start:stop]) for start, stop in encoded["learned"]]
     assert learned == ["Two cats, 37 dogs.<|im_end|>", "None.<|im_end|>"]
     assert str(theirs.decode(encoded["tokens"][: encoded["prompt"]])).endswith(template["assistant"]["before"])
+
+
+@pytest.mark.parametrize("template", [CHATML, MIDDLE])
+def test_each_answer_of_a_pair_follows_the_prompt_as_it_would_alone(
+    released: Path, template: Mapping[str, Any]
+) -> None:
+    ours = opened(released, template)
+    alone = []
+    for answer in ("None.", "Two cats."):
+        encoded = encode_conversation(ours, [*TURNS[:-1], {**TURNS[-1], "content": answer}], [3, 1])
+        alone.append(encoded["tokens"][: encoded["learned"][-1][1]])
+    pair = encode_preference(ours, TURNS, "Two cats.", [3, 1])
+    tokens, prompt, (chosen, rejected) = pair["tokens"], pair["prompt"], pair["learned"]
+    assert [tokens[:prompt] + tokens[start:stop] for start, stop in (chosen, rejected)] == alone
+    assert tokens[rejected[0] - 1] == tokens[prompt - 1]
+    assert (chosen[0], chosen[1] + 1, rejected[1]) == (prompt, rejected[0], len(tokens))
+
+
+def test_a_prompt_that_ends_with_an_image_can_not_be_shared(released: Path) -> None:
+    bare = {**CHATML, "imageAfter": "", "user": {"before": "", "after": ""}, "assistant": {"after": "<|im_end|>"}}
+    turns = [{"role": "user", "content": "Here: <image>"}, {"role": "assistant", "content": "a"}]
+    with pytest.raises(BadRecordError, match="an image ends the prompt; write text after it, or name what begins an"):
+        encode_preference(opened(released, bare), turns, "b", [2])
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,8 @@ class CommitMarker(BaseModel):
     files: dict[str, SavedFile]
     adapters: SavedAdapters | None = Field(default=None, exclude_if=lambda adapters: adapters is None)
     """None if it holds the whole model."""
+    steps_before: int = Field(default=0, ge=0, exclude_if=lambda steps: not steps)
+    """Steps of earlier runs in which the optimizer's moments learned, beside those of this one."""
     loader: dict[str, Any]
     """State of the data source after ``step``."""
     committed_at_s: float
@@ -90,6 +92,11 @@ class CommitMarker(BaseModel):
     def reference(self) -> CheckpointRef:
         """Which checkpoint it commits."""
         return CheckpointRef(attempt=self.attempt, step=self.step)
+
+    @property
+    def name(self) -> str:
+        """Name of that checkpoint under its root."""
+        return checkpoint_name(self.reference)
 
 
 def seal(marker: CommitMarker) -> bytes:

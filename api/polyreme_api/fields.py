@@ -190,6 +190,9 @@ DatasetReference = Annotated[str, Field(pattern=_DATASET, min_length=1, max_leng
 """``name``, ``name@version`` or ``name@tag``; names under ``sample/`` are the data sets that polyreme brings along."""
 
 Url = Annotated[str, Field(min_length=1, max_length=1024)]
+_CHECKPOINT = r"^(file|s3)://.+/a[0-9]{6,7}-s[0-9]{8,9}/?$"
+CheckpointUrl = Annotated[str, Field(pattern=_CHECKPOINT, max_length=1024)]
+"""A checkpoint: the URL of its root, and its name."""
 Text = Annotated[str, Field(max_length=1024)]
 Seconds = Annotated[int, Field(ge=0, le=SECONDS_MAX)]
 
@@ -198,6 +201,7 @@ PATTERN_WORDS = {
     _LABEL: 'must be lower-case letters, digits and "-", such as "run-7"',
     _LABEL_OR_NONE: 'must be lower-case letters, digits and "-", such as "run-7", or empty',
     _QUALIFIED: 'must be a qualified name, such as "nvidia.com/gpu" or "topology.kubernetes.io/zone"',
+    _CHECKPOINT: 'must be the URL of a root and the name of a checkpoint, such as "s3://b/run-7/a000001-s00000180"',
     _DATASET: 'must be "name", "name@version" or "name@tag", of lower-case letters, digits, "-", "." and "/"',
 }
 """What each pattern asks for, for people."""

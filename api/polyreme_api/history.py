@@ -23,6 +23,8 @@ DAMAGE_RECORD = "DAMAGED.json"
 """Beside a marker: what ranks found when they read the checkpoint. No later attempt begins there."""
 CHECKPOINT_FORMAT = 2
 """Version of the layout inside a checkpoint directory; a reader refuses any other."""
+START_KEY = "start.json"
+"""What a run took over from the checkpoint of another one that it began with."""
 ATTEMPTS_MAX = 1_000_000
 
 _CHECKPOINT_NAME = re.compile(r"a([0-9]{6,7})-s([0-9]{8,9})")
@@ -72,6 +74,12 @@ def parse_checkpoint_name(name: str) -> CheckpointRef:
         if checkpoint_name(reference) == name:
             return reference
     raise InvalidConfigError(f"not a checkpoint name: {name!r}, expected a<attempt, 6 digits>-s<step, 8 digits>")
+
+
+def checkpoint_at(url: str) -> tuple[str, str]:
+    """Split the URL of a checkpoint into that of its root, and its name."""
+    root, _, name = url.rstrip("/").rpartition("/")
+    return root, name
 
 
 def attempt_key(attempt: int) -> str:

@@ -65,3 +65,30 @@ def test_a_run_of_epochs_ends_when_every_sample_was_visited_so_often(home: Polyr
     refused = home.call("run", str(other))
     assert refused.code == REFUSED, refused.said
     assert "spec.training.epochs: 4 -> null" in refused.said
+
+
+def test_a_run_that_starts_from_a_checkpoint_continues_as_its_run_would_have(home: PolyremeHome) -> None:
+    whole = spec(10)
+    assert home.call("run", str(home.write_job("first", **whole))).code == 0
+    root = f"file://{home.path}/checkpoints/default/first"
+    (kept,) = (row["name"] for row in home.call("checkpoint", "ls", "first", "-o", "json").item if row["step"] == 6)
+
+    def starting(name: str, **parts: Any) -> Path:
+        return home.write_job(name, **{**whole, "startFrom": {"checkpoint": f"{root}/{kept}"}, **parts})
+
+    done = home.call("run", str(starting("second")), "-o", "json")
+    assert done.code == 0, done.said
+    assert "weights, the optimizer's state and the place in the data are taken over, so the next step is 7" in done.said
+    first = {record.step: record.loss for record in home.records("first").history}
+    assert {record.step: record.loss for record in home.records("second").history} == {
+        step: first[step] for step in range(7, 11)
+    }
+
+    other = home.call("run", str(starting("other", data={**whole["data"], "seed": 18})))
+    assert other.code == 0, other.said
+    assert "the place in the data is not, since" in other.said
+    assert [record.step for record in home.records("other").history] == list(range(1, 11))
+    gone = home.write_job("gone", **{**whole, "startFrom": {"checkpoint": f"{root}/a000009-s00000006"}})
+    refused = home.call("run", str(gone))
+    assert refused.code == USAGE, refused.said
+    assert "no checkpoint a000009-s00000006 in file://" in refused.said

@@ -23,6 +23,7 @@ from polyreme_api.checkpoint_inventory import read_mixture
 from polyreme_api.environment import RankEnvironment
 from polyreme_api.errors import InvalidConfigError, PolyremeError, RunFailedError
 from polyreme_api.exit_codes import ExitCode
+from polyreme_api.history import checkpoint_at
 from polyreme_api.job import TrainingJob, TrainingJobSpec, parse_job
 from polyreme_api.progress import ProgressRecord, RankPhase
 from polyreme_datahub.loader.engine.client import EngineSource, OpenRequest
@@ -57,6 +58,7 @@ from polyreme_trainer.train.settings import (
     OptimizerSettings,
     ParameterSharding,
     Precision,
+    StartPoint,
     TrainSettings,
 )
 
@@ -258,6 +260,7 @@ def settings_of(
             folder=checkpoint_folder(rank.checkpoint_url),
             copies=_copy_files(environment),
             resume_from=rank.resume_from,
+            start_from=_start_point(spec),
             interval_steps=spec.checkpoint.every_steps,
             kept=spec.checkpoint.keep,
             age_s_max=spec.checkpoint.max_age_seconds,
@@ -272,6 +275,14 @@ def settings_of(
         export_to=_export_place(environment, rank, spec),
         adapters_alone=spec.export is not None and spec.export.adapters == "Alone",
     )
+
+
+def _start_point(spec: TrainingJobSpec) -> StartPoint | None:
+    if spec.start_from is None:
+        return None
+    root, name = checkpoint_at(spec.start_from.checkpoint)
+    own_tokenizer = spec.data.tokenizer.location is None
+    return StartPoint(store=open_store(root), root=root, name=name, trains_tokenizer=own_tokenizer)
 
 
 def _exchange_timeout_s(spec: TrainingJobSpec, seconds: int) -> float:

@@ -18,7 +18,16 @@ from polyreme_api.job.policy import FailurePolicy, Health
 from polyreme_api.job.pre_checks import PreChecks
 from polyreme_api.job.schedule import check_schedule
 from polyreme_api.job.status import TrainingJobStatus
-from polyreme_api.job.workers import STAGES_MEET, Checkpoint, Export, Parallelism, Scheduling, Topology, Workers
+from polyreme_api.job.workers import (
+    STAGES_MEET,
+    Checkpoint,
+    Export,
+    Parallelism,
+    Scheduling,
+    StartFrom,
+    Topology,
+    Workers,
+)
 from polyreme_api.labels import MANAGER
 from polyreme_api.metadata import Object, ObjectMeta
 
@@ -53,6 +62,8 @@ class TrainingJobSpec(Scheduling):
     """How near the pods must lie."""
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
     """When and where the state of training is saved."""
+    start_from: StartFrom | None = None
+    """Begin with weights and optimizer's state of a checkpoint, and after its step if the data are the same."""
     evaluation: Evaluation | None = None
     """Held-out questions after the last step, and their loss on the way."""
     export: Export | None = None
@@ -93,6 +104,14 @@ class TrainingJobSpec(Scheduling):
             check_epochs(self.training, self.data)
         if self.evaluation is not None:
             check_held_out(self.evaluation, self.data)
+        return self
+
+    @model_validator(mode="after")
+    def _one_beginning(self) -> "TrainingJobSpec":
+        if self.start_from is not None and self.model.weights is not None and self.training.adapters is None:
+            raise ValueError(
+                "startFrom begins with the weights of a checkpoint, and model.weights names others; drop one of the two"
+            )
         return self
 
     @model_validator(mode="after")

@@ -4,7 +4,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from polyreme_api.fields import DEVICES_MAX, REPLICAS_MAX, SECONDS_MAX, STEPS_MAX, Name, Part, Seconds, Url
+from polyreme_api.fields import (
+    DEVICES_MAX,
+    REPLICAS_MAX,
+    SECONDS_MAX,
+    STEPS_MAX,
+    CheckpointUrl,
+    Name,
+    Part,
+    Seconds,
+    Url,
+)
 from polyreme_api.labels import RESOURCE_DEVICE
 from polyreme_api.pod_template import FORMAT, check_pod_template
 
@@ -196,6 +206,13 @@ class Checkpoint(Part):
     """Age beyond which a checkpoint is deleted although it is among those; the newest is always kept."""
     preemption_grace_seconds: Seconds = 60
     """How long a stopped or preempted job may take to save a checkpoint before it is killed."""
+
+
+class StartFrom(Part):
+    """A checkpoint of another run to begin with."""
+
+    checkpoint: CheckpointUrl
+    """URL of the checkpoint: its root and its name, as ``s3://bucket/run-7/a000001-s00000180``."""
 
 
 class Export(Part):

@@ -120,6 +120,8 @@ def _check_here(home: Home, checked: TrainingJob) -> None:
         preflight.check_weights(checked)
     if not _in_bucket(checked.spec.data.tokenizer.location or ""):
         preflight.check_tokenizer(checked, with_weights=readable)
+    if checked.spec.start_from is not None and not _in_bucket(checked.spec.start_from.checkpoint):
+        preflight.check_start(checked)
     if home.has_data:
         preflight.check_data(home, checked)
     elif unknown := preflight.unknown_here(checked):

@@ -10,7 +10,7 @@ from polyreme.run_files.paths import Home, RunDirectory
 from polyreme.run_files.records import checkpoint_url
 from polyreme_api.checkpoint_inventory import State, Survey, survey
 from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError, NotFoundError, RefusedError
-from polyreme_api.history import COMMIT_MARKER, attempt_key, choose_resume
+from polyreme_api.history import COMMIT_MARKER, attempt_key, checkpoint_at, choose_resume
 from polyreme_api.job import TrainingJob
 from polyreme_api.mixture import MixtureRecord
 from polyreme_api.store import ObjectStore
@@ -76,6 +76,7 @@ def check(home: Home, run: RunDirectory, job: TrainingJob, *, resumes: bool, fre
         check_weights(job)
     if not resumes:
         check_tokenizer(job)
+        check_start(job)
     url = checkpoint_url(run, job)
     folder = checkpoint_folder(url)
     if (fresh and folder == run.checkpoints) or (folder is not None and not folder.is_dir()):
@@ -162,6 +163,29 @@ def check_weights(job: TrainingJob) -> None:
 
     shape = shape_at(shape_of(job.spec), curriculum_stages(job.spec), 1)
     check_files(weights.location, shape, own_tokenizer=job.spec.data.tokenizer.location is None)
+
+
+def check_start(job: TrainingJob) -> None:
+    """Refuse a checkpoint to start from that is missing, torn, damaged or of another model.
+
+    Raises:
+        InvalidConfigError: Naming the checkpoint.
+    """
+    if job.spec.start_from is None:
+        return
+    field = "spec.startFrom.checkpoint"
+    root, name = checkpoint_at(job.spec.start_from.checkpoint)
+    found = [stored for stored in survey(open_checkpoints(root)).checkpoints if stored.name == name]
+    if not found:
+        raise InvalidConfigError(f"no checkpoint {name} in {root}", field=field)
+    if (marker := found[0].marker) is None:
+        raise InvalidConfigError(f"checkpoint {name} of {root} is {found[0].state.value}: {found[0].why}", field=field)
+    try:
+        shape = shape_of(job.spec)
+        check_model(marker, shape, name=name)
+        check_adapters(marker, adapters_of(job.spec.training, shape), name=name)
+    except RefusedError as error:
+        raise InvalidConfigError(f"{error.message}; root {root}", field=f"{error.field} or {field}") from error
 
 
 def check_tokenizer(job: TrainingJob, *, with_weights: bool = True) -> None:

@@ -15,6 +15,7 @@ from polyreme.local_run.cluster import LocalCluster
 from polyreme.report.run_report import verdict
 from polyreme.run_files.data import steps_of, steps_words
 from polyreme.run_files.paths import RunDirectory
+from polyreme.run_files.records import checkpoint_url, read_start
 from polyreme.run_files.steady_time import elapsed_s
 from polyreme.run_files.timeline import Moment, Timeline
 from polyreme.views.formatting import duration
@@ -76,8 +77,8 @@ class Watcher:
         self._effective = EffectiveTime()
         self._moved = (0, 0, 0.0)
         """Attempt and step that were seen last, and since when [s, steady]."""
-        self._counted = False
-        """Whether the steps of the job's epochs were shown."""
+        self._begun = False
+        """Whether the beginning of the run was reported."""
         self._looking = asyncio.Lock()
         self.attempt = 0
         """Number of the current attempt, 0 before the first."""
@@ -144,12 +145,19 @@ class Watcher:
                 self.attempt = attempt.number
                 self._timeline.add(Moment(at_s=now_s, kind="attempt", attempt=attempt.number, text=attempt.scope))
             if progress is not None and progress.attempt == attempt.number and progress.released:
-                if job.spec.training.epochs is not None and progress.steps and not self._counted:
-                    self._counted = True
-                    self.say(steps_words(self._run, job.spec))
+                if progress.step > (progress.resumed_from_step or 0) and not self._begun:
+                    self._begun = True
+                    self._say_beginning(job)
                 self._timeline.add(Moment(at_s=now_s, kind="released", attempt=attempt.number))
             if job.status.finished:
                 self._timeline.add(Moment(at_s=now_s, kind="finished", attempt=attempt.number, text=verdict(job)[0]))
+
+    def _say_beginning(self, job: TrainingJob) -> None:
+        """Say what follows from the data, and from the checkpoint that the job starts from."""
+        if job.spec.training.epochs is not None:
+            self.say(steps_words(self._run, job.spec))
+        if job.spec.start_from is not None and (words := read_start(checkpoint_url(self._run, job))):
+            self.say(words)
 
     def _run_view(self, job: TrainingJob, progress: ProgressRecord | None, *, ready: int, total: int) -> RunView:
         current = progress if progress is not None and progress.attempt == self.attempt and not _idle(job) else None

@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from polyreme.run_files.logs import last_lines, rank_files
 from polyreme.run_files.paths import RunDirectory
 from polyreme_api.checkpoint_inventory import State, Survey, survey
-from polyreme_api.errors import InvalidConfigError
-from polyreme_api.history import ResumePoint, attempt_spans, committed_steps, is_history
+from polyreme_api.errors import InvalidConfigError, PolyremeError
+from polyreme_api.history import START_KEY, ResumePoint, attempt_spans, committed_steps, is_history
 from polyreme_api.job import TrainingJob
 from polyreme_api.mixture import MixtureRecord
 from polyreme_api.progress import CheckpointRef, StepRecord
@@ -116,6 +116,14 @@ def read_records_at(url: str) -> RunRecords:
         evaluation=json.loads(store.get(results[-1])) if results else None,
         routing=json.loads(store.get(tables[-1])) if tables else None,
     )
+
+
+def read_start(url: str) -> str:
+    """Return what a run took over from the checkpoint that it began with; empty where that is not known."""
+    try:
+        return str(json.loads(open_store(url).get(START_KEY))["words"])
+    except (PolyremeError, ValueError, KeyError):
+        return ""
 
 
 def read_points(url: str) -> Sequence[ResumePoint]:

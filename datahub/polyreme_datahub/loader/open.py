@@ -154,7 +154,15 @@ def open_packs(
     order, identity = remake(order, mixture)
     balance = Balance(shape_of(spec), split) if split is not None and spec.data.packs_by == "Cost" else None
     amendments = None if newest_mixture is None else Amendments(mixture, newest_mixture, remake)
-    steps = Steps(order, indexes, identity, balance=balance, growth=growth, amendments=amendments)
+    steps = Steps(
+        order,
+        indexes,
+        identity,
+        balance=balance,
+        growth=growth,
+        amendments=amendments,
+        tokenizer=data.plan["tokenizer"],
+    )
     reading = Reading(
         seed=order.seed,
         names=order.names,

@@ -83,6 +83,8 @@ class Steps:
     """Blocks of the sources, where training may start before all are sealed."""
     amendments: Amendments | None = None
     """Changes of the mixture that are fixed later; None: there are none."""
+    tokenizer: str = ""
+    """Digest of the tokenizer, for runs that start from a checkpoint with other data."""
 
     def __post_init__(self) -> None:
         """Begin where nothing is known of the order."""
@@ -152,6 +154,8 @@ class Steps:
             state: dict[str, Any] = {"data": self.identity.at(step), "step": step, "window": place}
             if self.identity.mixture is not None:
                 state["mixture"] = self.identity.mixture.summary()
+            if self.tokenizer:
+                state["tokenizer"] = self.tokenizer
             if self.growth is not None:
                 state["blocks"] = self.growth.describe(self._order.blocks_before(step + 1))
             return state

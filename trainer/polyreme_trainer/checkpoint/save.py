@@ -57,6 +57,8 @@ class Identity:
     """The adapters that its checkpoints hold alone; None: they hold the whole model."""
     plan: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """The plan, as plain data."""
+    steps_before: int = 0
+    """As in the marker."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,6 +224,7 @@ class CheckpointWriter:
             plan_hash=self._identity.plan_hash,
             plan=dict(self._identity.plan),
             adapters=self._identity.adapters,
+            steps_before=self._identity.steps_before,
             files={**files, INDEX_NAME: SavedFile.of(index)},
             loader=loader,
             committed_at_s=self._now_s(),

@@ -113,7 +113,7 @@ class Optimizer:
         self._tensor_group = tensor_group
         self.states = tuple(self._empty(part) for part in flat.parts)
         self._learners = {id(part): _learners(part) for part in flat.parts}
-        self.steps = 0
+        self.steps = self.steps_before = 0
         """Steps taken: for the bias correction if no curriculum counts how often a part has learned."""
 
     def _empty(self, part: FlatParameters) -> PartState:
@@ -140,8 +140,10 @@ class Optimizer:
             updated: Called after each piece, also if it stays.
         """
         self.steps += 1
+        before = self.steps_before
         if learned is None:
             learned = dict.fromkeys(Learner, self.steps)
+        learned = {learner: before + times for learner, times in learned.items()}
         for state in self.states:
             for piece in state.part.pieces:
                 if runs := self._runs(state.part, piece, learned):

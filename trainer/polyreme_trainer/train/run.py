@@ -14,27 +14,21 @@ import torch
 from polyreme_api.batch import BatchSource, EvaluationSource
 from polyreme_api.checkpoint_inventory import check_not_fenced
 from polyreme_api.clock import Clock
-from polyreme_api.errors import EnvironmentFailedError, PolyremeError
+from polyreme_api.errors import PolyremeError
 from polyreme_api.exit_codes import ExitCode
 from polyreme_api.history import parse_checkpoint_name
 from polyreme_api.progress import CheckpointRef, ProgressRecord, ProgressSink, RankPhase
-from polyreme_planner.checkpoint_model import check_base, saved_adapters
-from polyreme_trainer.checkpoint.block_io import DamagedError
-from polyreme_trainer.checkpoint.commit import condemn
-from polyreme_trainer.checkpoint.host_copy import HostCopies
-from polyreme_trainer.checkpoint.load import load_checkpoint, name_unusable, open_checkpoint
+from polyreme_planner.checkpoint_model import saved_adapters
 from polyreme_trainer.checkpoint.retention import Rule
 from polyreme_trainer.checkpoint.save import CheckpointWriter, Identity
 from polyreme_trainer.export.stored import StoredExport
 from polyreme_trainer.parallel.world import World, open_world
-from polyreme_trainer.train.checkpoint_content import adopted, content, restored
 from polyreme_trainer.train.evaluation import evaluate, write_evaluation
 from polyreme_trainer.train.export import export
-from polyreme_trainer.train.frozen_digest import digest_of_frozen
-from polyreme_trainer.train.initial_weights import begin
 from polyreme_trainer.train.loop import Loop, LoopEnd, Renew, unchanged
 from polyreme_trainer.train.microbatches import PackReader
 from polyreme_trainer.train.records import Reporter, open_step_log
+from polyreme_trainer.train.resumption import copies_of, resume
 from polyreme_trainer.train.routing_tables import RoutingTable
 from polyreme_trainer.train.settings import TrainSettings
 from polyreme_trainer.train.signals import Requests, listen
@@ -96,11 +90,11 @@ def _train(
     with open_world(rank, settings.layout) as world:
         reporter.phase(RankPhase.LOADING)
         state = open_state(settings, world.meshes, media_token=source.token_ids.media)
-        base = _resume(settings, state, source, world)
+        base = resume(settings, state, source, world)
         enter(state, settings.stage_at(state.step + 1))
         reporter.resumed(state.step)
         with (
-            _writer(settings, world, reporter, base=base) as writer,
+            _writer(settings, state, world, reporter, base=base) as writer,
             open_step_log(saved.store, saved.folder, rank.attempt, rank=rank.rank) as log,
             PackReader(
                 source,
@@ -135,48 +129,6 @@ def _train(
             _export(settings, state, source, world, settings.export_to)
         reporter.phase(RankPhase.DONE)
         return int(ExitCode.OK)
-
-
-def _resume(settings: TrainSettings, state: TrainState, source: BatchSource, world: World) -> str:
-    """Load the one checkpoint that the attempt was given, if any, and never look for another; else start a new run.
-
-    Returns:
-        The digest of the weights that adapters are trained beside; empty without adapters.
-    """
-    store, name = settings.checkpoint.store, settings.checkpoint.resume_from
-    if settings.rank.rank == 0:
-        name_unusable(store)
-    base = ""
-    if name is None or settings.adapters is not None:
-        begin(state, settings, world.meshes, group=world.meshes.control_group)
-    if settings.adapters is not None:
-        base = digest_of_frozen(state, world.meshes)
-    elif name is None and settings.weights is not None:
-        adopted(state)
-    if name is None:
-        torch.manual_seed(settings.seed * 1_000_003 + settings.rank.rank)
-        return base
-    marker = open_checkpoint(store, name, settings.shape, settings.adapters)
-    check_base(marker, base, name=name)
-    source.check_state(marker.loader)
-    held = content(state, world.meshes, with_rng=marker.world == settings.rank.world)
-    try:
-        load_checkpoint(held, marker, store, name, group=world.meshes.control_group, copies=_copies(settings))
-    except DamagedError as error:
-        # Not in this attempt: its resume point is fixed. The next attempt's leader sees the record and goes back
-        # further.
-        if settings.rank.rank == 0:
-            condemn(store, error)
-        raise EnvironmentFailedError(
-            f"{error.message}; the next attempt starts from the checkpoint before it"
-        ) from error
-    restored(state)
-    if (generator := held.plain.get(f"rng.{settings.rank.rank}")) is not None:
-        torch.set_rng_state(generator)
-    else:
-        torch.manual_seed((settings.seed * 1_000_003 + marker.step) * 1_000_003 + settings.rank.rank)
-    state.step = state.optimizer.steps = marker.step
-    return base
 
 
 def _evaluate(
@@ -220,7 +172,9 @@ def _export(
             place.upload(directory)
 
 
-def _writer(settings: TrainSettings, world: World, reporter: Reporter, *, base: str) -> CheckpointWriter:
+def _writer(
+    settings: TrainSettings, state: TrainState, world: World, reporter: Reporter, *, base: str
+) -> CheckpointWriter:
     return CheckpointWriter(
         Identity(
             store=settings.checkpoint.store,
@@ -229,18 +183,14 @@ def _writer(settings: TrainSettings, world: World, reporter: Reporter, *, base: 
             plan_hash=settings.checkpoint.plan_hash,
             plan=settings.checkpoint.plan,
             adapters=None if settings.adapters is None else saved_adapters(settings.adapters, base=base),
+            steps_before=state.optimizer.steps_before,
             rule=Rule(kept=settings.checkpoint.kept, age_s_max=settings.checkpoint.age_s_max),
         ),
         group=world.meshes.control_group,
         now_s=reporter.clock.now_s,
         committed=reporter.checkpoint,
-        copies=_copies(settings),
+        copies=copies_of(settings),
     )
-
-
-def _copies(settings: TrainSettings) -> HostCopies | None:
-    files = settings.checkpoint.copies
-    return None if files is None else HostCopies(*files)
 
 
 def _reporter(settings: TrainSettings, sink: ProgressSink, clock: Clock) -> Reporter:

@@ -95,6 +95,18 @@ class OptimizerSettings:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StartPoint:
+    """A checkpoint of another run, with which a run without one of its own begins."""
+
+    store: ObjectStore
+    root: str
+    """URL of the store."""
+    name: str
+    trains_tokenizer: bool = True
+    """Whether the tokenizer is trained on the data of this run."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSettings:
     """Where and how often checkpoints are saved."""
 
@@ -106,6 +118,8 @@ class CheckpointSettings:
     """Files in memory (descriptors) for a copy of the newest checkpoint and for its record; None for no copy."""
     resume_from: str | None = None
     """Name of the checkpoint that the attempt begins at; never any other."""
+    start_from: StartPoint | None = None
+    """Where a run begins that has no checkpoint yet; None: at step 1, with new weights."""
     interval_steps: int = 100
     kept: int = 2
     """Committed checkpoints to keep; at least 1."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import math
 from collections.abc import Iterator
 
 from polyreme_api.errors import InvalidConfigError
@@ -67,7 +68,7 @@ class Matrix:
     count: int = 1
     """Matrices of this kind in the part."""
 
-    def adapter_scalars(self, rank: int, *, tp: int = 1) -> float:
+    def adapter_scalars(self, rank: int, *, tp: float = 1) -> float:
         """Count the parameters of their adapters on one tensor-parallel rank."""
         inputs = self.inputs / tp if self.cut is Cut.INPUTS else self.inputs
         outputs = self.outputs / tp if self.cut is Cut.OUTPUTS else self.outputs
@@ -125,7 +126,7 @@ def _experts(d: DecoderShape) -> Iterator[Matrix]:
     yield Matrix(Part.MOE, Target.EXPERTS, "down_proj", d.expert_ffn_width, d.width, count=d.experts)
 
 
-def adapter_parameters(shape: ModelShape, adapters: Adapters, part: Part, *, tp: int = 1) -> tuple[float, float]:
+def adapter_parameters(shape: ModelShape, adapters: Adapters, part: Part, *, tp: float = 1) -> tuple[float, float]:
     """Count the adapters' parameters of one part: of common matrices, on a tensor-parallel rank, and of all experts."""
     common = routed = 0.0
     for matrix in matrices_of(shape, adapters.targets):
@@ -136,6 +137,14 @@ def adapter_parameters(shape: ModelShape, adapters: Adapters, part: Part, *, tp:
         else:
             common += matrix.adapter_scalars(adapters.rank, tp=tp)
     return common, routed
+
+
+def adapter_counts(shape: ModelShape, adapters: Adapters) -> tuple[float, float, float]:
+    """Count the adapters' parameters: those that tensor ranks hold whole, those that they share, the experts'."""
+    parts = layer_parts(shape)
+    every = [adapter_parameters(shape, adapters, part) for part in parts]
+    whole = sum(adapter_parameters(shape, adapters, part, tp=math.inf)[0] for part in parts)
+    return whole, sum(common for common, _ in every) - whole, sum(routed for _, routed in every)
 
 
 def inner_numbers(shape: ModelShape, adapters: Adapters) -> dict[Part, int]:

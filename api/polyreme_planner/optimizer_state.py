@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from polyreme_api.job.model import Training
-from polyreme_planner.adapters import adapter_parameters, adapters_of
+from polyreme_planner.adapters import adapter_counts, adapters_of
 from polyreme_planner.hardware import Precision
 from polyreme_planner.model_parts import all_parts, part_parameters
 from polyreme_planner.shapes import ModelShape
@@ -33,5 +33,5 @@ def divides_update(training: Training, shape: ModelShape, precision: Precision) 
     parameters, adapters = part_parameters(shape), adapters_of(training, shape)
     whole: float = sum(parameters[part].common + parameters[part].routed for part in all_parts(shape))
     if adapters is not None:
-        whole = sum(sum(adapter_parameters(shape, adapters, part)) for part in all_parts(shape))
+        whole = sum(adapter_counts(shape, adapters))
     return whole * state_bytes(precision) > SHARDED_FROM_BYTES

@@ -224,6 +224,7 @@ def plan_for(spec: TrainingJobSpec, *, replicas: int | None = None) -> Plan:
                 tokens_per_rank=tokens_per_rank,
                 numerics=setting.numerics,
                 microbatches=cut.microbatches,
+                adapters=setting.adapters,
             ),
             *stream_volumes(
                 cut, layout=layout, shape=shape, tokens_per_rank=tokens_per_rank, numerics=setting.numerics

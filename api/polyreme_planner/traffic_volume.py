@@ -10,6 +10,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
+from polyreme_planner.adapters import Adapters, adapter_counts
 from polyreme_planner.hardware import FLOAT32, Numerics
 from polyreme_planner.layout import Layout
 from polyreme_planner.model_parts import all_parts, expert_parameters, parameter_count
@@ -49,7 +50,13 @@ def shared_parameters(shape: ModelShape) -> int:
 
 
 def group_volumes(
-    layout: Layout, *, shape: ModelShape, tokens_per_rank: int, numerics: Numerics = FLOAT32, microbatches: int = 1
+    layout: Layout,
+    *,
+    shape: ModelShape,
+    tokens_per_rank: int,
+    numerics: Numerics = FLOAT32,
+    microbatches: int = 1,
+    adapters: Adapters | None = None,
 ) -> tuple[GroupVolume, ...]:
     """Compute the traffic of each group with more than one rank, of the mean stage.
 
@@ -62,9 +69,13 @@ def group_volumes(
         tokens_per_rank: Tokens of one data-parallel rank in a step, before cp and tp cut them.
         numerics: Bytes of a number, and sharding of the state.
         microbatches: Of a step.
+        adapters: That are trained in the place of the model.
     """
-    routed, shared = expert_parameters(shape), shared_parameters(shape)
-    whole = parameter_count(shape) - routed - shared
+    routed: float = expert_parameters(shape)
+    shared: float = shared_parameters(shape)
+    whole: float = parameter_count(shape) - routed - shared
+    if adapters is not None:
+        whole, shared, routed = adapter_counts(shape, adapters)
     dense = whole + shared // layout.tp
     counts = collections.Counter(all_parts(shape))
     sums = {axis: [0.0, 0] for axis in ("dp", "edp", "ep", "cp", "tp")}

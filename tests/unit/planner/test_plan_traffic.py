@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from polyreme_planner.adapters import Adapters, Target, adapter_counts
 from polyreme_planner.automatic import quick_search
 from polyreme_planner.costs import Recompute, attention_core_s, part_exchanges, part_times
 from polyreme_planner.hardware import FLOAT32, HARDWARE, MIXED, Group, Pattern
 from polyreme_planner.layout import Layout
-from polyreme_planner.model_parts import Part
+from polyreme_planner.model_parts import Part, parameter_count
 from polyreme_planner.schedules import Schedule
 from polyreme_planner.search import Candidate, Pricer
 from polyreme_planner.shapes import KIMI_VL_A3B
@@ -71,6 +72,18 @@ def test_volumes_are_the_sums_of_what_is_priced(layout: Layout) -> None:
             for way in (one.forward, one.backward)
         )
         assert volume.bytes_per_rank - without[axis].bytes_per_rank == pytest.approx(expected, abs=2)
+
+
+def test_of_a_frozen_model_only_the_gradients_of_adapters_are_summed() -> None:
+    adapters = Adapters(rank=16, alpha=32.0, targets=frozenset(Target))
+    sent = [
+        group_volumes(Layout(dp=4), shape=KIMI_VL_A3B, tokens_per_rank=TOKENS, numerics=MIXED, adapters=given)
+        for given in (None, adapters)
+    ]
+    whole, adapted = (sum(volume.bytes_per_rank for volume in volumes) for volumes in sent)
+    share = sum(adapter_counts(KIMI_VL_A3B, adapters)) / parameter_count(KIMI_VL_A3B)
+    assert adapted / whole == pytest.approx(share, rel=1e-3)
+    assert share < 0.02
 
 
 def test_a_ring_is_waited_for_only_where_attention_does_not_cover_it() -> None:

@@ -29,30 +29,29 @@ BUBBLES = {"schedule": "ZBVZeroBubble", "layers": [1, 1, 1, 0], "microbatches": 
 """Gradients of weights are computed apart from those of inputs."""
 
 
-@pytest.mark.parametrize(
-    ("layout", "more"),
-    [
-        ({"tp": 2, "ep": 2}, {"recompute": "selective"}),
-        ({"dp": 2, "ep": 2}, {"recompute": "full", "fused_bytes_max": 0}),
-        ({"dp": 2}, {"optimizer": {"zero1": True, "bucket_scalars": 10_000}}),
-        ({"cp": 2}, {}),
-        ({"pp": 2}, {"pipeline": PIPELINE, "optimizer": {"zero1": True}}),
-        ({"pp": 2}, {"pipeline": BUBBLES}),
-        ({"tp": 2}, {"optimizer": {"name": "Muon"}}),
-    ],
-    ids=str,
-)
+LAYOUTS: list[tuple[dict[str, int], dict[str, Any]]] = [
+    ({"tp": 2, "ep": 2}, {"recompute": "selective"}),
+    ({"cp": 2, "ep": 2}, {"recompute": "full", "optimizer": {"zero1": True, "bucket_scalars": 10_000}}),
+    ({"pp": 2}, {"pipeline": PIPELINE, "optimizer": {"zero1": True}}),
+    ({"pp": 2}, {"pipeline": BUBBLES}),
+]
+MUON: list[tuple[dict[str, int], dict[str, Any]]] = [({"dp": 2}, {"fused_bytes_max": 0}), ({"tp": 2}, {})]
+
+
+@pytest.mark.parametrize(("optimizer", "layouts"), [("AdamW", LAYOUTS), ("Muon", MUON)])
 def test_adapters_have_the_gradient_and_the_losses_of_one_process(
-    start: Any, tmp_path: Path, layout: dict[str, int], more: dict[str, Any]
+    start: Any, tmp_path: Path, optimizer: str, layouts: list[tuple[dict[str, int], dict[str, Any]]]
 ) -> None:
-    muon = {"optimizer": {"name": "Muon"}} if "name" in more.get("optimizer", {}) else {}
-    alone = gradients(start, tmp_path / "alone", (1, 1), steps=3, decoder={"q_rank": 24}, **ADAPTERS, **muon)
-    seen = gradients(start, tmp_path / name(layout), layout, steps=3, decoder={"q_rank": 24}, **ADAPTERS, **more)
-    assert all("lora" in tensor for tensor in seen["gradients"] if tensor != "norm")
-    assert largest_difference(seen, alone) <= TOLERANCE
-    assert seen["losses"] == pytest.approx(alone["losses"], rel=TOLERANCE)
-    assert seen["biases"] == alone["biases"]
-    assert not any(any(biases) for biases in seen["biases"].values())
+    same: dict[str, Any] = {**ADAPTERS, "steps": 3, "decoder": {"q_rank": 24}}
+    alone = gradients(start, tmp_path / "alone", (1, 1), **same, optimizer={"name": optimizer})
+    assert all("lora" in tensor for tensor in alone["gradients"] if tensor != "norm")
+    assert not any(any(biases) for biases in alone["biases"].values()), "they belong to the base"
+    for number, (layout, more) in enumerate(layouts):
+        of = {**more, "optimizer": {"name": optimizer, **more.get("optimizer", {})}}
+        seen = gradients(start, tmp_path / f"{number} {name(layout)}", layout, **same, **of)
+        assert largest_difference(seen, alone) <= TOLERANCE, layout
+        assert seen["losses"] == pytest.approx(alone["losses"], rel=TOLERANCE), layout
+        assert seen["biases"] == alone["biases"]
 
 
 @pytest.fixture

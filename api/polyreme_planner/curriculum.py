@@ -12,6 +12,7 @@ from enum import StrEnum
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.fields import STEPS_MAX
 from polyreme_api.job.model import Stage
+from polyreme_api.job.objective import Objective
 from polyreme_api.job.schedule import first_steps
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_planner.shapes import ModelShape
@@ -27,6 +28,7 @@ class Learner(StrEnum):
 
 
 EVERYTHING = frozenset(Learner)
+SUPERVISED = Objective()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,8 @@ class CurriculumStage:
     """Empty if the job names no stages."""
     first_step: int = 1
     steps: int
+    objective: Objective = SUPERVISED
+    """What it optimises."""
     learners: frozenset[Learner] = EVERYTHING
     rate: OwnRate | None = None
     """A schedule over this stage's steps; None: the optimizer's, over the run's."""
@@ -91,6 +95,7 @@ def curriculum_stages(spec: TrainingJobSpec) -> tuple[CurriculumStage, ...]:
                 name=stage.name,
                 first_step=first,
                 steps=stage.steps,
+                objective=stage.objective or SUPERVISED,
                 learners=frozenset(Learner(part) for part in stage.trains),
                 rate=_own_rate(stage),
                 rope_theta=theta,

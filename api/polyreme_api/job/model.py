@@ -17,6 +17,7 @@ from polyreme_api.fields import (
     Url,
 )
 from polyreme_api.job.data import PackTokens, SourceWeight
+from polyreme_api.job.objective import Objective
 
 CAPACITY_FACTOR_MAX = 1000
 STAGES_MAX = 16
@@ -126,6 +127,8 @@ class Stage(Part):
     """Name in records and in the report."""
     steps: Annotated[int, Field(ge=1, le=STEPS_MAX)]
     """Optimizer steps of the stage; those of all stages add up to ``training.steps``."""
+    objective: Objective | None = None
+    """What the stage optimises; none: ``kind: Supervised``."""
     trains: Annotated[list[ModelPartName], Field(min_length=1, max_length=3)] = Field(
         default_factory=lambda: list(EVERY_PART)
     )

@@ -4,6 +4,9 @@ A stream of packed documents is cut into pieces. Of two pieces, the later sees o
 may cross the borders between them, and all of that; within a piece each document is causal. So the causal mask is the
 only one needed: a pair of pieces is one tile.
 
+Branches of a document (the answers to one prompt) are causal like documents of their own, and all of them see all of
+the prompt: that is one more tile without a mask.
+
 Partial results are merged by their log-sum-exp, and the gradient of each tile follows from the merged one
 (FlashAttention, arXiv:2205.14135; ring attention, arXiv:2310.01889).
 
@@ -16,7 +19,7 @@ import bisect
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -63,13 +66,45 @@ class Partial:
         self.lse_TH[tile.queries] = both_TH
 
 
-def tiles(queries: Sequence[range], keys: Sequence[range], offsets: Sequence[int]) -> tuple[Tile, ...]:
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Documents:
+    """Where a stream's tokens may look."""
+
+    offsets: tuple[int, ...]
+    """Where documents begin in the stream, from 0 to its end; each branch of a document counts as one."""
+    prompts: tuple[tuple[range, range], ...] = ()
+    """Of each document with branches: the prompt's tokens that all of them see, and all tokens of the branches."""
+
+    @classmethod
+    def of(cls, offsets: Sequence[int], branches: Sequence[tuple[int, int]] = ()) -> Documents:
+        """Lay out documents.
+
+        Args:
+            offsets: Where documents begin, from 0 to the end of the stream.
+            branches: Document and first token of each branch, rising.
+        """
+        first = {document: begin for document, begin in reversed(branches)}
+        prompts = tuple(
+            (range(offsets[document], begin), range(begin, offsets[document + 1]))
+            for document, begin in sorted(first.items())
+            if offsets[document] < begin
+        )
+        return cls(offsets=tuple(sorted({*offsets, *(begin for _, begin in branches)})), prompts=prompts)
+
+
+def tiles(
+    queries: Sequence[range],
+    keys: Sequence[range],
+    offsets: Sequence[int],
+    prompts: Sequence[tuple[range, range]] = (),
+) -> tuple[Tile, ...]:
     """Work out which tokens of one part see which of another.
 
     Args:
         queries: Pieces of the stream that make up the queries' part, in the order of its tokens.
         keys: The same of the keys' part; any two pieces of the stream are the same or disjoint.
-        offsets: Where documents begin in the stream, from 0 to its end.
+        offsets: Where documents begin in the stream, from 0 to its end (``Documents``).
+        prompts: What branches see of their documents.
     """
     found: list[Tile] = []
     for q_start, q_piece in zip(_starts(queries), queries, strict=True):
@@ -81,6 +116,7 @@ def tiles(queries: Sequence[range], keys: Sequence[range], offsets: Sequence[int
                 found.append(Tile(queries=rows, keys=slice(k_start, k_start + len(k_piece)), causal=lengths))
             elif k_piece.stop <= q_piece.start:
                 found += _crossing(q_start, q_piece, k_start, k_piece, offsets)
+            found += _prompts(q_start, q_piece, k_start, k_piece, prompts)
     return tuple(found)
 
 
@@ -110,6 +146,22 @@ def _crossing(q_start: int, q_piece: range, k_start: int, k_piece: range, offset
     seen = max(k_piece.start, begin) - k_piece.start
     looking = min(q_piece.stop, end) - q_piece.start
     return [Tile(queries=slice(q_start, q_start + looking), keys=slice(k_start + seen, k_start + len(k_piece)))]
+
+
+def _prompts(
+    q_start: int, q_piece: range, k_start: int, k_piece: range, prompts: Sequence[tuple[range, range]]
+) -> Iterator[Tile]:
+    """Yield what branches in one piece see of their prompts in another, or in the same one."""
+    for prompt, branches in prompts:
+        queries, keys = _common(q_start, q_piece, branches), _common(k_start, k_piece, prompt)
+        if queries is not None and keys is not None:
+            yield Tile(queries=queries, keys=keys)
+
+
+def _common(start: int, piece: range, tokens: range) -> slice | None:
+    """Return the places of some tokens of the stream in a piece whose first place is ``start``."""
+    begin, end = max(piece.start, tokens.start), min(piece.stop, tokens.stop)
+    return slice(start + begin - piece.start, start + end - piece.start) if begin < end else None
 
 
 def _starts(pieces: Sequence[range]) -> list[int]:

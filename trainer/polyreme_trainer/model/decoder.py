@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from polyreme_planner.shapes import DecoderShape
 from polyreme_trainer.model.attention import LatentAttention, RMSNorm
 from polyreme_trainer.model.compute_options import DEFAULT_OPTIONS, ComputeOptions
-from polyreme_trainer.model.loss import token_loss
+from polyreme_trainer.model.loss import Weigh, token_loss, token_scores
 from polyreme_trainer.model.moe import Dispatcher, FeedForward, MixtureOfExperts, Routed
 from polyreme_trainer.model.recompute import recomputable, run_layer
 from polyreme_trainer.model.rotary import decoder_turns
@@ -156,11 +156,24 @@ class Head(nn.Linear):
         super().__init__(shape.width, share(shape.vocabulary, ranks, what="the vocabulary"), bias=False)
         self.ranks = ranks
 
-    def forward(self, hidden_SD: Tensor, targets_T: Tensor | None = None, learned_N: Tensor | None = None) -> Tensor:
-        """Score this rank's words after each hidden state; with targets, sum their loss instead (``token_loss``)."""
+    def forward(
+        self,
+        hidden_SD: Tensor,
+        targets_T: Tensor | None = None,
+        learned_N: Tensor | None = None,
+        *,
+        weigh: Weigh | None = None,
+        scores: bool = False,
+    ) -> Tensor:
+        """Score this rank's words after each hidden state.
+
+        With targets, return their loss (``token_loss``) or, without gradient, their scores (``token_scores``).
+        """
         if targets_T is None:
             return super().forward(hidden_SD)
-        loss_sum, _ = token_loss(hidden_SD, self.weight, targets_T, self.ranks, learned_N=learned_N)
+        if scores:
+            return token_scores(hidden_SD, self.weight, targets_T, self.ranks, learned_N=learned_N)
+        loss_sum, _ = token_loss(hidden_SD, self.weight, targets_T, self.ranks, learned_N=learned_N, weigh=weigh)
         return loss_sum
 
 

@@ -5,6 +5,10 @@ turned into their own gradient in place, and used up for the gradients of hidden
 are computed. So the logits of all tokens are never held, and are computed once. Between forward and backward a gradient
 as large as the head is held, for every microbatch whose backward has not run; the schedules that we have run it next.
 
+An objective other than the plain sum needs the log-probabilities of all targets before any gradient: it gives the loss
+and its derivative by each of them, which weighs the gradient of that token's cross-entropy. Where the logits of all
+tokens are held at a time they are still computed once, else twice.
+
 Tensor-parallel ranks share the vocabulary: each scores its words for all tokens, and they only exchange three numbers
 per token.
 
@@ -14,6 +18,7 @@ rank.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -26,6 +31,10 @@ from polyreme_trainer.model.tensor import ALONE, TensorRanks
 LOGITS_MAX = 1 << 28
 """Logits held at a time [scalars]; at least those of one token."""
 
+Weigh = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""``logp_N -> (loss, weights_N)``: of the log-probabilities of unmasked targets (float32), the loss (scalar) and its
+negative derivative by each of them."""
+
 
 def token_loss(
     hidden_SD: Tensor,
@@ -34,6 +43,7 @@ def token_loss(
     ranks: TensorRanks = ALONE,
     *,
     learned_N: Tensor | None = None,
+    weigh: Weigh | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Sum the cross-entropy of unmasked targets, in float32; logits are computed at unmasked positions only.
 
@@ -43,35 +53,77 @@ def token_loss(
         targets_T: int64 next tokens, ``IGNORED_TARGET`` where masked.
         ranks: The ranks that share the vocabulary.
         learned_N: Places of unmasked targets, rising; None: they are looked up, and the host waits for it.
+        weigh: Gives another loss of the log-probabilities instead; None: the sum of their negatives.
 
     Returns:
         The sum (float32 scalar, with gradient) and the count (int64 scalar) of unmasked targets, of all words: the same
         on all ranks that share them, so only one of them may report it.
     """
-    hidden_TD = ranks.gather(hidden_SD)
+    hidden_ND, targets_N = _learned(ranks.gather(hidden_SD), targets_T, learned_N)
+    count = torch.full((), targets_N.shape[0], dtype=torch.int64, device=hidden_ND.device)
+    head_VD = head_VD if torch.is_grad_enabled() else head_VD.detach()
+    return cast("Tensor", _HeadLoss.apply(hidden_ND, head_VD, targets_N, ranks, weigh)), count
+
+
+@torch.no_grad()
+def token_scores(
+    hidden_SD: Tensor,
+    head_VD: Tensor,
+    targets_T: Tensor,
+    ranks: TensorRanks = ALONE,
+    *,
+    learned_N: Tensor | None = None,
+) -> Tensor:
+    """Return the log-probability of each unmasked target (N, float32): the same bits that ``token_loss`` weighs."""
+    hidden_ND, targets_N = _learned(ranks.gather(hidden_SD), targets_T, learned_N)
+    return _scored(_chunks(hidden_ND, head_VD, targets_N), head_VD, ranks)
+
+
+def _learned(hidden_TD: Tensor, targets_T: Tensor, learned_N: Tensor | None) -> tuple[Tensor, Tensor]:
     if learned_N is None:
         learned_N = (targets_T != IGNORED_TARGET).nonzero().squeeze(1)
-    hidden_ND, targets_N = hidden_TD.index_select(0, learned_N), targets_T.index_select(0, learned_N)
-    count = torch.full((), learned_N.shape[0], dtype=torch.int64, device=hidden_TD.device)
-    head_VD = head_VD if torch.is_grad_enabled() else head_VD.detach()
-    return cast("Tensor", _HeadLoss.apply(hidden_ND, head_VD, targets_N, ranks)), count
+    return hidden_TD.index_select(0, learned_N), targets_T.index_select(0, learned_N)
+
+
+def _chunks(hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor) -> list[tuple[Tensor, Tensor]]:
+    rows = max(1, LOGITS_MAX // head_VD.shape[0])
+    return list(zip(hidden_ND.split(rows), targets_N.split(rows), strict=True))
+
+
+def _scored(chunks: list[tuple[Tensor, Tensor]], head_VD: Tensor, ranks: TensorRanks) -> Tensor:
+    scores = [
+        _cross_entropy(F.linear(hidden_CD, head_VD).float(), targets_C, ranks)[0].neg_()
+        for hidden_CD, targets_C in chunks
+    ]
+    return scores[0] if len(scores) == 1 else torch.cat(scores)
 
 
 class _HeadLoss(torch.autograd.Function):
-    """Sum of the cross-entropy of ``hidden_ND @ head_VD.T``; both gradients are computed with the loss."""
+    """Loss of ``hidden_ND @ head_VD.T``; both gradients are computed with it."""
 
     @staticmethod
-    def forward(ctx: Any, hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, ranks: TensorRanks) -> Tensor:
-        rows = max(1, LOGITS_MAX // head_VD.shape[0])
-        chunks = list(zip(hidden_ND.split(rows), targets_N.split(rows), strict=True))
+    def forward(
+        ctx: Any, hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, ranks: TensorRanks, weigh: Weigh | None
+    ) -> Tensor:
+        chunks = _chunks(hidden_ND, head_VD, targets_N)
         hidden_wanted, head_wanted = ctx.needs_input_grad[:2]
         grads_CD: list[Tensor] = []
         # Sums over several chunks are kept in float32, whatever the type of the head.
         grad_VD = torch.zeros_like(head_VD, dtype=torch.float32 if len(chunks) > 1 else None) if head_wanted else None
         losses: list[Tensor] = []
-        for hidden_CD, targets_C in chunks:
-            loss, grad_CV = _cross_entropy(F.linear(hidden_CD, head_VD).float(), targets_C, ranks)
-            losses.append(loss)
+        weights: list[Tensor] = []
+        if weigh is not None and len(chunks) > 1:
+            loss, weights_N = weigh(_scored(chunks, head_VD, ranks))
+            losses, weights = [loss], list(weights_N.split(chunks[0][1].shape[0]))
+        for number, (hidden_CD, targets_C) in enumerate(chunks):
+            losses_C, grad_CV = _cross_entropy(F.linear(hidden_CD, head_VD).float(), targets_C, ranks)
+            if weigh is None:
+                losses.append(losses_C.sum())
+            else:
+                if not weights:
+                    loss, weights_C = weigh(losses_C.neg_())
+                    losses, weights = [loss], [weights_C]
+                grad_CV.mul_(weights[number].unsqueeze(1))
             grad_CV = grad_CV.to(head_VD.dtype)
             if hidden_wanted:
                 grads_CD.append(grad_CV @ head_VD)
@@ -82,9 +134,9 @@ class _HeadLoss(torch.autograd.Function):
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         grad_ND, grad_VD = (made if made is None else made * grad.to(made.dtype) for made in ctx.saved_tensors)
-        return grad_ND, grad_VD, None, None
+        return grad_ND, grad_VD, None, None, None
 
 
 def _add_product(grad_VD: Tensor, grad_CV: Tensor, hidden_CD: Tensor) -> None:
@@ -95,7 +147,7 @@ def _add_product(grad_VD: Tensor, grad_CV: Tensor, hidden_CD: Tensor) -> None:
 
 
 def _cross_entropy(logits_CV: Tensor, targets_C: Tensor, ranks: TensorRanks) -> tuple[Tensor, Tensor]:
-    """Sum the loss of some tokens, and turn their float32 logits into its gradient, in place.
+    """Compute the loss of each of some tokens, and turn their float32 logits into its gradient, in place.
 
     Each rank holds the logits of some words (arXiv:1909.08053, section 3).
     """
@@ -111,4 +163,4 @@ def _cross_entropy(logits_CV: Tensor, targets_C: Tensor, ranks: TensorRanks) -> 
     grad_CV = exponential_CV.div_(total_C.unsqueeze(1)).scatter_add_(
         1, own_C1, -held_C.to(logits_CV.dtype).unsqueeze(1)
     )
-    return losses_C.sum(), grad_CV
+    return losses_C, grad_CV

@@ -12,7 +12,9 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from polyreme_api.errors import InvalidConfigError
+from polyreme_trainer.model.branches import Branches
 from polyreme_trainer.model.decoder import Decoded
+from polyreme_trainer.model.loss import Weigh
 from polyreme_trainer.model.moe import MixtureOfExperts
 from polyreme_trainer.model.patch_grid import Grid
 from polyreme_trainer.model.routing import Routing
@@ -45,6 +47,8 @@ class Microbatch(Protocol):
     def media_M(self) -> Tensor | None: ...  # noqa: D102
     @property
     def learned_N(self) -> Tensor | None: ...  # noqa: D102
+    @property
+    def branches(self) -> Branches | None: ...  # noqa: D102
 
 
 def decode(model: KimiVL, stream_SD: Tensor | None, microbatch: Microbatch) -> Decoded:
@@ -73,6 +77,8 @@ class Stage(nn.Module):
     def __init__(self, model: KimiVL) -> None:
         super().__init__()
         self.model = model
+        self.weigh: Callable[[Branches | None], Weigh] | None = None
+        """How the objective weighs the tokens of a microbatch, by its branches; None: each counts one."""
         self._routing: Routing | None = None
         self.layers_with_experts = tuple(
             index
@@ -88,7 +94,7 @@ class Stage(nn.Module):
             microbatch: Its tokens, images and targets.
 
         Returns:
-            The stream (S, D); on the last stage the sum of the loss over unmasked tokens (scalar).
+            The stream (S, D); on the last stage the sum of the loss over what is counted (scalar).
 
         Raises:
             InvalidConfigError: If offsets, grids or media tokens do not fit.
@@ -98,8 +104,9 @@ class Stage(nn.Module):
         if not self.model.section.last:
             stream: Tensor = decoded.hidden_TD
             return stream
+        weigh = None if self.weigh is None else self.weigh(microbatch.branches)
         loss_sum: Tensor = self.model.language_model.lm_head(
-            decoded.hidden_TD, microbatch.targets_T, microbatch.learned_N
+            decoded.hidden_TD, microbatch.targets_T, microbatch.learned_N, weigh=weigh
         )
         return loss_sum
 

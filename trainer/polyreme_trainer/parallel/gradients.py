@@ -1,6 +1,6 @@
 """The reduction of a step: gradients, loss, counts, routing and requests of all ranks, in one all-reduce if possible.
 
-The loss is a sum over unmasked tokens, divided by their count over **all** ranks, so the gradient does not depend on
+The loss is a sum over unmasked tokens (or pairs), divided by their count over **all** ranks, so the gradient does not depend on
 how a step's packs are split. Every rank back-propagates its own sum; the reduction adds, and one division at the end
 makes the mean:
 
@@ -51,8 +51,9 @@ class LocalStep:
     """Contribution of one rank to a step: loss and count of each token come from one rank, also if others hold it."""
 
     loss_sum: Tensor
-    """Scalar: sum of the loss over the unmasked tokens of this rank; zero on ranks that repeat another's."""
-    unmasked: int
+    """Scalar: sum of the loss over what is counted on this rank; zero on ranks that repeat another's."""
+    counted: int
+    """Unmasked tokens, or what else the objective divides its loss by."""
     routing_MX: Tensor
     """X numbers about the routing of this rank's tokens, for all M layers of the model with experts; zero for layers of
     other stages."""
@@ -62,6 +63,8 @@ class LocalStep:
     """This rank was asked for a checkpoint."""
     refresh: bool = False
     """A change of the mixture was fixed by this rank."""
+    measured_M: Tensor | None = None
+    """Sums of what the objective measures; None: zero."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,10 +72,11 @@ class GlobalStep:
     """The totals of all ranks; the same bits on every rank."""
 
     loss: float
-    """Mean over all unmasked tokens (float32)."""
+    """Mean over all that is counted (float32)."""
     gradient_norm: float
     """Norm of the mean gradient, before clipping."""
-    unmasked: int
+    counted: int
+    """Unmasked tokens, or what else the objective divides its loss by."""
     routing_MX: Tensor
     """On the device of the model."""
     reported_MX: Tensor
@@ -80,6 +84,8 @@ class GlobalStep:
     stop: bool
     save: bool
     refresh: bool
+    measured: tuple[float, ...] = ()
+    """Means of what the objective measures."""
 
     @property
     def finite(self) -> bool:
@@ -87,9 +93,9 @@ class GlobalStep:
         return math.isfinite(self.loss) and math.isfinite(self.gradient_norm)
 
 
-def piggybacked_count(expert_layers: int, numbers: int) -> int:
+def piggybacked_count(expert_layers: int, numbers: int, measured: int = 0) -> int:
     """Number of scalars at the end of the dense gradients, a part of them for each layer with experts."""
-    return _SCALARS + expert_layers * numbers
+    return _SCALARS + expert_layers * numbers + measured
 
 
 def reduce_step(flat: FlatModel, local: LocalStep, meshes: Meshes) -> GlobalStep:
@@ -132,17 +138,21 @@ def _sum_stages(piggybacked: Tensor, meshes: Meshes) -> None:
 def gradient_scale(step: GlobalStep, *, norm_max: float) -> float:
     """Factor that turns summed gradients into the clipped mean; ``norm_max`` 0 clips nothing."""
     clip = min(1.0, norm_max / (step.gradient_norm + 1e-6)) if norm_max else 1.0
-    return clip / step.unmasked
+    return clip / step.counted
 
 
 def _write_piggybacked(piggybacked: Tensor, local: LocalStep, sliced_square: Tensor) -> None:
-    high, low = divmod(local.unmasked, _COUNT_BASE)
+    high, low = divmod(local.counted, _COUNT_BASE)
     piggybacked[0] = local.loss_sum.detach()
     piggybacked[_SLICED_SQUARE] = sliced_square
     for place, number in enumerate((high, low, local.stop, local.save), start=2):
         piggybacked[place] = number  # a fill: a copy would make the host wait for an accelerator
     piggybacked[_REFRESH] = local.refresh
-    piggybacked[_SCALARS:] = local.routing_MX.flatten()
+    routing = local.routing_MX.numel()
+    piggybacked[_SCALARS : _SCALARS + routing] = local.routing_MX.flatten()
+    if local.measured_M is not None:
+        measured = piggybacked[_SCALARS + routing :]
+        measured[: local.measured_M.shape[0]] = local.measured_M
 
 
 def _read_piggybacked(piggybacked: Tensor, local: LocalStep) -> GlobalStep:
@@ -150,14 +160,16 @@ def _read_piggybacked(piggybacked: Tensor, local: LocalStep) -> GlobalStep:
     host = piggybacked.to("cpu")
     loss_sum, sliced, high, low, stop, save, dense, refresh = host[:_SCALARS].tolist()
     square = dense + sliced
-    unmasked = int(high) * _COUNT_BASE + int(low)
+    counted = int(high) * _COUNT_BASE + int(low)
+    routing = _SCALARS + local.routing_MX.numel()
     norm = math.sqrt(square) if math.isfinite(square) else math.nan
     return GlobalStep(
-        loss=_float32(loss_sum / unmasked) if unmasked else math.nan,
-        gradient_norm=norm / unmasked if unmasked else math.nan,
-        unmasked=unmasked,
-        routing_MX=piggybacked[_SCALARS:].view_as(local.routing_MX),
-        reported_MX=host[_SCALARS:].view(local.routing_MX.shape),
+        loss=_float32(loss_sum / counted) if counted else math.nan,
+        gradient_norm=norm / counted if counted else math.nan,
+        counted=counted,
+        routing_MX=piggybacked[_SCALARS:routing].view_as(local.routing_MX),
+        reported_MX=host[_SCALARS:routing].view(local.routing_MX.shape),
+        measured=tuple(total / counted for total in host[routing:].tolist()) if counted else (),
         stop=stop > 0,
         save=save > 0,
         refresh=refresh > 0,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from polyreme_trainer.model.attention_tiles import (
     Answers,
+    Documents,
     Partial,
     Rows,
     Tile,
@@ -36,7 +37,8 @@ _KEYS_TAG, _GRADIENTS_TAG = 0, 1
 class Ring:
     """The ranks that pass keys and values around, and what this one's queries see of each."""
 
-    group: dist.ProcessGroup
+    group: dist.ProcessGroup | None
+    """None for a ring of one rank, which passes nothing on."""
     place: int
     tiles: tuple[tuple[Tile, ...], ...]
     """Of this place's queries with the keys of each place."""
@@ -58,6 +60,13 @@ class Ring:
         return out_THQ[..., : v_THV.shape[-1]]
 
 
+def _pass_on(sent: Tensor, received: Tensor, ring: Ring, *, tag: int) -> Callable[[], None]:
+    if ring.group is None:  # nobody else: what arrives is what is sent
+        received.copy_(sent)
+        return lambda: None
+    return collectives.pass_on(sent, received, ring.group, tag=tag)
+
+
 class _RingAttention(torch.autograd.Function):
     """One round of keys and values forward; one more backward, on which their gradients travel along."""
 
@@ -67,7 +76,7 @@ class _RingAttention(torch.autograd.Function):
         for step, source in enumerate(ring.sources()):
             coming = torch.empty_like(held)
             last = step + 1 == ring.ranks
-            wait = None if last else collectives.pass_on(held, coming, ring.group, tag=_KEYS_TAG)
+            wait = None if last else _pass_on(held, coming, ring, tag=_KEYS_TAG)
             for tile in ring.tiles[source]:
                 seen.add(tile, *attend_tile(tile, Rows(q_THQ, held[0], held[1])))
             if wait is not None:
@@ -89,7 +98,7 @@ class _RingAttention(torch.autograd.Function):
         for step, source in enumerate(ring.sources()):
             coming = torch.empty_like(held)
             last = step + 1 == ring.ranks
-            wait = None if last else collectives.pass_on(held, coming, ring.group, tag=_KEYS_TAG)
+            wait = None if last else _pass_on(held, coming, ring, tag=_KEYS_TAG)
             mine = torch.zeros_like(home)
             for tile in ring.tiles[source]:
                 part_q, part_k, part_v = attend_tile_backward(tile, Rows(q_THQ, held[0], held[1]), answers)
@@ -100,7 +109,7 @@ class _RingAttention(torch.autograd.Function):
                 grads_wait()
                 mine += home
             sent, home = mine, torch.empty_like(mine)
-            grads_wait = collectives.pass_on(sent, home, ring.group, tag=_GRADIENTS_TAG)
+            grads_wait = _pass_on(sent, home, ring, tag=_GRADIENTS_TAG)
             if wait is not None:
                 wait()
                 held = coming
@@ -122,9 +131,9 @@ class ContextRanks:
     ulysses_group: dist.ProcessGroup
     """Ranks of the same place in the ring."""
 
-    def attend(self, offsets: Sequence[int], *, device: torch.device, dtype: torch.dtype) -> Attend:
-        """Lay out attention for one stream, given where its documents begin, from 0 to its end."""
-        inner = self._inner(offsets, device, dtype)
+    def attend(self, documents: Documents, *, device: torch.device, dtype: torch.dtype) -> Attend:
+        """Lay out attention for one stream."""
+        inner = self._inner(documents, device, dtype)
         if self.ulysses == 1:
             return inner
 
@@ -145,15 +154,25 @@ class ContextRanks:
         """
         return StreamCut(tokens=tokens, ring=self.ring, ulysses=self.ulysses)
 
-    def _inner(self, offsets: Sequence[int], device: torch.device, dtype: torch.dtype) -> Attend:
+    def _inner(self, documents: Documents, device: torch.device, dtype: torch.dtype) -> Attend:
         if self.ring == 1:
-            lengths = [end - begin for begin, end in itertools.pairwise(offsets)]
-            return segments(lengths, causal=True, device=device, dtype=dtype).attend
-        own = self.place // self.ulysses
+            return attend_alone(documents, device=device, dtype=dtype)
+        own, (offsets, prompts) = self.place // self.ulysses, (documents.offsets, documents.prompts)
         cut = self.cut(offsets[-1])
         pieces = [cut.pieces(place) for place in range(self.ring)]
-        seen = [tiles(pieces[own], keys, offsets) for keys in pieces]
+        seen = [tiles(pieces[own], keys, offsets, prompts) for keys in pieces]
         return Ring(group=self.ring_group, place=own, tiles=with_edges(seen, device=device, dtype=dtype)).attend
+
+
+def attend_alone(documents: Documents, *, device: torch.device, dtype: torch.dtype) -> Attend:
+    """Lay out attention for a stream that no ring shares; one with branches is a ring of one."""
+    offsets = documents.offsets
+    if not documents.prompts:
+        lengths = [end - begin for begin, end in itertools.pairwise(offsets)]
+        return segments(lengths, causal=True, device=device, dtype=dtype).attend
+    whole = [range(offsets[-1])]
+    seen = [tiles(whole, whole, offsets, documents.prompts)]
+    return Ring(group=None, place=0, tiles=with_edges(seen, device=device, dtype=dtype)).attend
 
 
 def _heads_for_tokens(x_SHW: Tensor, ranks: int, group: dist.ProcessGroup) -> Tensor:

@@ -1,17 +1,19 @@
 """A batch on the device of the model: all of it, or one rank's part if several ranks share its stream.
 
 Legend: T tokens of a rank's context part, P patches that it encodes, C values of a patch, I images, A tokens of the
-whole stream, M media tokens, S rows that a rank holds between layers, N those of them that are not padding.
+whole stream, M media tokens, S rows that a rank holds between layers, N those of them that are not padding, B branches
+(answers to one prompt) of the stream.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -19,12 +21,15 @@ from torch import Tensor
 from polyreme_api.batch import IGNORED_TARGET, PackedBatch
 from polyreme_planner.flops import image_flops
 from polyreme_planner.shapes import ModelShape
+from polyreme_trainer.model.attention_tiles import Documents
+from polyreme_trainer.model.branches import Branches
 from polyreme_trainer.model.patch_grid import Grid
 from polyreme_trainer.model.segment_attention import Attend
 from polyreme_trainer.model.transfer import on_device
+from polyreme_trainer.parallel import collectives
 from polyreme_trainer.parallel.images import Deliver, FeatureRoutes, Places, share_images
 from polyreme_trainer.parallel.mesh import Meshes
-from polyreme_trainer.parallel.ring import ContextRanks
+from polyreme_trainer.parallel.ring import ContextRanks, attend_alone
 from polyreme_trainer.train.image_assignment import BalancedImages, Patches
 
 
@@ -51,6 +56,13 @@ class Inputs:
     """Which of these rows are media tokens, rising; None: the model looks, and the host waits for it."""
     learned_N: Tensor | None = None
     """Which of T have unmasked targets, rising; None: the loss looks."""
+    branches: Branches | None = None
+    """The answers of documents with several; None: there are none."""
+
+
+_BRANCH_ARRAYS = ("branch_N", "tokens_B", "reference_B")
+Reference = Callable[[Places], npt.NDArray[np.float64]]
+"""Source and ordinal of each branch's sample, ``[B, 2]`` -> the branch's score under the reference (B)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +117,8 @@ def to_inputs(
     media_token: int | None = None,
     sharing: Sharing | None = None,
     balanced: BalancedImages | None = None,
+    dtype: torch.dtype = torch.float32,
+    reference: Reference | None = None,
 ) -> Inputs:
     """Copy a batch's arrays, or this rank's part of them, to tensors.
 
@@ -117,11 +131,14 @@ def to_inputs(
         media_token: Token that an image feature replaces; None: the model finds its places; the host waits for it.
         sharing: The ranks that share the stream; None if it is this rank's alone.
         balanced: Encoders of the images, if other data-parallel ranks take part.
+        dtype: Type of the computation.
+        reference: Stored scores of branches; None: zero.
 
     Raises:
         InvalidConfigError: If the stream cannot be split evenly, or images do not fit their media tokens.
     """
     device = torch.device(device)
+    branches_B4 = np.asarray(batch.branches_B4)
     offsets: list[int] = np.asarray(batch.document_offsets).tolist()
     tokens_A, targets_A = np.asarray(batch.tokens_T), np.asarray(batch.targets_T)
     images = _encoded(batch, sharing, balanced)
@@ -141,14 +158,51 @@ def to_inputs(
         arrays["media_M"] = np.flatnonzero(tokens_A[place_S] == media_token)
     if batch.padding_documents:
         arrays["real_N"] = _real(batch, place_S)
+    if branches_B4.size:
+        arrays |= _branch_arrays(branches_B4, targets_A, place_T[learned_N], reference)
+    tensors = _tensors(arrays, device)
+    branches = {name: tensors.pop(name) for name in _BRANCH_ARRAYS if name in tensors}
     return Inputs(
-        **_tensors(arrays, device),
+        **tensors,
         document_offsets=offsets,
         grids=images.grids,
         unmasked=learned_N.size,
-        attend=None if sharing is None else sharing.context.attend(offsets, device=device, dtype=sharing.dtype),
+        attend=_attend(Documents.of(offsets, branches_B4[:, :2].tolist()), device, sharing, dtype),
         deliver=images.deliver,
+        branches=_shared_branches(branches, sharing) if branches else None,
     )
+
+
+def _attend(documents: Documents, device: torch.device, sharing: Sharing | None, dtype: torch.dtype) -> Attend | None:
+    """Lay out attention, unless the model does: for a stream that is this rank's alone, without branches."""
+    if sharing is not None:
+        return sharing.context.attend(documents, device=device, dtype=sharing.dtype)
+    return attend_alone(documents, device=device, dtype=dtype) if documents.prompts else None
+
+
+def _branch_arrays(
+    branches_B4: Places, targets_A: Places, learned_N: Places, reference: Reference | None
+) -> dict[str, Places]:
+    """Find the branch of each unmasked target of a rank, and how many targets each branch has in the stream."""
+    begins_B = branches_B4[:, 1]
+    everywhere = np.searchsorted(begins_B, np.flatnonzero(targets_A != IGNORED_TARGET), side="right") - 1
+    return {
+        "branch_N": np.searchsorted(begins_B, learned_N, side="right") - 1,
+        "tokens_B": np.bincount(everywhere, minlength=begins_B.size).astype(np.float64),
+        "reference_B": np.zeros(begins_B.size) if reference is None else reference(branches_B4[:, 2:]),
+    }
+
+
+def _shared_branches(arrays: Mapping[str, Tensor], sharing: Sharing | None) -> Branches:
+    if sharing is None or sharing.ranks == sharing.tp:
+        return Branches(**arrays)
+
+    def add_up(values: Tensor) -> None:
+        if sharing.rank % sharing.tp:  # the tensor ranks of one context part know the same
+            values.zero_()
+        collectives.sum_over(values, sharing.group)
+
+    return Branches(**arrays, speaks=sharing.context.place == 0, add_up=add_up)
 
 
 def _real(batch: PackedBatch, place_S: Places) -> Places:

@@ -126,7 +126,7 @@ class Loop:
         return held_out_losses(self.state, self.evaluation, self.meshes, device=device)
 
     def _check(self, total: GlobalStep, number: int) -> None:
-        if not total.unmasked:
+        if not total.counted:
             raise StepFailedError(f"step {number} has nothing to learn from: 0 unmasked tokens", field="spec.data")
         if not total.finite:
             raise StepFailedError(

@@ -46,6 +46,8 @@ from polyreme_trainer.train.image_assignment import ImageBalancer, image_balance
 from polyreme_trainer.train.inputs import Inputs, Sharing, sharing_of
 from polyreme_trainer.train.muon import whole_names
 from polyreme_trainer.train.optimizer import Optimizer, learner_of, update_router_biases
+from polyreme_trainer.train.objectives.kinds import objective_of
+from polyreme_trainer.train.objectives.objective import Weigher
 from polyreme_trainer.train.settings import (
     ImagesOver,
     OptimizerName,
@@ -85,6 +87,8 @@ class TrainState:
     """Steps taken in the whole run."""
     curriculum_stage: CurriculumStage | None = None
     """Curriculum stage that was entered; not part of a checkpoint, since it follows from the step."""
+    weigher: Weigher | None = None
+    """Weighs tokens by that stage's objective; None: each counts one."""
 
     @property
     def models(self) -> dict[int, KimiVL]:
@@ -327,12 +331,25 @@ def backward(
     speaks = last.section.last and last.ranks.place == 0
     return LocalStep(
         loss_sum=loss_sum if speaks else torch.zeros_like(loss_sum),
-        unmasked=sum(microbatch.unmasked for microbatch in microbatches) if speaks else 0,
+        counted=sum(_counted(state.weigher, microbatch) for microbatch in microbatches) if speaks else 0,
         routing_MX=_routing(state),
+        measured_M=_measured(state.weigher, speaks=speaks),
         stop=stop,
         save=save,
         refresh=refresh,
     )
+
+
+def _counted(weigher: Weigher | None, microbatch: Inputs) -> int:
+    if weigher is None:
+        return microbatch.unmasked
+    branches = microbatch.branches
+    return weigher.objective.counted(branches.count) if branches is not None and branches.speaks else 0
+
+
+def _measured(weigher: Weigher | None, *, speaks: bool) -> Tensor | None:
+    measured_M = None if weigher is None else weigher.take()
+    return measured_M if speaks else None
 
 
 def _routing(state: TrainState) -> Tensor:
@@ -353,8 +370,11 @@ def enter(state: TrainState, stage: CurriculumStage) -> None:
     """Train by a curriculum stage from now on; nothing happens if it is the present one."""
     if state.curriculum_stage == stage:
         return
-    for model in state.models.values():
-        let_learn(model, stage)
+    objective = objective_of(stage.objective)
+    state.weigher = None if objective is None else Weigher(objective)
+    for part in state.stages.values():
+        let_learn(part.model, stage)
+        part.weigh = None if state.weigher is None else state.weigher.weigh
     state.curriculum_stage = stage
 
 
@@ -392,7 +412,9 @@ def update(
     scale = gradient_scale(total, norm_max=settings.gradient_norm_max)
     updated = None if state.zero1 is None else state.zero1.gather
     state.optimizer.step(learning_rate=rate, gradient_scale=scale, learned=learned, updated=updated)
-    if state.adapters is None and (learned is None or Learner.DECODER in learned):
+    # Beside frozen weights, or where answers are compared with a reference's, they stay: no gradient would show it.
+    moves = state.adapters is None and state.weigher is None
+    if moves and (learned is None or Learner.DECODER in learned):
         load_ME = Routing.from_numbers(total.routing_MX).load_LE
         # One by one: a list as an index would be copied to the device, and waited for.
         held_LE = torch.stack([load_ME[layer] for layer in state.router_biases]) if state.router_biases else load_ME[:0]

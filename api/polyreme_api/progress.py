@@ -35,6 +35,8 @@ class RankPhase(StrEnum):
     STARTING = "Starting"
     WAITING_FOR_DATA = "WaitingForData"
     LOADING = "Loading"
+    SCORING = "Scoring"
+    """Scoring a stage's pairs under its reference, before the first step of the stage."""
     TRAINING = "Training"
     CHECKPOINTING = "Checkpointing"
     EVALUATING = "Evaluating"
@@ -100,6 +102,8 @@ class StepRecord(_Record):
     """Tokens of the fullest expert over the mean of its layer's, the largest of all layers; 1 is an even load."""
     router_entropy: float = 0.0
     """Of a token's scores, as shares [nats], the mean over tokens and layers; the logarithm of the experts is most."""
+    objective: dict[str, float] = Field(default_factory=dict)
+    """What the stage's objective measures beside its loss, by name: means over pairs."""
     held_out: dict[str, float] = Field(default_factory=dict)
     """Held-out loss after the step, by set, mean over unmasked tokens; empty where none was due."""
     rows_dropped: int = 0

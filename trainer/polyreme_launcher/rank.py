@@ -58,6 +58,7 @@ from polyreme_trainer.train.settings import (
     OptimizerSettings,
     ParameterSharding,
     Precision,
+    SharedScores,
     StartPoint,
     TrainSettings,
 )
@@ -268,6 +269,7 @@ def settings_of(
             plan=json.loads(plan.to_json()),
         ),
         adapters=adapters_of(spec.training, plan.shape),
+        scores=_shared_scores(environment, spec),
         precision=Precision(precision_of(spec.training, plan.hardware)),
         parameter_sharding=ParameterSharding(spec.training.parameter_sharding),
         optimizer=_optimizer_settings(spec, plan),
@@ -283,6 +285,13 @@ def _start_point(spec: TrainingJobSpec) -> StartPoint | None:
     root, name = checkpoint_at(spec.start_from.checkpoint)
     own_tokenizer = spec.data.tokenizer.location is None
     return StartPoint(store=open_store(root), root=root, name=name, trains_tokenizer=own_tokenizer)
+
+
+def _shared_scores(environment: Mapping[str, str], spec: TrainingJobSpec) -> SharedScores | None:
+    """Where reference scores are shared, if a stage needs some."""
+    if not any(stage.objective.kind == "Preference" for stage in curriculum_stages(spec)):
+        return None
+    return SharedScores(store=open_store(environment[names.OBJECTS_URL]), run=environment[names.JOB_UID])
 
 
 def _exchange_timeout_s(spec: TrainingJobSpec, seconds: int) -> float:

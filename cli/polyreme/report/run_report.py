@@ -47,6 +47,7 @@ _SENTENCES = {
     "Starting": "starting the ranks",
     "WaitingForData": "waiting for data",
     "Loading": "loading the model",
+    "Scoring": "scoring pairs under the reference",
     "Training": "training",
     "Evaluating": "answering the held-out questions",
     "Exporting": "finishing",

@@ -208,7 +208,8 @@ def _observed(
     elif report is not None and not released:
         after.set(ConditionType.NODES_CHECKED, False, Reason.CHECKING_NODES, report.waits)
     if stall is None:
-        after.set(ConditionType.RUNNING, released and reason in WORKING, reason)
+        words = record.message if record is not None and reason is Reason.SCORING else ""
+        after.set(ConditionType.RUNNING, released and reason in WORKING, reason, words)
     elif _is_new(snapshot):
         # Reported once, since the message changes with every observation.
         after.set(ConditionType.RUNNING, False, Reason.STALLED, stall.message)

@@ -24,13 +24,14 @@ RUNNING_PHASES = {
     RankPhase.STARTING: Reason.STARTING,
     RankPhase.WAITING_FOR_DATA: Reason.WAITING_FOR_DATA,
     RankPhase.LOADING: Reason.LOADING,
+    RankPhase.SCORING: Reason.SCORING,
     RankPhase.TRAINING: Reason.TRAINING,
     RankPhase.CHECKPOINTING: Reason.TRAINING,
     RankPhase.EVALUATING: Reason.EVALUATING,
     RankPhase.EXPORTING: Reason.EXPORTING,
     RankPhase.DONE: Reason.EXPORTING,
 }
-WORKING = frozenset({Reason.TRAINING, Reason.EVALUATING, Reason.EXPORTING})
+WORKING = frozenset({Reason.SCORING, Reason.TRAINING, Reason.EVALUATING, Reason.EXPORTING})
 NO_LAUNCHER = (
     "their containers run, but no launcher has reported; a container that runs a command of its own needs "
     "workers.runtime.mode: Environment"

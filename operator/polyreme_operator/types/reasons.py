@@ -79,6 +79,7 @@ class Reason(StrEnum):
     CHECKS_FAILED = "ChecksFailed"
     """A check of a node failed: the worker is moved, or, after the most moves, the job trains in spite of it."""
     LOADING = "Loading"
+    SCORING = "Scoring"
     TRAINING = "Training"
     EVALUATING = "Evaluating"
     EXPORTING = "Exporting"

@@ -83,7 +83,7 @@ class Documents:
             offsets: Where documents begin, from 0 to the end of the stream.
             branches: Document and first token of each branch, rising.
         """
-        first = {document: begin for document, begin in reversed(branches)}
+        first = dict(reversed(branches))
         prompts = tuple(
             (range(offsets[document], begin), range(begin, offsets[document + 1]))
             for document, begin in sorted(first.items())

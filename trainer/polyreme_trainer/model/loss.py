@@ -35,6 +35,8 @@ Weigh = Callable[[Tensor], tuple[Tensor, Tensor]]
 """``logp_N -> (loss, weights_N)``: of the log-probabilities of unmasked targets (float32), the loss (scalar) and its
 negative derivative by each of them."""
 
+_How = tuple[TensorRanks, Weigh | None]
+
 
 def token_loss(
     hidden_SD: Tensor,
@@ -62,7 +64,7 @@ def token_loss(
     hidden_ND, targets_N = _learned(ranks.gather(hidden_SD), targets_T, learned_N)
     count = torch.full((), targets_N.shape[0], dtype=torch.int64, device=hidden_ND.device)
     head_VD = head_VD if torch.is_grad_enabled() else head_VD.detach()
-    return cast("Tensor", _HeadLoss.apply(hidden_ND, head_VD, targets_N, ranks, weigh)), count
+    return cast("Tensor", _HeadLoss.apply(hidden_ND, head_VD, targets_N, (ranks, weigh))), count
 
 
 @torch.no_grad()
@@ -102,9 +104,8 @@ class _HeadLoss(torch.autograd.Function):
     """Loss of ``hidden_ND @ head_VD.T``; both gradients are computed with it."""
 
     @staticmethod
-    def forward(
-        ctx: Any, hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, ranks: TensorRanks, weigh: Weigh | None
-    ) -> Tensor:
+    def forward(ctx: Any, hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, how: _How) -> Tensor:
+        ranks, weigh = how
         chunks = _chunks(hidden_ND, head_VD, targets_N)
         hidden_wanted, head_wanted = ctx.needs_input_grad[:2]
         grads_CD: list[Tensor] = []
@@ -134,9 +135,9 @@ class _HeadLoss(torch.autograd.Function):
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         grad_ND, grad_VD = (made if made is None else made * grad.to(made.dtype) for made in ctx.saved_tensors)
-        return grad_ND, grad_VD, None, None, None
+        return grad_ND, grad_VD, None, None
 
 
 def _add_product(grad_VD: Tensor, grad_CV: Tensor, hidden_CD: Tensor) -> None:

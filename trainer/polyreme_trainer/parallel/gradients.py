@@ -1,8 +1,8 @@
 """The reduction of a step: gradients, loss, counts, routing and requests of all ranks, in one all-reduce if possible.
 
-The loss is a sum over unmasked tokens (or pairs), divided by their count over **all** ranks, so the gradient does not depend on
-how a step's packs are split. Every rank back-propagates its own sum; the reduction adds, and one division at the end
-makes the mean:
+The loss is a sum over unmasked tokens (or pairs), divided by their count over **all** ranks, so the gradient does not
+depend on how a step's packs are split. Every rank back-propagates its own sum; the reduction adds, and one division at
+the end makes the mean:
 
 * whole dense parameters: summed over all ranks of the pipeline stage, which hold different tokens;
 * tensor-parallel slices: summed over dp x cp, the ranks that hold the same slice;

@@ -12,10 +12,9 @@ Questions are answered by free-running greedy decoding, all ranks together. The 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,12 +25,10 @@ from polyreme_api.history import evaluation_key
 from polyreme_api.progress import ALL_SETS
 from polyreme_api.store import ObjectStore
 from polyreme_trainer.model.generate import generate
-from polyreme_trainer.model.stage import decode
-from polyreme_trainer.model.vlm import KimiVL
 from polyreme_trainer.parallel import collectives
 from polyreme_trainer.parallel.mesh import Meshes
-from polyreme_trainer.parallel.pipeline_decode import PipelineDecoder
 from polyreme_trainer.parallel.tensor import whole_rows
+from polyreme_trainer.train.forward import answering, decode_pipeline, hidden_states
 from polyreme_trainer.train.inputs import Inputs, to_inputs
 from polyreme_trainer.train.settings import EvaluationSettings
 from polyreme_trainer.train.state import TrainState, settle
@@ -66,7 +63,7 @@ def evaluate(
     # last ones perhaps empty.
     for batch in range(math.ceil(math.ceil(count / askers) / PROMPTS_AT_ONCE)):
         samples = [source.sample(index) for index in mine[batch * PROMPTS_AT_ONCE : (batch + 1) * PROMPTS_AT_ONCE]]
-        with whole_rows(model.ranks), _answering(state.models.values()):
+        with whole_rows(model.ranks), answering(state.models.values()):
             answers = generate(
                 model,
                 samples,
@@ -74,7 +71,7 @@ def evaluate(
                 new_tokens_max=settings.answer_tokens_max,
                 agree=_agree(state, meshes),
                 prompts_at_once=PROMPTS_AT_ONCE,
-                pipeline=_decode_pipeline(state, meshes),
+                pipeline=decode_pipeline(state, meshes),
             )
         pages += [_page(source, sample, answer, stop_token) for sample, answer in zip(samples, answers, strict=True)]
     gathered = collectives.gather_to_first(pages, meshes.control_group)
@@ -93,7 +90,7 @@ def held_out_losses(state: TrainState, source: EvaluationSource, meshes: Meshes,
     last = max(state.models.items())[1]
     speaks = last.section.last and last.ranks.place == 0
     sums_N2 = torch.zeros(len(names), 2, dtype=torch.float64, device=device)
-    with _answering(state.models.values()):
+    with answering(state.models.values()):
         # Ranks that share experts run equally many passes: after the last pack there are empty ones.
         for first in range(0, len(sets), meshes.layout.dp):
             number = first + meshes.place("dp")
@@ -111,42 +108,12 @@ def held_out_losses(state: TrainState, source: EvaluationSource, meshes: Meshes,
 
 def _loss_sum(state: TrainState, microbatch: Inputs, meshes: Meshes) -> Tensor | None:
     """Run a microbatch forwards through all stages; None on ranks without the last one."""
-    stage = max(state.stages.items())[1]
-    pipeline = _decode_pipeline(state, meshes)
-
-    def begin(model: KimiVL) -> Tensor:
-        return model.begin(
-            microbatch.tokens_T, microbatch.patches_PC, microbatch.grids, microbatch.deliver, microbatch.media_M
-        )
-
-    def run(model: KimiVL, stream_SD: Tensor | None) -> Tensor:
-        # Not by the stage: it counts the routing, and only trained tokens may move the router's biases.
-        return decode(model, stream_SD, microbatch).hidden_TD
-
-    if pipeline is None:
-        hidden_SD: Tensor | None = run(stage.model, None)
-    else:
-        hidden_SD = pipeline.through(stage.rows(microbatch.tokens_T.shape[0]), begin, run)
+    hidden_SD = hidden_states(state, microbatch, meshes)
     if hidden_SD is None:
         return None
-    loss_sum: Tensor = stage.model.language_model.lm_head(hidden_SD, microbatch.targets_T, microbatch.learned_N)
+    head = max(state.models.items())[1].language_model.lm_head
+    loss_sum: Tensor = head(hidden_SD, microbatch.targets_T, microbatch.learned_N)
     return loss_sum
-
-
-@contextlib.contextmanager
-def _answering(models: Iterable[KimiVL]) -> Iterator[None]:
-    """Drop no row during evaluation: the result must not depend on how many samples are evaluated at once."""
-    for model in models:
-        model.eval()
-    try:
-        yield
-    finally:
-        for model in models:
-            model.train()
-
-
-def _decode_pipeline(state: TrainState, meshes: Meshes) -> PipelineDecoder | None:
-    return PipelineDecoder(state.models, state.stage_ranks, meshes.pp_group) if meshes.layout.pp > 1 else None
 
 
 def _agree(state: TrainState, meshes: Meshes) -> Callable[[bool], bool]:

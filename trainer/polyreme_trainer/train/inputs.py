@@ -60,7 +60,6 @@ class Inputs:
     """The answers of documents with several; None: there are none."""
 
 
-_BRANCH_ARRAYS = ("branch_N", "tokens_B", "reference_B")
 Reference = Callable[[Places], npt.NDArray[np.float64]]
 """Source and ordinal of each branch's sample, ``[B, 2]`` -> the branch's score under the reference (B)."""
 
@@ -161,7 +160,7 @@ def to_inputs(
     if branches_B4.size:
         arrays |= _branch_arrays(branches_B4, targets_A, place_T[learned_N], reference)
     tensors = _tensors(arrays, device)
-    branches = {name: tensors.pop(name) for name in _BRANCH_ARRAYS if name in tensors}
+    branches = _branches(tensors, sharing) if branches_B4.size else None
     return Inputs(
         **tensors,
         document_offsets=offsets,
@@ -169,7 +168,7 @@ def to_inputs(
         unmasked=learned_N.size,
         attend=_attend(Documents.of(offsets, branches_B4[:, :2].tolist()), device, sharing, dtype),
         deliver=images.deliver,
-        branches=_shared_branches(branches, sharing) if branches else None,
+        branches=branches,
     )
 
 
@@ -182,7 +181,7 @@ def _attend(documents: Documents, device: torch.device, sharing: Sharing | None,
 
 def _branch_arrays(
     branches_B4: Places, targets_A: Places, learned_N: Places, reference: Reference | None
-) -> dict[str, Places]:
+) -> dict[str, npt.NDArray[Any]]:
     """Find the branch of each unmasked target of a rank, and how many targets each branch has in the stream."""
     begins_B = branches_B4[:, 1]
     everywhere = np.searchsorted(begins_B, np.flatnonzero(targets_A != IGNORED_TARGET), side="right") - 1
@@ -193,16 +192,20 @@ def _branch_arrays(
     }
 
 
-def _shared_branches(arrays: Mapping[str, Tensor], sharing: Sharing | None) -> Branches:
+def _branches(tensors: dict[str, Tensor], sharing: Sharing | None) -> Branches:
+    """Take the branches' tensors out of all, and say how the ranks of the stream add up."""
+    alone = Branches(
+        branch_N=tensors.pop("branch_N"), tokens_B=tensors.pop("tokens_B"), reference_B=tensors.pop("reference_B")
+    )
     if sharing is None or sharing.ranks == sharing.tp:
-        return Branches(**arrays)
+        return alone
 
     def add_up(values: Tensor) -> None:
         if sharing.rank % sharing.tp:  # the tensor ranks of one context part know the same
             values.zero_()
         collectives.sum_over(values, sharing.group)
 
-    return Branches(**arrays, speaks=sharing.context.place == 0, add_up=add_up)
+    return dataclasses.replace(alone, speaks=sharing.context.place == 0, add_up=add_up)
 
 
 def _real(batch: PackedBatch, place_S: Places) -> Places:

@@ -22,8 +22,10 @@ from polyreme_trainer.train.checkpoint_content import content
 from polyreme_trainer.train.evaluation import held_out_losses
 from polyreme_trainer.train.learning_rate import rate_of
 from polyreme_trainer.train.microbatches import PackReader, to_microbatches
+from polyreme_trainer.train.objectives.kinds import objective_of
 from polyreme_trainer.train.records import ObjectStepLog, Reporter, StepLog
 from polyreme_trainer.train.routing_tables import RoutingTable
+from polyreme_trainer.train.scoring import Scoring
 from polyreme_trainer.train.settings import TrainSettings
 from polyreme_trainer.train.signals import Requests
 from polyreme_trainer.train.state import TrainState, backward, enter, reduce, update
@@ -78,10 +80,12 @@ class Loop:
         """
         first = self.state.step + 1
         while self.state.step < self.settings.steps:
+            if not self._knows_reference(self.state.step + 1):
+                return LoopEnd.STOPPED
             total = self._step()
             if self.state.step == first:
                 self.meshes.communicators.limit(self.settings.rank.collective_timeout_s)
-            due = self.state.step % self.settings.checkpoint.interval_steps == 0
+            due = self.state.step % self.settings.checkpoint.interval_steps == 0 or self._scores_next()
             if due or total.save or total.stop or self.state.step == self.settings.steps:
                 self._save()
             if total.stop:
@@ -90,10 +94,34 @@ class Loop:
         self.writer.wait()
         return LoopEnd.DONE if self.state.step == self.settings.steps else LoopEnd.STOPPED
 
+    def _scores_next(self) -> bool:
+        """Whether the next step begins a stage whose reference is the model as it is now: it must not be lost."""
+        stage = self.settings.stage_at(self.state.step + 1)
+        return stage.first_step == self.state.step + 1 and objective_of(stage.objective) is not None
+
+    def _knows_reference(self, number: int) -> bool:
+        """Enter the stage of a step, and score its pairs if it needs that; False if asked to stop meanwhile."""
+        stage = self.settings.stage_at(number)
+        enter(self.state, stage)
+        if self.state.weigher is None or self.state.weigher.reference is not None:
+            return True
+        self.writer.wait()  # the saving thread uses the same group
+        scoring = Scoring(
+            settings=self.settings,
+            state=self.state,
+            source=self.source,
+            reader=self.reader,
+            meshes=self.meshes,
+            reporter=self.reporter,
+            stop=lambda: self.requests.stop,
+        )
+        scores = scoring.run(stage)
+        self.state.weigher.reference = None if scores is None else scores.of
+        return scores is not None
+
     def _step(self) -> GlobalStep:
         begun_s = self.clock.steady_s()
         settings, number = self.settings, self.state.step + 1
-        enter(self.state, settings.stage_at(number))
         waits_s = self.clock.steady_s()
         packs = self.reader.take(number)
         data_wait_s = self.clock.steady_s() - waits_s
@@ -160,6 +188,7 @@ class Loop:
             step_s=step_s,
             data_wait_s=data_wait_s,
             held_out=held_out,
+            objective=self._measured(total),
             ended_at_s=self.clock.now_s(),
             ended_steady_s=self.clock.steady_s(),
             expert_load_max=routing.load_max,
@@ -169,6 +198,10 @@ class Loop:
         self.log.write(record)
         self.routing.add(total.reported_MX, step=self.state.step)
         self.reporter.step(record, self.routing.reportable(total.reported_MX))
+
+    def _measured(self, total: GlobalStep) -> dict[str, float]:
+        weigher = self.state.weigher
+        return {} if weigher is None else dict(zip(weigher.objective.metrics, total.measured, strict=False))
 
     def _save(self) -> None:
         self.log.flush()

@@ -85,6 +85,8 @@ def to_microbatches(state: TrainState, packs: Sequence[ReadPacks], settings: Tra
             media_token=state.media_token,
             sharing=state.sharing,
             balanced=read.balanced,
+            dtype=next(iter(state.models.values())).like.dtype,
+            reference=None if state.weigher is None else state.weigher.reference,
         )
         for read in packs
     ]
@@ -169,6 +171,10 @@ class PackReader:
             self._pause.wait(SEALED_POLL_S)
             waited_s += SEALED_POLL_S
             reading = self._begin(step)
+
+    def read(self, step: int) -> list[ReadPacks]:
+        """Return the packs of any step, once more or out of turn; errors as ``take``."""
+        return self._sealed(step, self._begin(step))
 
     def state(self, step: int) -> Mapping[str, Any]:
         """Describe the source's position after a step, however far it has been read."""

@@ -147,6 +147,15 @@ class CheckpointSettings:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SharedScores:
+    """Where jobs share the scores of pairs under a reference."""
+
+    store: ObjectStore
+    run: str = ""
+    """Names the run: runs that score the same begin at different pairs."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationSettings:
     """Held-out pages after the last step, and their loss during training."""
 
@@ -187,6 +196,8 @@ class TrainSettings:
     """Folder, or place in a bucket, of the trained model, which rank 0 writes after the last step; None: no export."""
     adapters_alone: bool = False
     """Whether that is the adapters alone, in PEFT's form, and not the model with its adapters merged."""
+    scores: SharedScores | None = None
+    """Where reference scores are shared; None: beside the checkpoints."""
     data_wait_s: float = 0.0
     """Longest wait for samples of a step that are still processed [s]."""
     tokenizer: TokenizerFile | None = None

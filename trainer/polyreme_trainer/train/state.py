@@ -45,9 +45,9 @@ from polyreme_trainer.parallel.zero1 import Zero1Update, open_zero1, update_grou
 from polyreme_trainer.train.image_assignment import ImageBalancer, image_balancer_of, image_group
 from polyreme_trainer.train.inputs import Inputs, Sharing, sharing_of
 from polyreme_trainer.train.muon import whole_names
-from polyreme_trainer.train.optimizer import Optimizer, learner_of, update_router_biases
 from polyreme_trainer.train.objectives.kinds import objective_of
 from polyreme_trainer.train.objectives.objective import Weigher
+from polyreme_trainer.train.optimizer import Optimizer, learner_of, update_router_biases
 from polyreme_trainer.train.settings import (
     ImagesOver,
     OptimizerName,
@@ -203,7 +203,9 @@ def _flatten(
     stage_ranks = layout.world // layout.pp
     flat = flatten(
         {name: parameter for name, parameter in parameters.items() if name not in elsewhere},
-        piggybacked=piggybacked_count(decoder.layers - decoder.dense_layers, numbers_of_a_layer(decoder.experts)),
+        piggybacked=piggybacked_count(
+            decoder.layers - decoder.dense_layers, numbers_of_a_layer(decoder.experts), _measures(settings)
+        ),
         stage=Shares(count=stage_ranks, place=meshes.rank % stage_ranks),
         tensor=Slices(
             names=frozenset(name for name in parameters if layout.tp > 1 and cut_of(name) is not None),
@@ -227,6 +229,12 @@ def _flatten(
             module, _, name = slot.name.rpartition(".")
             owners[slot.name].get_submodule(module).register_parameter(name, parameter)
     return dataclasses.replace(flat, sharded=tuple(sharded))
+
+
+def _measures(settings: TrainSettings) -> int:
+    """Numbers that the objectives of the run measure in a step."""
+    objectives = (objective_of(stage.objective) for stage in settings.curriculum_stages)
+    return max(len(objective.metrics) if objective else 0 for objective in objectives)
 
 
 @torch.no_grad()

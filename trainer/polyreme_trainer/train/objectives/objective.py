@@ -7,9 +7,11 @@ Legend: N unmasked targets of this rank, B branches of the stream, M metrics.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -42,6 +44,8 @@ class Weigher:
 
     def __init__(self, objective: Objective) -> None:
         self.objective = objective
+        self.reference: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.float64]] | None = None
+        """Source and place of each branch's sample ``[B, 2]`` -> its score under the reference (B); None: not yet."""
         self._measured_M: Tensor | None = None
 
     def weigh(self, branches: Branches | None) -> Weigh:

@@ -1,0 +1,243 @@
+"""Scores of pairs under a reference, as objects that jobs share, and as the one object of a run.
+
+A part is ``reference-scores/<reference>/<set>/<part>.npz`` in the lakehouse: ``samples`` (int64 [N], places in the
+set's index) and ``scores`` (float64 [N, 2], sums of the log-probabilities of the chosen and of the rejected answer's
+tokens). Its name is the digest of its samples, and the first that is written stays. ``<reference>`` names all that the
+scores depend on beside the set: weights, shape, positions, precision. Any program may write parts.
+
+A run keeps what it trains with under ``reference-scores/<stage>.npz`` beside its checkpoints, so a resumed run has the
+same numbers whatever becomes of the lakehouse.
+
+Legend: N pairs, B branches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from polyreme_api.batch import BatchSource, PreferenceSet
+from polyreme_api.errors import EnvironmentFailedError, RefusedError
+from polyreme_api.store import ObjectExistsError, ObjectNotFoundError, ObjectStore
+from polyreme_planner.curriculum import CurriculumStage
+
+PREFIX = "reference-scores"
+PART_PAIRS = 512
+"""Pairs that are scored before they are written."""
+
+Samples = npt.NDArray[np.int64]
+Numbers = npt.NDArray[np.float64]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Scored:
+    """Some scored samples of one set, by their place, rising."""
+
+    samples_N: Samples
+    scores_N2: Numbers
+
+    @classmethod
+    def of(cls, samples: Sequence[int] | Samples, scores: Any) -> Scored:
+        """Put them in order; of a sample that is there twice, the first counts."""
+        kept, first = np.unique(np.asarray(samples, dtype=np.int64), return_index=True)
+        return cls(kept, np.asarray(scores, dtype=np.float64).reshape(-1, 2)[first])
+
+    @classmethod
+    def nothing(cls) -> Scored:
+        """No sample."""
+        return cls.of([], [])
+
+    def joined(self, others: Iterable[Scored]) -> Scored:
+        """Add others; what is here stays."""
+        all_of = [self, *others]
+        return Scored.of(
+            np.concatenate([one.samples_N for one in all_of]), np.concatenate([one.scores_N2 for one in all_of])
+        )
+
+    def has(self, samples: Samples) -> npt.NDArray[np.bool_]:
+        """Tell which samples are scored."""
+        return np.isin(samples, self.samples_N)
+
+    def only(self, samples: Samples) -> Scored:
+        """Keep some samples."""
+        kept = np.isin(self.samples_N, samples)
+        return Scored(self.samples_N[kept], self.scores_N2[kept])
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ReferenceScores:
+    """The scores that a stage trains with, by the number of their source."""
+
+    by_source: Mapping[int, Scored]
+
+    def of(self, samples_B2: Samples) -> Numbers:
+        """Return the score of each branch (B): of a pair the chosen answer's, then the rejected one's.
+
+        Args:
+            samples_B2: Source and place of each branch's sample; the two of a pair are neighbours.
+
+        Raises:
+            RefusedError: If a pair has none.
+        """
+        scores_B = np.zeros(len(samples_B2))
+        for source in np.unique(samples_B2[:, 0]).tolist():
+            rows = np.flatnonzero(samples_B2[:, 0] == source)
+            wanted, scored = samples_B2[rows, 1], self.by_source.get(source, Scored.nothing())
+            if not scored.has(wanted).all():
+                lost = int(wanted[~scored.has(wanted)][0])
+                raise RefusedError(
+                    f"a pair has no reference score: sample {lost} of source {source}; it was not among the pairs of "
+                    "the stage when they were scored",
+                    field="spec.data.schedule",
+                )
+            places = np.searchsorted(scored.samples_N, wanted)
+            scores_B[rows] = scored.scores_N2[places, np.arange(rows.size) % 2]
+        return scores_B
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Consecutive steps whose pairs are scored together."""
+
+    steps: range
+    pairs: tuple[tuple[int, Samples], ...]
+    """By source: samples that no step before has, rising."""
+
+    @property
+    def count(self) -> int:
+        """Pairs."""
+        return sum(len(samples) for _, samples in self.pairs)
+
+
+def parts_of(source: BatchSource, stage: CurriculumStage) -> list[Part]:
+    """Cut the steps of a stage into parts, by the order and the indexes alone; steps without new pairs are in none."""
+    seen: set[tuple[int, int]] = set()
+    found: list[Part] = []
+    steps: list[int] = []
+    fresh: list[tuple[int, int]] = []
+    for step in range(stage.first_step, stage.last_step + 1):
+        pairs_N2 = np.asarray(source.pairs(step, first=0, count=source.packs_in(step)))
+        new = [pair for pair in dict.fromkeys(map(tuple, pairs_N2.tolist())) if pair not in seen]
+        if new:
+            steps.append(step)
+            fresh += new
+            seen.update(new)
+        if steps and (len(fresh) >= PART_PAIRS or step == stage.last_step):
+            found.append(_part(steps, fresh))
+            steps, fresh = [], []
+    return found
+
+
+def _part(steps: Sequence[int], pairs: Sequence[tuple[int, int]]) -> Part:
+    sources = sorted({source for source, _ in pairs})
+    by_source = ((each, sorted(place for source, place in pairs if source == each)) for each in sources)
+    return Part(
+        steps=range(steps[0], steps[-1] + 1),
+        pairs=tuple((source, np.array(places, dtype=np.int64)) for source, places in by_source),
+    )
+
+
+class ScoreStore:
+    """Scores of one reference in the lakehouse, by set.
+
+    Args:
+        store: The lakehouse's objects.
+        reference: Digest of all that scores depend on beside the set.
+        sets: The sources in the job's order.
+    """
+
+    def __init__(self, store: ObjectStore, reference: str, sets: Sequence[PreferenceSet | None]) -> None:
+        self._store, self._reference, self._sets = store, reference, sets
+
+    def load(self, source: int) -> Scored:
+        """Return all that is scored of a source, by whomever; of a sample in two parts, that of the first name."""
+        parts = [self._read(info.key) for info in self._store.list(f"{self._folder(source)}/")]
+        return Scored.nothing().joined(parts)
+
+    def find(self, source: int, samples: Samples) -> Scored | None:
+        """Return the part of exactly these samples, if it is there."""
+        with contextlib.suppress(ObjectNotFoundError):
+            return self._read(self._key(source, samples))
+        return None
+
+    def commit(self, source: int, scored: Scored) -> Scored:
+        """Write a part, and return it, or the one that was there first."""
+        key = self._key(source, scored.samples_N)
+        try:
+            self._store.put_if_absent(key, packed({"": scored}))
+        except ObjectExistsError:
+            return self._read(key)
+        return scored
+
+    def _folder(self, source: int) -> str:
+        named = self._sets[source]
+        if named is None:
+            raise RefusedError(f"source {source} has no pairs, its reference scores were asked for")
+        return f"{PREFIX}/{self._reference}/{named.digest}"
+
+    def _key(self, source: int, samples: Samples) -> str:
+        return f"{self._folder(source)}/{hashlib.sha256(samples.astype('<i8').tobytes()).hexdigest()[:32]}.npz"
+
+    def _read(self, key: str) -> Scored:
+        return unpacked(self._store.get(key), key)[""]
+
+
+def of_run(store: ObjectStore, stage: CurriculumStage) -> ReferenceScores | None:
+    """Return the scores that a run has kept for a stage; None if there are none yet."""
+    key = run_key(stage)
+    try:
+        data = store.get(key)
+    except ObjectNotFoundError:
+        return None
+    return ReferenceScores({int(name): scored for name, scored in unpacked(data, key).items()})
+
+
+def keep(store: ObjectStore, stage: CurriculumStage, scores: ReferenceScores) -> ReferenceScores:
+    """Keep a run's scores, and return them, or those that an attempt before has kept."""
+    with contextlib.suppress(ObjectExistsError):
+        store.put_if_absent(run_key(stage), packed({str(name): each for name, each in scores.by_source.items()}))
+        return scores
+    kept = of_run(store, stage)
+    return scores if kept is None else kept
+
+
+def run_key(stage: CurriculumStage) -> str:
+    """Where a run keeps the scores of a stage."""
+    return f"{PREFIX}/{stage.name or stage.first_step}.npz"
+
+
+def packed(parts: Mapping[str, Scored]) -> bytes:
+    """Write scored samples by name as NumPy's archive."""
+    buffer = io.BytesIO()
+    arrays: dict[str, Any] = {}
+    for name, part in parts.items():
+        arrays |= {f"{name}samples": part.samples_N, f"{name}scores": part.scores_N2}
+    np.savez(buffer, **arrays)
+    return buffer.getvalue()
+
+
+def unpacked(data: bytes, key: str) -> dict[str, Scored]:
+    """Read what ``packed`` wrote.
+
+    Raises:
+        EnvironmentFailedError: If it is something else.
+    """
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+            names = [name.removesuffix("samples") for name in archive.files if name.endswith("samples")]
+            found = {name: Scored.of(archive[f"{name}samples"], archive[f"{name}scores"]) for name in names}
+    except (ValueError, KeyError, OSError, IndexError, EOFError) as error:
+        raise EnvironmentFailedError(
+            f"{key} holds no reference scores: {error}, expected arrays samples [N] and scores [N, 2]; delete it, and "
+            "its pairs are scored again"
+        ) from error
+    if not all(np.isfinite(scored.scores_N2).all() for scored in found.values()):
+        raise EnvironmentFailedError(f"{key} holds reference scores that are no finite numbers; delete it")
+    return found

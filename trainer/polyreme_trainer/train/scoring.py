@@ -1,0 +1,167 @@
+"""The phase before a preference stage: its pairs are scored under the weights with which the stage begins.
+
+The pairs of a step run through the same packs, layout and kernels as when they are trained, so in the first step every
+margin is exactly zero. What other jobs have scored is taken over; what this one scores it leaves to others, a part at a
+time, so a scoring that is killed continues where it was. Several gangs with the same order begin at different parts.
+
+Legend: B branches.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from polyreme_api.batch import BatchSource
+from polyreme_api.errors import EnvironmentFailedError
+from polyreme_api.progress import RankPhase
+from polyreme_api.store import ObjectStore
+from polyreme_planner.curriculum import CurriculumStage
+from polyreme_trainer.parallel import collectives
+from polyreme_trainer.parallel.mesh import Meshes
+from polyreme_trainer.train.fingerprint import weights_fingerprint
+from polyreme_trainer.train.forward import answering, hidden_states
+from polyreme_trainer.train.microbatches import PackReader, to_microbatches
+from polyreme_trainer.train.records import Reporter
+from polyreme_trainer.train.reference_scores import Part, ReferenceScores, Scored, ScoreStore, keep, of_run, parts_of
+from polyreme_trainer.train.settings import TrainSettings
+from polyreme_trainer.train.state import TrainState, settle
+
+FORM = 1
+"""Of a score; it rises when the same pair gets another."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Scoring:
+    """Everything that a rank needs to score the pairs of a stage."""
+
+    settings: TrainSettings
+    state: TrainState
+    source: BatchSource
+    reader: PackReader
+    meshes: Meshes
+    reporter: Reporter
+    stop: Callable[[], bool]
+    """Whether this rank was asked to end."""
+
+    def run(self, stage: CurriculumStage) -> ReferenceScores | None:
+        """Return the scores of a stage; every rank calls it. None if some rank was asked to end.
+
+        Raises:
+            EnvironmentFailedError: If the stage has begun and its scores are lost.
+        """
+        first, group = self.settings.rank.rank == 0, self.meshes.control_group
+        kept = collectives.from_first((of_run(self._run_store, stage),) if first else None, group)[0]
+        if kept is not None:
+            return kept
+        if self.state.step != stage.first_step - 1:
+            raise EnvironmentFailedError(
+                f"the reference scores of stage {stage.name!r} are not beside the checkpoints, and its reference is "
+                f"the model before step {stage.first_step}: the run is at step {self.state.step}; delete the "
+                "checkpoints of the stage, and it is scored again",
+                field="spec.checkpoint",
+            )
+        self.reporter.phase(RankPhase.SCORING, message="naming the reference")
+        parts = parts_of(self.source, stage)
+        stored = ScoreStore(self._shared_store, self._reference(stage), self.source.preference_sets)
+        known = self._known(stored, parts) if first else {}
+        settle(self.state)
+        done = 0
+        for part in _turned(parts, "" if self.settings.scores is None else self.settings.scores.run):
+            if not self._score(part, stored, known):
+                return None
+            done += part.count
+            self.reporter.phase(RankPhase.SCORING, message=f"{done} of {sum(each.count for each in parts)} pairs")
+        made = keep(self._run_store, stage, ReferenceScores(_wanted(known, parts))) if first else None
+        return collectives.from_first(made, group)
+
+    @property
+    def _run_store(self) -> ObjectStore:
+        return self.settings.checkpoint.store
+
+    @property
+    def _shared_store(self) -> ObjectStore:
+        return self._run_store if self.settings.scores is None else self.settings.scores.store
+
+    def _reference(self, stage: CurriculumStage) -> str:
+        """Name all that a score depends on beside the pair."""
+        named = {
+            "form": FORM,
+            "weights": weights_fingerprint(self.state, self.meshes),
+            "shape": dataclasses.asdict(self.settings.shape_at(stage.first_step)),
+            "precision": str(self.settings.precision),
+        }
+        return hashlib.sha256(json.dumps(named, sort_keys=True, default=str).encode()).hexdigest()
+
+    def _known(self, stored: ScoreStore, parts: Sequence[Part]) -> dict[int, Scored]:
+        return {source: stored.load(source) for source in {source for part in parts for source, _ in part.pairs}}
+
+    def _score(self, part: Part, stored: ScoreStore, known: dict[int, Scored]) -> bool:
+        """Score a part unless it is known; the first rank keeps what is known. Return whether to go on."""
+        first, group = self.settings.rank.rank == 0, self.meshes.control_group
+        stops = collectives.gather_to_first(self.stop(), group)
+        lacking = None
+        if first:
+            for source, samples in part.pairs:
+                if not known[source].has(samples).all() and (found := stored.find(source, samples)):
+                    known[source] = known[source].joined([found])
+            lacking = any(not known[source].has(samples).all() for source, samples in part.pairs)
+        lacks, stopped = collectives.from_first((lacking, any(stops or ())) if first else None, group)
+        if stopped or not lacks:
+            return not stopped
+        rows: list[tuple[int, int, float]] = []
+        with torch.no_grad(), answering(self.state.models.values()):
+            for step in part.steps:
+                rows += self._scores_of(step)
+        gathered = collectives.gather_to_first(rows, group)
+        if gathered is not None:
+            self._commit(part, stored, known, [row for each in gathered for row in each])
+        return True
+
+    def _scores_of(self, step: int) -> list[tuple[int, int, float]]:
+        """Run a step's packs forward: source, sample and score of each branch, from one rank that has it."""
+        last = max(self.state.models.items())[1]
+        found: list[tuple[int, int, float]] = []
+        packs = self.reader.read(step)
+        for read, microbatch in zip(packs, to_microbatches(self.state, packs, self.settings), strict=True):
+            hidden_SD = hidden_states(self.state, microbatch, self.meshes)
+            if hidden_SD is None or microbatch.branches is None:
+                continue
+            logp_N = last.language_model.lm_head(hidden_SD, microbatch.targets_T, microbatch.learned_N, scores=True)
+            scores_B = microbatch.branches.scores(logp_N).tolist()
+            if last.ranks.place == 0 and microbatch.branches.speaks:
+                samples = np.asarray(read.batch.branches_B4)[:, 2:].tolist()
+                found += [(*sample, score) for sample, score in zip(samples, scores_B, strict=True)]
+        return found
+
+    def _commit(
+        self, part: Part, stored: ScoreStore, known: dict[int, Scored], rows: Sequence[tuple[int, int, float]]
+    ) -> None:
+        """Write what was not known, the first rank alone."""
+        for source, samples in part.pairs:
+            own = [row for row in rows if row[0] == source]
+            scored = Scored.of([row[1] for row in own[::2]], [row[2] for row in own])
+            fresh = scored.only(samples[~known[source].has(samples)])
+            if fresh.samples_N.size:  # placeholders of damaged samples have no score, and are not trained either
+                known[source] = known[source].joined([stored.commit(source, fresh)])
+
+
+def _wanted(known: dict[int, Scored], parts: Sequence[Part]) -> dict[int, Scored]:
+    """Keep the pairs of the stage alone."""
+    wanted: dict[int, list[Any]] = {}
+    for part in parts:
+        for source, samples in part.pairs:
+            wanted.setdefault(source, []).append(samples)
+    return {source: known[source].only(np.concatenate(samples)) for source, samples in wanted.items()}
+
+
+def _turned(parts: Sequence[Part], run: str) -> list[Part]:
+    """Begin at a part that depends on the run."""
+    begin = int(hashlib.sha256(run.encode()).hexdigest(), 16) % len(parts) if parts else 0
+    return [*parts[begin:], *parts[:begin]]

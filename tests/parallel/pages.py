@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from polyreme_api.batch import EvaluationSample, PackedBatch, TokenIds
+from polyreme_api.batch import EvaluationSample, PackedBatch, PreferenceSet, TokenIds
 from polyreme_api.errors import RefusedError
 
 MEDIA, END, PAD = 5, 1, 0
 VALUES = 3 * 14 * 14
+PAIR_STEPS = 3
 HELD_OUT_STEP = 5
 """Held-out packs are those of this step, so the held-out loss before it is the loss of it."""
 
@@ -23,6 +24,8 @@ class Pages:
     stream, and there are more ranks than images. ``text`` ones have no image. ``packed`` says how many
     packs of how many tokens a step has, by the first step that has them. ``seeing`` is how many packs of a
     step have images at all, and of every ``hole_every`` documents one is a hole: its sample is damaged.
+    From step ``pairs_from`` on documents are pairs of answers to one prompt, which come again every ``PAIR_STEPS``
+    steps; 0: there are none.
     """
 
     token_ids = TokenIds(media=MEDIA, end=END, pad=PAD)
@@ -41,7 +44,9 @@ class Pages:
         empty: bool = False,
         seeing: int | None = None,
         hole_every: int = 0,
+        pairs_from: int = 0,
     ):
+        self._pairs_from = pairs_from
         self._empty, self._seeing, self._hole_every = empty, seeing, hole_every
         self._packed = sorted((packed or {}).items())
         self.packs_per_step, self._seed, self._infinite_at = packs, seed, infinite_at
@@ -57,7 +62,12 @@ class Pages:
         usual = self.packs_per_step, self.pack_tokens
         return next((packs for first, packs in reversed(self._packed) if first <= step), usual)
 
-    preference_sets = (None,)
+    @property
+    def preference_sets(self) -> list[PreferenceSet | None]:
+        return [PreferenceSet(digest=f"{self._seed:064x}", augmented=False) if self._pairs_from else None]
+
+    def _are_pairs(self, step: int) -> bool:
+        return 0 < self._pairs_from <= step
 
     def packs(self, step: int, *, first: int, count: int) -> PackedBatch:
         tokens: list[int] = []
@@ -67,14 +77,18 @@ class Pages:
         images: list[Any] = []
         lost: list[int] = []
         padding: list[int] = []
+        branches: list[list[int]] = []
         for pack in range(first, first + count):
             begun = len(tokens)
             for number, document in enumerate(self._in_pack(step, pack)):
                 hole = self._is_hole(number)
                 tokens += [PAD] * len(document[0]) if hole else document[0]
                 targets += [-100] * len(document[0]) if hole else document[1]
-                positions += range(len(document[0]))
+                positions += _positions(document)
                 padding += [len(offsets) - 1] * hole
+                if self._are_pairs(step) and not hole:
+                    sample = self._sample(step, pack, number)
+                    branches += [[len(offsets) - 1, offsets[-1] + begin, 0, sample] for begin in document[4]]
                 offsets.append(len(tokens))
                 if document[3] is not None and hole:
                     lost.append(len(lost) + len(images))
@@ -99,6 +113,7 @@ class Pages:
             unmasked_tokens=sum(target != -100 for target in targets),
             lost_images=lost,
             padding_documents=padding,
+            branches_B4=np.array(branches, np.int64).reshape(-1, 4),
         )
 
     def grids(self, step: int, *, first: int, count: int) -> list[Any]:
@@ -108,7 +123,15 @@ class Pages:
         ]
 
     def pairs(self, step: int, *, first: int, count: int) -> Any:
-        return np.zeros((0, 2), np.int64)
+        found = [
+            [0, self._sample(step, pack, number)]
+            for pack in range(first, first + count)
+            for number in range(len(self._in_pack(step, pack)) if self._are_pairs(step) else 0)
+        ]
+        return np.array(found, np.int64).reshape(-1, 2)
+
+    def _sample(self, step: int, pack: int, number: int) -> int:
+        return (step % PAIR_STEPS * 100 + pack) * 100 + number
 
     def patches(self, step: int, *, pack: int, images: Sequence[int]) -> Any:
         there = [
@@ -130,7 +153,8 @@ class Pages:
         return not self._text and (self._seeing is None or pack < self._seeing)
 
     def _documents(self, step: int, pack: int) -> list[Any]:
-        draw = np.random.default_rng([self._seed, step, pack])
+        pairs = self._are_pairs(step)
+        draw = np.random.default_rng([self._seed, step % PAIR_STEPS if pairs else step, pack])
         documents: list[Any] = []
         left = 0 if self._empty else self.pack_tokens_in(step)
         while True:
@@ -138,12 +162,17 @@ class Pages:
             media = rows * columns // 4 if self._sees(pack) else 0
             answer = draw.integers(10, 20, size=digits).tolist()
             page = [2, *[MEDIA] * media, 4, *answer, END]
+            masked = [-100] * (1 + media) + [*answer, END, -100]
+            begins = []
+            if pairs:
+                other = draw.integers(10, 20, size=int(draw.integers(1, 5))).tolist()
+                begins = [1 + media, len(page)]
+                page, masked = [*page, 4, *other, END], [*masked, *other, END, -100]
             if len(page) > left:
                 return documents
             left -= len(page)
-            masked = [-100] * (1 + media) + [*answer, END, -100]
             image = draw.standard_normal((rows * columns, VALUES), np.float32)
-            documents.append((page, masked, image, (rows, columns) if self._sees(pack) else None))
+            documents.append((page, masked, image, (rows, columns) if self._sees(pack) else None, begins))
 
     def _long_documents(self, step: int, pack: int) -> list[Any]:
         draw = np.random.default_rng([self._seed, step, pack, 1])
@@ -153,9 +182,13 @@ class Pages:
             grid = (4, 2 * int(draw.integers(1, 5))) if number == 0 and pack < 3 else None
             media = grid[0] * grid[1] // 4 if grid else 0
             answer = draw.integers(10, 20, size=length - media - 3).tolist()
-            page = [2, *[MEDIA] * media, 4, *answer, END]
+            page, masked = [2, *[MEDIA] * media, 4, *answer, END], [-100] * (1 + media) + [*answer, END, -100]
+            begins: list[int] = []
+            if self._are_pairs(step):  # the second answer is the tail of the first
+                begins = [1 + media, length // 2]
+                page[begins[1]], masked[begins[1] - 1] = 4, -100
             image = draw.standard_normal((4 * media, VALUES), np.float32)
-            documents.append((page, [-100] * (1 + media) + [*answer, END, -100], image, grid))
+            documents.append((page, masked, image, grid, begins))
         return documents
 
     def state(self, step: int) -> dict[str, Any]:
@@ -167,6 +200,13 @@ class Pages:
     def check_state(self, state: Mapping[str, Any]) -> None:
         if state["seed"] != self._seed:
             raise RefusedError(f"data order differs: seed {state['seed']}, this run has {self._seed}")
+
+
+def _positions(document: Any) -> list[int]:
+    begins, length = document[4], len(document[0])
+    if not begins:
+        return list(range(length))
+    return [*range(begins[1]), *range(begins[0], begins[0] + length - begins[1])]
 
 
 def _placed(array: Any, begin_bytes: int) -> Any:

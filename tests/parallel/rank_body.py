@@ -24,6 +24,7 @@ import torch
 from polyreme_api.batch import BatchSource, TokenizerFile
 from polyreme_api.errors import PolyremeError
 from polyreme_api.job import TrainingJobSpec
+from polyreme_api.job.objective import Objective
 from polyreme_api.progress import ProgressRecord
 from polyreme_datahub.loader.open import open_packs, sleep_really
 from polyreme_datahub.loader.order.balance import StepSplit
@@ -125,6 +126,8 @@ def stages_of(request: Mapping[str, Any]) -> tuple[CurriculumStage, ...]:
         more = dict(given)
         learners = frozenset(Learner(part) for part in more.pop("learners", list(Learner)))
         rate = OwnRate(**more.pop("rate")) if "rate" in more else None
+        if "objective" in more:
+            more["objective"] = Objective.model_validate(more["objective"])
         first = found[-1].last_step + 1 if found else 1
         found.append(CurriculumStage(first_step=first, learners=learners, rate=rate, **more))
     return tuple(found)
@@ -215,6 +218,7 @@ def train(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> int
         begin_bytes=request.get("begin_bytes", 0),
         text=not settings.shape.sees,
         packed={int(step): tuple(packs) for step, packs in request.get("packed", {}).items()},
+        pairs_from=request.get("pairs_from", 0),
     )
     code = run.train_rank(
         settings,
@@ -278,6 +282,7 @@ def gradient(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> 
         long=request.get("long", False),
         seeing=request.get("seeing"),
         hole_every=request.get("hole_every", 0),
+        pairs_from=request.get("pairs_from", 0),
     )
     source = _processed(request, settings) if "objects" in request else pages
     with open_world(settings.rank, settings.layout) as world:
@@ -295,7 +300,7 @@ def gradient(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> 
                 bias_E[3] = -10.0  # no token asks this expert
         emulated = _emulated(request, state, pages)
         gathered, moved = _watch(state), _watch_deals()
-        losses, first = [], {}
+        losses, measured, first = [], [], {}
         dropped: list[list[int]] = []
         for step in range(1, settings.steps + 1):
             enter(state, settings.stage_at(step))
@@ -309,11 +314,13 @@ def gradient(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> 
                 dropped = list(emulated.counts.values()) if emulated else routing.dropped_LE.long().tolist()
             update(state, total, settings.optimizer, rate=2e-3)
             losses.append(total.loss)
+            measured.append(total.measured)
         settle(state)
         values = _whole(state, world, gradient_too=False) if request.get("values") else {}
         biases = {layer: bias.tolist() for layer, bias in sorted(_biases(state, world).items())}
         if rank == 0:
             found = {"gradients": first, "losses": losses, "biases": biases, "dropped": dropped, "values": values}
+            found["measured"] = measured
             # What constructs torch's own kind of sharded tensor imports the compiler first: seconds, at every restart.
             told = {"gathered": max(gathered, default=0), "compiler": "torch._dynamo" in sys.modules}
             torch.save(found | told | {"moved": moved}, request["output"])

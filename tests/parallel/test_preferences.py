@@ -1,0 +1,82 @@
+"""Pairs of answers in every layout, scored before their stage by the same ranks, and the same after a kill."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.parallel.gangs import gradients, largest_difference
+from tests.parallel.grid import TOLERANCE, name
+
+pytestmark = [pytest.mark.parallel, pytest.mark.slow]
+
+PREFER = {"kind": "Preference", "beta": "0.5"}
+LAYOUTS: tuple[tuple[dict[str, int], dict[str, Any]], ...] = (
+    ({"cp": 2}, {}),
+    ({"cp": 2, "tp": 2, "ep": 4}, {"dense_tokens_max": 0, "logits_max": 1 << 13}),
+    ({"dp": 2, "cp": 2, "ulysses": 2, "ep": 4}, {"optimizer": {"zero1": True, "bucket_scalars": 40_000}}),
+    ({"dp": 2, "pp": 2}, {"pipeline": {"schedule": "1F1B", "layers": [1, 2], "microbatches": 2}}),
+    ({"dp": 4}, {"parameter_sharding": "FSDP2", "recompute": "full"}),
+)
+
+
+def test_pairs_have_the_loss_gradient_and_margins_of_one_process_in_every_layout(start: Any, tmp_path: Path) -> None:
+    """Answers lie across the cuts of a stream; the reference is zero."""
+    for long in (False, True):
+        same: dict[str, Any] = {"steps": 2, "pairs_from": 1, "long": long}
+        same["stages"] = [{"name": "prefer", "steps": 2, "objective": PREFER}]
+        alone = gradients(start, tmp_path / f"alone {long}", (1, 1), **same)
+        assert len(alone["measured"][0]) == 5
+        for layout, more in LAYOUTS[:3] if long else LAYOUTS[2:]:
+            seen = gradients(start, tmp_path / f"{name(layout)} {long}", layout, **same, **more)
+            assert largest_difference(seen, alone) <= TOLERANCE, layout
+            assert seen["losses"] == pytest.approx(alone["losses"], rel=TOLERANCE, abs=TOLERANCE), layout
+            for one, other in zip(seen["measured"], alone["measured"], strict=True):
+                assert one == pytest.approx(other, rel=1e-4), layout
+            assert seen["biases"] == alone["biases"], "they do not move"
+
+
+def records(root: Path, attempt: int) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (root / "steps" / f"a{attempt:06d}.jsonl").read_text().splitlines()]
+
+
+def scored(root: Path) -> list[str]:
+    """What the phase said."""
+    lines = [json.loads(line) for line in (root / "progress.jsonl").read_text().splitlines()]
+    return [line["message"] for line in lines if line["phase"] == "Scoring"]
+
+
+@pytest.mark.parametrize(
+    ("layout", "pipeline"),
+    [
+        ({"dp": 2, "ep": 2}, None),
+        ({"cp": 2, "pp": 2}, {"schedule": "1F1B", "layers": [1, 2], "microbatches": 2}),
+    ],
+    ids=str,
+)
+def test_a_stage_begins_at_log_2_and_a_resume_anywhere_changes_nothing(
+    start: Any, tmp_path: Path, layout: dict[str, int], pipeline: dict[str, Any] | None
+) -> None:
+    """Two steps of text, then pairs that come a second time; a resume within the stage has the scores of before."""
+    stages = [{"name": "text", "steps": 2}, {"name": "prefer", "steps": 5, "objective": PREFER}]
+    run = {"steps": 7, "stages": stages, "pairs_from": 3, "layout": layout, "pipeline": pipeline, "kept": 9}
+    run |= {"root": tmp_path, "interval": 3}
+    done = start("train", **run)
+    assert set(done.wait()) == {0}, done.logs()
+    whole = records(tmp_path, 1)
+    first = whole[2]
+    assert first["loss"] == pytest.approx(math.log(2), rel=1e-6)
+    assert first["objective"]["rewardMargin"] == first["objective"]["referenceDrift"] == 0.0
+    assert whole[6]["objective"]["rewardMargin"] > 0.0
+    assert whole[1]["objective"] == {}
+    assert len(scored(tmp_path)) == 2
+    for attempt, step in ((2, 2), (3, 3)):
+        again = start("train", **run, attempt=attempt, resume_from=f"a000001-s{step:08d}")
+        assert set(again.wait()) == {0}, again.logs()
+        for one, other in zip(records(tmp_path, attempt), whole[step:], strict=True):
+            assert (one["loss"], one["objective"]) == (other["loss"], other["objective"])
+    assert len(scored(tmp_path)) == 2, "nothing was scored again"

@@ -261,9 +261,7 @@ def _idle(job: TrainingJob) -> bool:
 
 
 def _waits_for(sentence: str, progress: ProgressRecord | None, stages: Mapping[str, StageView]) -> str:
-    """Name what the ranks wait for when it is the data, and how far the reference is scored."""
-    if progress is not None and progress.phase is RankPhase.SCORING:
-        return f"scoring pairs under the reference: {progress.message}"
+    """Name what the ranks wait for when it is the data."""
     if progress is not None and progress.phase is RankPhase.WAITING_FOR_DATA and stages:
         return (
             f"waiting for data: {', '.join(f'{stage.name} {stage.done} of {stage.total}' for stage in stages.values())}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import importlib.util
+import itertools
 import random
 from collections.abc import Mapping
 from functools import cache
@@ -20,6 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from polyreme_datahub.errors import BadRecordError, SourceInvalidError
+from polyreme_datahub.index.sample_bytes import REJECTED
+from polyreme_datahub.sources.records import PREFERENCE_RULES, RULES_FIELD
 from polyreme_datahub.sources.types import RawRecord
 
 KIND = "digits"
@@ -38,6 +41,9 @@ PAGES_MAX = 10_000_000
 TRAIN_PAGES = 1500
 HELDOUT_PAGES = 300
 SAMPLE_SEED = 11
+DIGITS, WORDS, PREFERRED = "digits", "words", "preferred"
+"""How a page is answered: ``73``, ``seven three``, or both, of which the words are preferred."""
+DIGIT_WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
 def sample_sources() -> dict[str, dict[str, Any]]:
@@ -48,10 +54,15 @@ def sample_sources() -> dict[str, dict[str, Any]]:
         named[f"sample/digits-{digits}-heldout"] = describe(
             digits=digits, pages=HELDOUT_PAGES, seed=SAMPLE_SEED, heldout=True
         )
+    for answers, heldout in itertools.product((WORDS, PREFERRED), (False, True)):
+        pages = HELDOUT_PAGES if heldout else TRAIN_PAGES
+        named[f"sample/digits-1-{answers}{'-heldout' * heldout}"] = describe(
+            digits=1, pages=pages, seed=SAMPLE_SEED, heldout=heldout, answers=answers
+        )
     return named
 
 
-def describe(*, digits: int, pages: int, seed: int, heldout: bool) -> dict[str, Any]:
+def describe(*, digits: int, pages: int, seed: int, heldout: bool, answers: str = DIGITS) -> dict[str, Any]:
     """Describe a source of pages with ``digits`` digits each.
 
     Raises:
@@ -61,7 +72,9 @@ def describe(*, digits: int, pages: int, seed: int, heldout: bool) -> dict[str, 
         raise SourceInvalidError(f"digits per page is {digits}, expected 1 to {DIGITS_MAX}", field="digits")
     if not 1 <= pages <= PAGES_MAX:
         raise SourceInvalidError(f"number of pages is {pages}, expected 1 to {PAGES_MAX}", field="pages")
-    return {"kind": KIND, "form": 1, "digits": digits, "pages": pages, "seed": seed, "heldout": heldout}
+    rules = {RULES_FIELD: PREFERENCE_RULES} if answers == PREFERRED else {}
+    more = {} if answers == DIGITS else {"answers": answers, **rules}
+    return {"kind": KIND, "form": 1, "digits": digits, "pages": pages, "seed": seed, "heldout": heldout, **more}
 
 
 class DigitsSource:
@@ -72,11 +85,12 @@ class DigitsSource:
         self._pages = int(description["pages"])
         self._seed = int(description["seed"])
         self._heldout = bool(description["heldout"])
+        self._answers = str(description.get("answers", DIGITS))
         self._pool = scans_of(heldout=self._heldout)
 
     def record_id(self, ordinal: int) -> str:
         """Name a page by its parameters, so that equal names mean equal pages."""
-        kind = "h" if self._heldout else "t"
+        kind = ("h" if self._heldout else "t") + ("" if self._answers == DIGITS else self._answers[0])
         return f"digits-{self._digits}{kind}-s{self._seed}-{ordinal:06d}"
 
     def read(self, ordinal: int) -> RawRecord:
@@ -102,7 +116,9 @@ class DigitsSource:
                 }
             )
             column += 1
-        answer = "".join(str(labels[digit["scan"]]) for digit in placed)
+        seen = [int(labels[digit["scan"]]) for digit in placed]
+        digits, words = "".join(map(str, seen)), " ".join(DIGIT_WORDS[digit] for digit in seen)
+        answer = digits if self._answers == DIGITS else words
         content = {
             "id": sample_id,
             "kind": KIND,
@@ -111,6 +127,8 @@ class DigitsSource:
             "digits": placed,
             "conversations": [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": answer}],
         }
+        if self._answers == PREFERRED:
+            content[REJECTED] = digits
         return RawRecord(sample_id=sample_id, content=content, blobs=())
 
 

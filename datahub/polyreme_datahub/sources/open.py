@@ -24,7 +24,7 @@ from polyreme_datahub.sources.listed import ListedFolder, ListedLines
 from polyreme_datahub.sources.listed_shards import ListedShards, list_samples
 from polyreme_datahub.sources.listed_tables import ListedTables, has_preference_columns, list_rows
 from polyreme_datahub.sources.listing import Listing
-from polyreme_datahub.sources.records import PREFERENCE_RULES, RULES
+from polyreme_datahub.sources.records import PREFERENCE_RULES, RULES, RULES_FIELD
 from polyreme_datahub.sources.source_forms import (
     ARROW,
     PARQUET,
@@ -43,8 +43,6 @@ from polyreme_datahub.sources.types import Looked, Source
 
 LINES_SUFFIXES = tuple(KINDS)
 LINES = frozenset(KINDS.values())
-RULES_FIELD = "rules"
-"""Of a description: the rules of its records; without it they are those of before."""
 
 
 def describe_generated(source: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
@@ -56,7 +54,11 @@ def describe_generated(source: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
     if source.get("kind") != digits.KIND:
         raise SourceInvalidError(f"unknown kind of source: {source.get('kind')!r}, known is digits", field="source")
     description = digits.describe(
-        digits=source["digits"], pages=source["pages"], seed=source["seed"], heldout=source["heldout"]
+        digits=source["digits"],
+        pages=source["pages"],
+        seed=source["seed"],
+        heldout=source["heldout"],
+        answers=source.get("answers", digits.DIGITS),
     )
     return {**description, "scans": digits.scans_digest()}, description["pages"]
 

@@ -26,6 +26,8 @@ TURNS_MAX = 256
 ID_CHARACTERS_MAX = 512
 VERTICES_MAX = 256
 """Corners of a polygon."""
+RULES_FIELD = "rules"
+"""Of a description: the rules of its records; without it they are those of before."""
 RULES, PREFERENCE_RULES = 2, 3
 """Of records. A version keeps those under which it was registered: 1 read fewer fields, and took white space as an
 answer; 3 is 2 where each record has a rejected answer, too."""

@@ -67,19 +67,22 @@ class Scoring:
                 "checkpoints of the stage, and it is scored again",
                 field="spec.checkpoint",
             )
-        self.reporter.phase(RankPhase.SCORING, message="naming the reference")
         parts = parts_of(self.source, stage)
         stored = ScoreStore(self._shared_store, self._reference(stage), self.source.preference_sets)
         known = self._known(stored, parts) if first else {}
         settle(self.state)
-        done = 0
+        done, pairs = 0, sum(part.count for part in parts)
+        self._report(done, pairs)
         for part in _turned(parts, "" if self.settings.scores is None else self.settings.scores.run):
             if not self._score(part, stored, known):
                 return None
             done += part.count
-            self.reporter.phase(RankPhase.SCORING, message=f"{done} of {sum(each.count for each in parts)} pairs")
+            self._report(done, pairs)
         made = keep(self._run_store, stage, ReferenceScores(_wanted(known, parts))) if first else None
         return collectives.from_first(made, group)
+
+    def _report(self, done: int, pairs: int) -> None:
+        self.reporter.phase(RankPhase.SCORING, message=f"scored {done:,} of {pairs:,} pairs under the reference")
 
     @property
     def _run_store(self) -> ObjectStore:

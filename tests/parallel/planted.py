@@ -108,7 +108,7 @@ def _plant(bug: str | None, world: Any) -> None:
     if bug == "each rank divides by its own count":
         total = gradients.reduce_step
         vars(state_module)["reduce_step"] = lambda flat, local, meshes: dataclasses.replace(
-            total(flat, local, meshes), unmasked=local.unmasked
+            total(flat, local, meshes), counted=local.counted
         )
     if bug == "experts are divided by their copies":
         summed = collectives.sum_over

@@ -42,7 +42,7 @@ TRAIN_PAGES = 1500
 HELDOUT_PAGES = 300
 SAMPLE_SEED = 11
 DIGITS, WORDS, PREFERRED = "digits", "words", "preferred"
-"""How a page is answered: ``73``, ``seven three``, or both, of which the words are preferred."""
+"""How a page is answered: ``73``, ``seven three``, or both with the words preferred."""
 DIGIT_WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 

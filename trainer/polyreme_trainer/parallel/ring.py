@@ -61,7 +61,7 @@ class Ring:
 
 
 def _pass_on(sent: Tensor, received: Tensor, ring: Ring, *, tag: int) -> Callable[[], None]:
-    if ring.group is None:  # nobody else: what arrives is what is sent
+    if ring.group is None:  # no other rank: what arrives is what is sent
         received.copy_(sent)
         return lambda: None
     return collectives.pass_on(sent, received, ring.group, tag=tag)

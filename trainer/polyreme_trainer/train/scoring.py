@@ -106,7 +106,7 @@ class Scoring:
         return {source: stored.load(source) for source in {source for part in parts for source, _ in part.pairs}}
 
     def _score(self, part: Part, stored: ScoreStore, known: dict[int, Scored]) -> bool:
-        """Score a part unless it is known; the first rank keeps what is known. Return whether to go on."""
+        """Score a part unless it is known; the first rank keeps what is known. Return whether to continue."""
         first, group = self.settings.rank.rank == 0, self.meshes.control_group
         stops = collectives.gather_to_first(self.stop(), group)
         lacking = None

@@ -149,7 +149,7 @@ def recorded(layout: Layout, rank: int, **changes: Any) -> dict[str, Any]:
         inputs = read_microbatches(state, source, settings, meshes, step)
         total = reduce(state, backward(state, *inputs), meshes)
         # Ranks without a loss of their own have counted nothing.
-        update(state, dataclasses.replace(total, unmasked=1), settings.optimizer, rate=1e-3)
+        update(state, dataclasses.replace(total, counted=1), settings.optimizer, rate=1e-3)
     settle(state)
     dist.destroy_process_group()
     return {

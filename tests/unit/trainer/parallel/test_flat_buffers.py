@@ -59,7 +59,7 @@ def test_clipping_scales_by_the_norm_of_the_mean_gradient() -> None:
         return GlobalStep(
             loss=1.0,
             gradient_norm=norm,
-            unmasked=10,
+            counted=10,
             routing_MX=torch.zeros(1, 2),
             reported_MX=torch.zeros(1, 2),
             stop=False,

@@ -140,6 +140,31 @@ RULED: list[Case] = [
         {"spec.training.capacityFactor": "0.0"},
         ("spec.training:", "capacityFactor 0.0 is outside its range"),
     ),
+    *(
+        (
+            "TrainingJob",
+            {"spec.training.steps": 4, "spec.training.stages": [{"name": "a", "steps": 4, "objective": objective}]},
+            ("spec.training.stages[0].objective:", said),
+        )
+        for objective, said in (
+            ({"beta": "0.2"}, "only kind Preference has them: add kind: Preference, or leave them out"),
+            ({"kind": "Preference", "beta": "0"}, "beta 0 is outside its range: above 0, at most 1000"),
+            ({"kind": "Preference", "labelSmoothing": "0.5"}, "labelSmoothing 0.5 is outside its range"),
+            (
+                {"kind": "Preference", "labelSmoothing": "0.1", "loss": "IPO"},
+                "labelSmoothing 0.1 cannot be combined with loss IPO, which has no sigmoid to smooth",
+            ),
+        )
+    ),
+    (
+        "TrainingJob",
+        {
+            "spec.training.steps": 4,
+            "spec.training.capacityFactor": "1.25",
+            "spec.training.stages": [{"name": "a", "steps": 4, "objective": {"kind": "Preference"}}],
+        },
+        ("spec.training:", "capacityFactor 1.25 cannot be combined with a stage of objective Preference"),
+    ),
     (
         "TrainingJob",
         {"spec.training.steps": 9, "spec.training.stages": [{"name": "a", "steps": 4}, {"name": "b", "steps": 4}]},

@@ -320,10 +320,9 @@ def gradient(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> 
         biases = {layer: bias.tolist() for layer, bias in sorted(_biases(state, world).items())}
         if rank == 0:
             found = {"gradients": first, "losses": losses, "biases": biases, "dropped": dropped, "values": values}
-            found["measured"] = measured
             # What constructs torch's own kind of sharded tensor imports the compiler first: seconds, at every restart.
             told = {"gathered": max(gathered, default=0), "compiler": "torch._dynamo" in sys.modules}
-            torch.save(found | told | {"moved": moved}, request["output"])
+            torch.save(found | told | {"moved": moved, "measured": measured}, request["output"])
     return 0
 
 

@@ -5,54 +5,15 @@ The words of a rule name the field, the value and the fix. Values stand in brace
 
 from __future__ import annotations
 
-import dataclasses
-import re
 from collections.abc import Mapping
 
+from polyreme_api.crd.rule import Rule
+from polyreme_api.crd.training_rules import TRAINING_RULES
 from polyreme_api.job.data import BUDGET_BYTES_MIN, BUDGET_REQUESTS_MIN
-from polyreme_api.job.model import CAPACITY_FACTOR_MAX
 from polyreme_api.job.spec import LAUNCHER_PARTS
 from polyreme_api.labels import GROUP
 from polyreme_api.metadata import CLUSTER_NAME_CHARACTERS_MAX, DNS_LABEL, JOB_NAME_CHARACTERS_MAX
 from polyreme_api.topology import HOST_LABEL, HOST_NAME
-
-_VALUE = re.compile(r"\{([^{}]*)\}")
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """A rule across fields, with a sentence that names the fix."""
-
-    rule: str
-    words: str
-    plain: str = ""
-    """The sentence without values; empty: the words without what is in braces."""
-    of_optional: bool = False
-    """Whether it holds of every object that has no fields but those that are always there."""
-    values_always: bool = False
-    """Whether the server can always put the values in: then it gets no second sentence without them."""
-
-    @property
-    def message(self) -> str:
-        """The sentence without values: for the reference, and where the server can't put them in."""
-        return self.plain or re.sub(rf" ?{_VALUE.pattern}", "", self.words)
-
-    def to_object(self) -> dict[str, str]:
-        """Return it as an entry of ``x-kubernetes-validations``."""
-        message = {} if self.values_always else {"message": self.message}
-        spoken = {"messageExpression": _cel_text(self.words)} if _VALUE.search(self.words) else {}
-        return {"rule": self.rule, **message, **spoken}
-
-
-def _cel_text(words: str) -> str:
-    """Write a sentence with values as a CEL expression.
-
-    Formatted in one call: the server can't bound the cost of joining texts whose length it does not know.
-    """
-    text = _VALUE.sub("%s", words.replace("%", "%%"))
-    if "'" in text:
-        raise ValueError(f"words of a rule hold an apostrophe, which ends a text in CEL: {words}")
-    return f"'{text}'.format([{', '.join(_VALUE.findall(words))}])"
 
 
 def _first_given(names: tuple[str, ...], otherwise: str) -> str:
@@ -91,7 +52,6 @@ _TRAINED_ON = "self.data.sources.exists(s, s.dataset.split('@', 2)[0] == e.datas
 _CONDITIONS_GIVEN = "has(self.onPodConditions) && size(self.onPodConditions) > 0"
 _XIDS_GIVEN = "(has(self.onXids) && size(self.onXids) > 0)"
 _NODE_CONDITIONS_GIVEN = "(has(self.onNodeConditions) && size(self.onNodeConditions) > 0)"
-_STAGE_STEPS = "self.stages.map(s, s.steps).sum()"
 _PODS = (
     "(has(self.workers.maxReplicas) && self.workers.maxReplicas > self.workers.replicas ? self.workers.maxReplicas : "
     "self.workers.replicas)"
@@ -112,6 +72,7 @@ def _budget_suffices(name: str, least: int) -> Rule:
 
 
 RULES: Mapping[str, tuple[Rule, ...]] = {
+    **TRAINING_RULES,
     "TrainingJobSpec": (
         Rule(
             rule=f"self.workers.runtime.mode == 'Environment' || ({_LAUNCHER_GIVEN})",
@@ -177,48 +138,6 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
             "sliceSize and sliceLevel must be set together; set both or none",
             plain="sliceSize and sliceLevel must be set together; set both or none",
             of_optional=True,
-        ),
-    ),
-    "Training": (
-        Rule(
-            rule="has(self.steps) != has(self.epochs)",
-            words="exactly one of steps and epochs is given, seen {has(self.steps) ? 'both' : 'neither'}; set steps, "
-            "or epochs to end by the data",
-        ),
-        Rule(
-            rule="!has(self.epochs) || !has(self.stages) || size(self.stages) == 0",
-            words="epochs {self.epochs} cannot be combined with stages, which begin at fixed steps; give steps instead",
-        ),
-        Rule(
-            rule="!has(self.capacityFactor) || (double(self.capacityFactor) > 0.0 && "
-            f"double(self.capacityFactor) <= {CAPACITY_FACTOR_MAX}.0)",
-            words="capacityFactor {self.capacityFactor} is outside its range: above 0, at most "
-            f"{CAPACITY_FACTOR_MAX}; leave it out to drop no rows",
-            of_optional=True,
-        ),
-        Rule(
-            rule="self.parameterSharding == 'None' || self.optimizer.name != 'Muon'",
-            words="parameterSharding {self.parameterSharding} cannot be combined with optimizer.name Muon, which needs "
-            "whole matrices; use AdamW, or parameterSharding: None with optimizer.stateSharding: Sharded",
-        ),
-        Rule(
-            rule="self.parameterSharding == 'None' || self.optimizer.stateSharding != 'Whole'",
-            words="parameterSharding {self.parameterSharding} also shards the state of the optimizer, but "
-            "optimizer.stateSharding is Whole; leave stateSharding out, or use parameterSharding: None",
-        ),
-        Rule(
-            rule=f"!has(self.stages) || size(self.stages) == 0 || !has(self.steps) || {_STAGE_STEPS} == self.steps",
-            words=f"steps of stages add up to {{{_STAGE_STEPS}}}, steps is {{self.steps}}; "
-            f"change steps to {{{_STAGE_STEPS}}}, or those of a stage",
-            plain="steps of stages do not add up to steps; change one of them",
-            of_optional=True,
-        ),
-    ),
-    "Stage": (
-        Rule(
-            rule="!has(self.weights) || size(self.weights) == 0 || self.weights.exists(w, w.weight > 0)",
-            words="every weight of stage {self.name} is 0; raise one, or leave weights out",
-            plain="every weight of a stage is 0; raise one, or leave weights out",
         ),
     ),
     "Parallelism": (

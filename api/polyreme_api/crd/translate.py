@@ -10,7 +10,8 @@ from typing import Any, Literal, TypeAlias
 from pydantic import BaseModel
 
 from polyreme_api.crd.pod_template import KEEPS_UNKNOWN, pod_template_schema
-from polyreme_api.crd.rules import ATOMIC, LIST_KEYS, RULES, Rule
+from polyreme_api.crd.rule import Rule
+from polyreme_api.crd.rules import ATOMIC, LIST_KEYS, RULES
 from polyreme_api.pod_template import FORMAT
 
 Schema: TypeAlias = dict[str, Any]

@@ -16,7 +16,8 @@ from polyreme_api import queue as queue_types
 from polyreme_api import topology as topology_types
 from polyreme_api.crd.definitions import APPEND_ONLY, DEFINITIONS, JOB, MUTABLE, Definition, crd, object_schema
 from polyreme_api.crd.pod_template import KEEPS_UNKNOWN
-from polyreme_api.crd.rules import LIST_KEYS, OBJECT_RULES, RULES, TEMPLATE_RULES, UNFILLED, UNTIL_ADMITTED, Rule
+from polyreme_api.crd.rule import Rule
+from polyreme_api.crd.rules import LIST_KEYS, OBJECT_RULES, RULES, TEMPLATE_RULES, UNFILLED, UNTIL_ADMITTED
 from polyreme_api.job import TrainingJobSpec, TrainingJobStatus, parse_job
 from polyreme_api.job import data as data_types
 from polyreme_api.job import model as model_types

@@ -1,0 +1,84 @@
+"""Rules across fields of a job's training, its stages and their objectives (``rules``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from polyreme_api.crd.rule import Rule
+from polyreme_api.job.model import CAPACITY_FACTOR_MAX
+from polyreme_api.job.objective import BETA_MAX
+
+_STAGE_STEPS = "self.stages.map(s, s.steps).sum()"
+
+TRAINING_RULES: Mapping[str, tuple[Rule, ...]] = {
+    "Training": (
+        Rule(
+            rule="has(self.steps) != has(self.epochs)",
+            words="exactly one of steps and epochs is given, seen {has(self.steps) ? 'both' : 'neither'}; set steps, "
+            "or epochs to end by the data",
+        ),
+        Rule(
+            rule="!has(self.epochs) || !has(self.stages) || size(self.stages) == 0",
+            words="epochs {self.epochs} cannot be combined with stages, which begin at fixed steps; give steps instead",
+        ),
+        Rule(
+            rule="!has(self.capacityFactor) || (double(self.capacityFactor) > 0.0 && "
+            f"double(self.capacityFactor) <= {CAPACITY_FACTOR_MAX}.0)",
+            words="capacityFactor {self.capacityFactor} is outside its range: above 0, at most "
+            f"{CAPACITY_FACTOR_MAX}; leave it out to drop no rows",
+            of_optional=True,
+        ),
+        Rule(
+            rule="self.parameterSharding == 'None' || self.optimizer.name != 'Muon'",
+            words="parameterSharding {self.parameterSharding} cannot be combined with optimizer.name Muon, which needs "
+            "whole matrices; use AdamW, or parameterSharding: None with optimizer.stateSharding: Sharded",
+        ),
+        Rule(
+            rule="self.parameterSharding == 'None' || self.optimizer.stateSharding != 'Whole'",
+            words="parameterSharding {self.parameterSharding} also shards the state of the optimizer, but "
+            "optimizer.stateSharding is Whole; leave stateSharding out, or use parameterSharding: None",
+        ),
+        Rule(
+            rule="!has(self.capacityFactor) || !has(self.stages) || "
+            "!self.stages.exists(s, has(s.objective) && s.objective.kind == 'Preference')",
+            words="capacityFactor {self.capacityFactor} cannot be combined with a stage of objective Preference: which "
+            "rows are dropped depends on their neighbours, so scores could not be compared; leave it out",
+            of_optional=True,
+        ),
+        Rule(
+            rule=f"!has(self.stages) || size(self.stages) == 0 || !has(self.steps) || {_STAGE_STEPS} == self.steps",
+            words=f"steps of stages add up to {{{_STAGE_STEPS}}}, steps is {{self.steps}}; "
+            f"change steps to {{{_STAGE_STEPS}}}, or those of a stage",
+            plain="steps of stages do not add up to steps; change one of them",
+            of_optional=True,
+        ),
+    ),
+    "Stage": (
+        Rule(
+            rule="!has(self.weights) || size(self.weights) == 0 || self.weights.exists(w, w.weight > 0)",
+            words="every weight of stage {self.name} is 0; raise one, or leave weights out",
+            plain="every weight of a stage is 0; raise one, or leave weights out",
+        ),
+    ),
+    "Objective": (
+        Rule(
+            rule="self.kind != 'Supervised' || self.loss == 'Sigmoid' && self.beta == '0.1' && "
+            "self.labelSmoothing == '0' && self.supervisedWeight == '0' && self.reference.scores == 'Cached'",
+            words="loss, beta, labelSmoothing, supervisedWeight and reference are given for kind {self.kind}; only "
+            "kind Preference has them: add kind: Preference, or leave them out",
+        ),
+        Rule(
+            rule=f"double(self.beta) > 0.0 && double(self.beta) <= {BETA_MAX}",
+            words=f"beta {{self.beta}} is outside its range: above 0, at most {BETA_MAX:g}; change it",
+        ),
+        Rule(
+            rule="double(self.labelSmoothing) < 0.5",
+            words="labelSmoothing {self.labelSmoothing} is outside its range: from 0 to below 0.5; change it",
+        ),
+        Rule(
+            rule="double(self.labelSmoothing) == 0.0 || self.loss != 'IPO'",
+            words="labelSmoothing {self.labelSmoothing} cannot be combined with loss {self.loss}, which has no sigmoid "
+            "to smooth; leave it out, or use loss: Sigmoid",
+        ),
+    ),
+}

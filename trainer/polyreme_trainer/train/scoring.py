@@ -27,6 +27,7 @@ from polyreme_trainer.parallel import collectives
 from polyreme_trainer.parallel.mesh import Meshes
 from polyreme_trainer.train.fingerprint import weights_fingerprint
 from polyreme_trainer.train.forward import answering, hidden_states
+from polyreme_trainer.train.frozen_digest import digest_of_frozen
 from polyreme_trainer.train.microbatches import PackReader, to_microbatches
 from polyreme_trainer.train.records import Reporter
 from polyreme_trainer.train.reference_scores import Part, ReferenceScores, Scored, ScoreStore, keep, of_run, parts_of
@@ -97,6 +98,7 @@ class Scoring:
         named = {
             "form": FORM,
             "weights": weights_fingerprint(self.state, self.meshes),
+            "frozen": "" if self.state.adapters is None else digest_of_frozen(self.state, self.meshes),
             "shape": dataclasses.asdict(self.settings.shape_at(stage.first_step)),
             "precision": str(self.settings.precision),
         }

@@ -140,6 +140,17 @@ def adapters_of(given: Mapping[str, Any] | None) -> Adapters | None:
     return Adapters(**{"rank": 8, "alpha": 16.0, "targets": frozenset(Target), **given})
 
 
+def pages_of(request: Mapping[str, Any], settings: TrainSettings) -> Pages:
+    """Data, in what differs from the defaults."""
+    names = "packs", "infinite_at", "begin_bytes", "long", "seeing", "hole_every", "pairs_from"
+    return Pages(
+        seed=request.get("data_seed", 3),
+        text=not settings.shape.sees,
+        packed={int(step): tuple(packs) for step, packs in request.get("packed", {}).items()},
+        **{name: request[name] for name in names if name in request},
+    )
+
+
 def settings_of(request: Mapping[str, Any], rank: int, listener: socket.socket | None) -> TrainSettings:
     layout = layout_of(request["layout"])
     return TrainSettings(
@@ -211,15 +222,7 @@ def train(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> int
         _wrap_batches()
     _before_steps(hooks)
     litter = _litter(request.get("litter", 0))
-    source = Pages(
-        packs=request.get("packs", 4),
-        seed=request.get("data_seed", 3),
-        infinite_at=request.get("infinite_at", 0),
-        begin_bytes=request.get("begin_bytes", 0),
-        text=not settings.shape.sees,
-        packed={int(step): tuple(packs) for step, packs in request.get("packed", {}).items()},
-        pairs_from=request.get("pairs_from", 0),
-    )
+    source = pages_of(request, settings)
     code = run.train_rank(
         settings,
         source=source,
@@ -277,13 +280,7 @@ def start_from(_request: Mapping[str, Any], _rank: int, settings: TrainSettings)
 
 def gradient(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> int:
     """Write the whole model's clipped mean gradient of the first step, and the losses of ten."""
-    pages = Pages(
-        packs=request.get("packs", 4),
-        long=request.get("long", False),
-        seeing=request.get("seeing"),
-        hole_every=request.get("hole_every", 0),
-        pairs_from=request.get("pairs_from", 0),
-    )
+    pages = pages_of(request, settings)
     source = _processed(request, settings) if "objects" in request else pages
     with open_world(settings.rank, settings.layout) as world:
         flat_buffers.FUSED_BYTES_MAX = request.get("fused_bytes_max", flat_buffers.FUSED_BYTES_MAX)

@@ -192,6 +192,7 @@ OTHER: dict[str, Any] = {
     "ropeTheta": 7,
     "packsPerStep": 16,
     "sequenceTokens": 32,
+    "objective": {"kind": "Preference"},
     "weights": [{"source": "rest", "weight": 2}],
 }
 """A value for each field of a stage that the first one does not have."""

@@ -11,7 +11,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from polyreme_planner.adapters import adapter_parameters, inner_numbers
+from polyreme_planner.adapters import Target, adapter_parameters, inner_numbers
 from polyreme_planner.costs import Recompute, Setting
 from polyreme_planner.hardware import GIB
 from polyreme_planner.layout import Layout
@@ -102,15 +102,32 @@ def kept_numbers(shape: ModelShape, *, recompute: Recompute) -> Mapping[Part, fl
 
 
 def _kept_numbers(setting: Setting, *, recompute: Recompute) -> Mapping[Part, float]:
-    """Count the same for a job: adapters keep what A made of each token, and of a frozen tower nothing is kept.
+    """Count the same for a job: adapters keep what A made of each token.
 
-    It is a bound where some matrices have none: their inputs are counted, and need not be kept.
+    Of a frozen tower nothing is kept, and of frozen matrices without adapters not what they multiply.
     """
-    kept = kept_numbers(setting.shape, recompute=recompute)
-    if setting.adapters is None:
+    kept, adapters = kept_numbers(setting.shape, recompute=recompute), setting.adapters
+    if adapters is None:
         return kept
-    added = dict.fromkeys(kept, 0) if recompute is Recompute.FULL else inner_numbers(setting.shape, setting.adapters)
+    added = dict.fromkeys(kept, 0)
+    if recompute is not Recompute.FULL:
+        added = inner_numbers(setting.shape, adapters)
+        for target, inputs in _inputs(setting.shape, recompute=recompute).items():
+            for part, numbers in inputs.items() if target not in adapters.targets else ():
+                added[part] -= numbers
     return {part: numbers + added[part] for part, numbers in kept.items()} | {Part.TOWER: 0}
+
+
+def _inputs(shape: ModelShape, *, recompute: Recompute) -> dict[Target, dict[Part, int]]:
+    """Count those numbers that are kept only because matrices multiply them: for one token, by the matrices' target."""
+    d, recomputed = shape.decoder, recompute is Recompute.SELECTIVE
+    shared, chosen = d.shared_experts * d.expert_ffn_width, d.experts_per_token
+    attention = d.heads * d.value_dim + (0 if recomputed else d.width + d.kv_rank)
+    return {
+        Target.ATTENTION: dict.fromkeys((Part.DENSE, Part.MOE), attention),
+        Target.DENSE: {} if recomputed else {Part.DENSE: d.width + d.dense_ffn_width, Part.MOE: d.width + shared},
+        Target.EXPERTS: {Part.MOE: chosen * (d.width + (0 if recomputed else d.expert_ffn_width))},
+    }
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

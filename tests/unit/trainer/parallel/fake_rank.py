@@ -65,6 +65,10 @@ HELD = Layout(dp=4, cp=2, ep=2)
 """Layout whose state is counted, by how it is held."""
 KINDS = ("whole", "zero1", "muon", "rows", "adapters")
 ADAPTERS = Adapters(rank=16, alpha=16.0, targets=frozenset(Target))
+ADAPTED = {
+    "adapted": ADAPTERS,
+    "adapted attention": dataclasses.replace(ADAPTERS, targets=frozenset({Target.ATTENTION})),
+}
 
 
 def shape_of(layers: int, dense_layers: int, tower_layers: int) -> ModelShape:
@@ -129,9 +133,9 @@ def forward(model: KimiVL) -> Tensor:
     return decoded.hidden_TD
 
 
-def adapted_bytes() -> dict[str, int]:
+def adapted_bytes(adapters: Adapters) -> dict[str, int]:
     """Count what autograd keeps after the forward of a model with adapters."""
-    model = build_model(shape_of(3, 1, 2), seed=0, media_token=MEDIA_TOKEN, adapters=ADAPTERS)
+    model = build_model(shape_of(3, 1, 2), seed=0, media_token=MEDIA_TOKEN, adapters=adapters)
     let_learn(model, CurriculumStage(steps=1))
     hidden: list[Tensor] = []
     return {"activations": kept_bytes(lambda: hidden.append(forward(model)), without=model.parameters())}
@@ -204,7 +208,8 @@ def main() -> None:
     for name in sys.argv[1:]:
         *sizes, recompute = name.split("-")
         found[name] = held_bytes(shape_of(*map(int, sizes)), Recompute(recompute))
-    found["adapted"] = adapted_bytes()
+    for kind, adapters in ADAPTED.items():
+        found[kind] = adapted_bytes(adapters)
     for layout, split in LAYOUTS:
         found[str(layout)] = {"weights": weight_bytes(layout, split)}
     for kind in KINDS:

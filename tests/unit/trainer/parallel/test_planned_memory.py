@@ -18,7 +18,18 @@ from polyreme_planner.layout import Layout
 from polyreme_planner.memory import kept_numbers, memory_of
 from polyreme_planner.model_parts import Part
 from polyreme_planner.schedules import Schedule
-from tests.unit.trainer.parallel.fake_rank import ADAPTERS, HELD, KINDS, LAYOUTS, SIDE, TOKENS, WIDE, WORLD, shape_of
+from tests.unit.trainer.parallel.fake_rank import (
+    ADAPTED,
+    ADAPTERS,
+    HELD,
+    KINDS,
+    LAYOUTS,
+    SIDE,
+    TOKENS,
+    WIDE,
+    WORLD,
+    shape_of,
+)
 from tests.unit.trainer.parallel.fake_start import STARTS, planned_bytes, shallow
 
 ROOT = Path(__file__).parents[4]
@@ -145,12 +156,13 @@ def test_state_is_held_as_planned(held: Held, kind: str) -> None:
 
 
 @pytest.mark.slow
-def test_adapters_keep_what_is_planned(held: Held) -> None:
-    of = dataclasses.replace(setting("3-1-2"), adapters=ADAPTERS)
+@pytest.mark.parametrize("kind", ADAPTED)
+def test_adapters_keep_what_is_planned(held: Held, kind: str) -> None:
+    of = dataclasses.replace(setting("3-1-2"), adapters=ADAPTED[kind])
     planned = memory_of(
         of, Layout(dp=WORLD), packs=1, microbatches=1, recompute=Recompute.NONE, schedule=None, split=(3,)
     )
-    assert planned.activations_bytes == pytest.approx(held["adapted"]["activations"], rel=0.05)
+    assert planned.activations_bytes == pytest.approx(held[kind]["activations"], rel=0.05)
 
 
 @pytest.mark.slow

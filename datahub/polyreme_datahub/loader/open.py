@@ -59,6 +59,7 @@ from polyreme_datahub.operations.values import Blob
 from polyreme_datahub.tokenizer_file import split_template, tokenizer_json
 from polyreme_planner.mixture import Segment, segments_of, with_steps
 from polyreme_planner.plan import shape_of
+from polyreme_planner.stage_sources import check_sources
 
 if TYPE_CHECKING:
     import numpy as np
@@ -150,7 +151,8 @@ def open_packs(
     order = _order(spec, lengths, segments_of(spec, mixture), version=order_of(data.plan))
     if growth is not None:
         order = dataclasses.replace(order, blocks=growth.ends)
-    remake = functools.partial(_by_mixture, plan=data.plan, spec=spec, growing=growth is not None)
+    pairs = [index.manifest.kind == PREFERENCES for index in indexes]
+    remake = functools.partial(_by_mixture, plan=data.plan, spec=spec, growing=growth is not None, pairs=pairs)
     order, identity = remake(order, mixture)
     balance = Balance(shape_of(spec), split) if split is not None and spec.data.packs_by == "Cost" else None
     amendments = None if newest_mixture is None else Amendments(mixture, newest_mixture, remake)
@@ -357,9 +359,13 @@ def _by_mixture(
     plan: Mapping[str, Any],
     spec: TrainingJobSpec,
     growing: bool,
+    pairs: Sequence[bool],
 ) -> tuple[OrderPlan, Identity]:
     """Return an order with the weights of a mixture, and its identity."""
+    if mixture is not None:
+        mixture = _without_other_kinds(spec, mixture, pairs)
     order = _amended(order, spec, mixture)
+    check_sources(spec, order.segments, preferences=pairs)
     if mixture is not None and not growing:
         # While samples come, ranks that open the data one after the other would judge a source differently.
         order, mixture = _without_vain_changes(order, spec, mixture)
@@ -367,6 +373,20 @@ def _by_mixture(
     if not unfilled_segments(used) and (step := used_up_step(used, spec.training.steps or STEPS_MAX)) is not None:
         raise SourceInvalidError(used_up(used, step), field="spec.data.sources[].epochsMax")
     return used, _identity(used, spec, plan, mixture)
+
+
+def _without_other_kinds(spec: TrainingJobSpec, mixture: MixtureRecord, pairs: Sequence[bool]) -> MixtureRecord:
+    """Leave out appended changes that weigh preferences in a supervised stage, or the other way round."""
+    kept: tuple[AppendedChange, ...] = ()
+    for change in mixture.changes:
+        tried = mixture.model_copy(update={"changes": (*kept, change)})
+        try:
+            check_sources(spec, segments_of(spec, tried), preferences=pairs)
+        except InvalidConfigError as error:
+            _log.warning("weights from step %d on are ignored: %s", change.step, error.message)
+        else:
+            kept = (*kept, change)
+    return mixture.model_copy(update={"changes": kept})
 
 
 def _without_vain_changes(

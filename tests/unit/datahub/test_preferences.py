@@ -13,6 +13,11 @@ from hypothesis import strategies as st
 
 from polyreme.report.preview_page import build_preview
 from polyreme_api.batch import IGNORED_TARGET
+from polyreme_api.errors import InvalidConfigError
+from polyreme_api.job.data import SourceWeight
+from polyreme_api.job.model import Training
+from polyreme_api.job.spec import TrainingJobSpec
+from polyreme_api.mixture import AppendedChange, MixtureRecord
 from polyreme_datahub import hub, lifecycle
 from polyreme_datahub.errors import SampleDamagedError
 from polyreme_datahub.loader import job_packs
@@ -186,9 +191,17 @@ RECORDS: list[dict[str, Any]] = [
 TOO_LONG = {"id": "long", "prompt": "how?", "chosen": "so", "rejected": LONG}
 
 
-def spec(**more: Any) -> Any:
-    made = make_spec(["plain", "pairs"], heldout=["pairs-heldout"], **more)
-    return made.model_copy(update={"data": made.data.model_copy(update={"long_samples": "Split"})})
+STAGES = [
+    {"name": "tune", "steps": 2, "weights": [{"source": "s0", "weight": 1}]},
+    {"name": "prefer", "steps": 98, "objective": {"kind": "Preference"}, "weights": [{"source": "s1", "weight": 1}]},
+]
+
+
+def spec(stages: Sequence[Any] = STAGES, **more: Any) -> TrainingJobSpec:
+    made = make_spec(["plain", "pairs"], heldout=["pairs-heldout"], weights=[1, 0], **more)
+    training = Training.model_validate({"steps": 100, "packsPerStep": 4, "stages": stages})
+    data = made.data.model_copy(update={"long_samples": "Split"})
+    return made.model_copy(update={"data": data, "training": training})
 
 
 def oracle(tokens: Sequence[int], repeat: int, prompt: int) -> tuple[list[int], list[int]]:
@@ -210,7 +223,7 @@ def test_a_pair_is_one_document_of_two_branches(home: Home, packs_by: str) -> No
     assert none is None
     assert pairs is not None
     assert not pairs.augmented
-    for step in range(1, 6):
+    for step in range(1, 8):
         batch = source.packs(step, first=0, count=6)
         tokens, offsets = np.asarray(batch.tokens_T).tolist(), np.asarray(batch.document_offsets)
         branches = np.asarray(batch.branches_B4)
@@ -254,14 +267,14 @@ def test_the_digest_names_the_data_and_augmentation_is_seen(home: Home) -> None:
     def sets(**more: Any) -> Any:
         return job_packs.open_source(home.objects, spec(**more)).preference_sets
 
-    [_, plain], [_, augmented] = sets(), sets(augment={"color": {}})
+    [_, plain], [_, augmented] = sets(), sets(stages=[], augment={"color": {"brightnessPercent": 5}})
     assert (plain.digest, plain.augmented, augmented.augmented) == (augmented.digest, False, True)
 
 
 def test_a_preview_shows_prompt_and_both_answers_without_the_repeated_token(home: Home) -> None:
     source = job_packs.open_source(home.objects, spec())
     text = TokenText(open_tokenizer(home.objects, spec(), job="").content)
-    packs = [pack for step in range(1, 5) for pack in preview(source, text, step, first=0, count=4)]
+    packs = [pack for step in range(3, 7) for pack in preview(source, text, step, first=0, count=4)]
     shown = {one.sample_id: one for pack in packs for one in pack.documents}
     for at, record in enumerate(RECORDS):
         [*prompt, chosen, rejected] = shown[f"p{at}"].parts
@@ -300,6 +313,9 @@ def test_what_is_made_of_preferences_holds_preferences(home: Home, tmp_path: Pat
     recipe = {"version": 1, "operations": ["decode"]}
     hub.ingest("pairs", name="sealed", recipe=recipe, registry_url=urls[0], objects_url=urls[1], workers=1)
     made = make_spec(["pairs/part", "sealed"], early=True, tokenizer=released_tokenizer(tmp_path))
+    stage = {"name": "prefer", "steps": 100, "objective": {"kind": "Preference"}}
+    training = Training.model_validate({"steps": 100, "packsPerStep": 4, "stages": [stage]})
+    made = made.model_copy(update={"training": training})
     home.process(made, "made")
     source = job_packs.open_source(home.objects, made, job="made")
     assert all(source.preference_sets)
@@ -322,6 +338,35 @@ def test_a_table_with_images_and_turns_is_read_as_preferences(library: Library, 
         assert read.content["conversations"] == [asked, CHOSEN], name
         assert (read.content["rejected"], read.blobs) == ("bad", [picture(8, 8)]), name
         assert library.looked.startswith("1 record looked at: 1 preference with images"), name
+
+
+def test_a_stage_draws_from_records_of_the_kind_that_it_trains_on(home: Home) -> None:
+    tune, prefer = STAGES
+    for stages, more, expected in (
+        ([], {"schedule": [(3, [0, 1])]}, "'s1' (pairs) holds preferences and has weight in a run that is supervised"),
+        (
+            [tune, {**prefer, "objective": {}}],
+            {},
+            "has weight in stage 'prefer' that is supervised; give",
+        ),
+        ([{**tune, "objective": {"kind": "Preference"}}, prefer], {}, "'s0' (plain) has weight in its steps and holds"),
+        ([tune, prefer], {"augment": {"color": {"brightnessPercent": 5}}}, "augmentation off for it: augment: {}"),
+    ):
+        with pytest.raises(InvalidConfigError) as refused:
+            job_packs.open_source(home.objects, spec(stages, **more))
+        assert expected in refused.value.message
+        if not more.get("schedule"):
+            with pytest.raises(InvalidConfigError) as refused:
+                hub.check_datasets(home.registry, spec(stages, **more))
+            assert expected in refused.value.message
+
+
+def test_an_appended_change_of_other_kind_is_ignored(home: Home, caplog: pytest.LogCaptureFixture) -> None:
+    made = spec([])
+    change = AppendedChange(from_step=5, step=5, weights=(SourceWeight(source="s1", weight=1),))
+    changed = job_packs.open_source(home.objects, made, mixture=MixtureRecord(changes=(change,), read=1))
+    assert "weights from step 5 on are ignored: source 's1' (pairs) holds preferences" in caplog.text
+    assert not len(np.asarray(changed.packs(6, first=0, count=4).branches_B4))
 
 
 def test_a_damaged_pair_is_padding_without_branches_and_still_counted(

@@ -18,6 +18,7 @@ from torch._C import _distributed_c10d
 
 from polyreme_api.errors import EnvironmentFailedError
 from polyreme_launcher.rank_processes import with_torch_settings
+from polyreme_planner.adapters import EXPERTS_RANK_STEP, Adapters, Target
 from polyreme_planner.flops import Mix
 from polyreme_planner.hardware import HARDWARE
 from polyreme_planner.shapes import KIMI_VL_NANO
@@ -104,6 +105,18 @@ def test_bfloat16_steps_are_near_those_of_a_processor_in_float32(device: torch.d
     assert there.losses == pytest.approx(here.losses, rel=HALF_LOSS_BOUND)
     assert there.norms[0] == pytest.approx(here.norms[0], rel=HALF_NORM_BOUND)
     assert there.losses[-1] < there.losses[1]
+
+
+def test_adapters_learn_as_on_a_processor(device: torch.device, tmp_path: Path) -> None:
+    """Grouped products of experts take the least rank that is allowed, in bfloat16 too."""
+    adapters = Adapters(rank=EXPERTS_RANK_STEP, alpha=16.0, targets=frozenset(Target))
+    there, here = (trained(where, tmp_path, adapters=adapters) for where in (device, PROCESSOR))
+    for name, expected in here.first_gradients.items():
+        if name.endswith("lora_B"):  # with B zero, the first gradient of A is zero
+            assert relative(there.first_gradients[name], expected) < 5e-5, name
+    assert there.losses == pytest.approx(here.losses, rel=1e-4)
+    half = trained(device, tmp_path, adapters=adapters, precision=Precision.BFLOAT16)
+    assert half.losses == pytest.approx(here.losses, rel=HALF_LOSS_BOUND)
 
 
 @pytest.mark.parametrize("name", [OptimizerName.ADAMW, OptimizerName.MUON])

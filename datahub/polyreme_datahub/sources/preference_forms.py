@@ -12,7 +12,6 @@ from polyreme_datahub.sources.turn_forms import (
     CONVERSATIONS,
     ROLE_NAMES,
     TURN_KEYS,
-    are_turns,
     from_text,
     rows_of,
     seen,
@@ -93,7 +92,7 @@ def _prompt(given: Mapping[str, Any], field: str, where: str, more: str) -> list
     value = given[field]
     if field in ANSWERS:
         raise BadRecordError(f"{where}: no prompt, expected {EXPECTED}", rule=RULE)
-    if field in CONVERSATIONS or are_turns(value):
+    if field in CONVERSATIONS or _rows(value):
         return turns_of(value, f"{where}, {field!r}")
     if not isinstance(value, str) or not value.strip():
         raise BadRecordError(f"{where}, {field!r}: {seen(value)}, expected text or a list of turns", rule=RULE)
@@ -119,9 +118,18 @@ def _is_whole(value: Any) -> bool:
     """Tell whether a value is a conversation, and not an answer alone."""
     if isinstance(value, str) and _SPOKEN.match(value):
         return True
+    rows = _rows(value)
+    return bool(rows) and isinstance(rows[0], Mapping) and not all(map(_is_answer, rows))
+
+
+def _rows(value: Any) -> list[Any]:
+    """Return the turns of a value; none of a text, unless it is JSON text of turns: an answer may be other JSON."""
     rows = rows_of(from_text(value))
-    first = rows[0] if rows and isinstance(rows[0], Mapping) else {}
-    return bool(first) and not all(_is_answer(row) for row in rows)
+    return rows if not isinstance(value, str) or all(map(_is_turn, rows)) else []
+
+
+def _is_turn(value: Any) -> bool:
+    return isinstance(value, Mapping) and any(set(keys) <= set(value) for keys in TURN_KEYS)
 
 
 def _is_answer(turn: Any) -> bool:
@@ -140,11 +148,10 @@ def _conversation(value: Any, where: str) -> list[dict[str, str]]:
 def _answer(value: Any, where: str) -> str:
     """Return an answer: a text, or one turn of the assistant."""
     held = from_text(value)
-    if isinstance(held, Mapping) and any(set(keys) <= set(held) for keys in TURN_KEYS):
-        held = [held] if not rows_of(held) else held
-    elif isinstance(value, str) and not are_turns(value):
+    rows = _rows(value) or ([held] if _is_turn(held) else [])
+    if isinstance(value, str) and not rows:
         return value
-    turns = turns_of(held, where)
+    turns = turns_of(rows, where)
     if len(turns) != 1 or turns[0]["role"] != "assistant":
         raise BadRecordError(f"{where}: {seen(held)}, expected a text or one turn of the assistant", rule=RULE)
     return turns[0]["content"]

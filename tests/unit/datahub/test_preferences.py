@@ -62,6 +62,10 @@ LAYOUTS: dict[str, tuple[dict[str, Any], list[dict[str, str]]]] = {
     ),
     "LLaMA-Factory's Alpaca": ({"instruction": "Q", "input": "x", "chosen": "good", "rejected": "bad"}, []),
     "RLAIF-V's": ({"question": "Q", "chosen": "good", "rejected": "bad", "ds_name": "v"}, TURNS),
+    "answers in JSON": (
+        {"prompt": "Q", "chosen": '[{"box": [1, 2, 3, 4]}]', "rejected": '{"role": "none"}'},
+        [USER, turn("assistant", '[{"box": [1, 2, 3, 4]}]')],
+    ),
     "system": (
         {"system": "S", "prompt": "Q", "chosen": "good", "rejected": "bad"},
         [turn("system", "S"), *TURNS],
@@ -80,7 +84,8 @@ def test_every_layout_means_the_same_in_every_container(library: Library, tmp_pa
     for layout, (fields, turns) in LAYOUTS.items():
         CONTAINERS[container](tmp_path / container, fields)
         read = library.add(tmp_path / container).read(0)
-        assert (read.content["conversations"], read.content["rejected"]) == (turns, "bad"), layout
+        rejected = '{"role": "none"}' if layout == "answers in JSON" else "bad"
+        assert (read.content["conversations"], read.content["rejected"]) == (turns, rejected), layout
         assert library.looked.startswith("1 record looked at: 1 preference without images"), layout
 
 

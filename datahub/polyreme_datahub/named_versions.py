@@ -51,6 +51,8 @@ def check_spec(database: Database, spec: TrainingJobSpec) -> None:
             raise datasets.not_found(reference, sorted({*datasets.names(database), *samples}))
         if number and not (name in samples and number == "1"):
             datasets.find_version(database, reference)
+    if not spec.data.sources:  # its own container brings its data
+        return
 
     def holds(reference: str) -> bool:
         name = reference.partition("@")[0]

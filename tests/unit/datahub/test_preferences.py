@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from polyreme.job_files import read_job
 from polyreme.report.preview_page import build_preview
 from polyreme_api.batch import IGNORED_TARGET
 from polyreme_api.errors import InvalidConfigError
@@ -364,6 +365,12 @@ def test_a_stage_draws_from_records_of_the_kind_that_it_trains_on(home: Home) ->
             with pytest.raises(InvalidConfigError) as refused:
                 hub.check_datasets(home.registry, spec(stages, **more))
             assert expected in refused.value.message
+
+
+def test_a_job_that_brings_its_own_data_draws_from_nothing(home: Home) -> None:
+    sample = read_job(Path("manifests/samples/own-container.yaml"))
+    assert not sample.spec.data.sources
+    hub.check_datasets(home.registry, sample.spec)
 
 
 def test_an_appended_change_of_other_kind_is_ignored(home: Home, caplog: pytest.LogCaptureFixture) -> None:

@@ -137,6 +137,7 @@ def test_a_job_that_exists_keeps_its_spec(
         {"spec": {"workers": {"replicas": 8}}},
         {"spec": {"suspend": True, "workers": {"replicas": 1}}},
         {"metadata": {"labels": {"a": "b"}}},
+        {"spec": {"training": {"steps": 20, "optimizer": {"decaySteps": 3, "finalLearningRate": "1e-5"}}}},
     ],
 )
 def test_suspend_replicas_and_metadata_may_change(objects: Any, kept: str, body: dict[str, Any]) -> None:
@@ -164,6 +165,24 @@ def test_queue_class_and_priority_may_change_until_the_job_is_admitted_and_after
         admitted("False")
         for change in WAITS:
             assert patch(objects, namespace, {"spec": change})
+
+
+def test_the_end_of_a_job_may_change_in_its_last_stage_until_it_has_finished(objects: Any, kubeconfig: str) -> None:
+    def stages(*steps: int) -> dict[str, Any]:
+        named = [{"name": f"s{at}", "steps": of} for at, of in enumerate(steps)]
+        return {"training": {"steps": sum(steps), "stages": named}}
+
+    with api_client(kubeconfig) as api, new_namespace(api) as namespace:
+        made = job_with({"spec.training.steps": 10, "spec.training.stages": stages(4, 6)["training"]["stages"]})
+        objects.create_namespaced_custom_object(GROUP, VERSION, namespace, "trainingjobs", made)
+        assert patch(objects, namespace, {"spec": stages(4, 8)})
+        only = "spec.training.stages may change in its last entry only; recreate the job"
+        for changed in (stages(5, 6), stages(4, 6, 1)):
+            assert only in refusal(patch, objects, namespace, {"spec": changed})
+        body = {"status": {"completedAt": "2026-11-27T00:00:00Z"}}
+        objects.patch_namespaced_custom_object_status(GROUP, VERSION, namespace, "trainingjobs", "small", body)
+        said = refusal(patch, objects, namespace, {"spec": stages(4, 8)})
+        assert "spec.training.steps may not change from 10 in a job that has finished; create a job with" in said
 
 
 def test_the_schedule_of_a_job_that_exists_is_append_only(objects: Any, kubeconfig: str) -> None:

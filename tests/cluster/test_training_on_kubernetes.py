@@ -20,6 +20,7 @@ from polyreme.run_files.records import read_records
 from polyreme_api import environment, labels
 from polyreme_api.job import TrainingJob, parse_job
 from polyreme_api.job.spec import TrainingJobSpec
+from polyreme_api.progress import StepRecord
 from polyreme_cluster.adapters.kubernetes.cluster import KubernetesCluster
 from polyreme_cluster.adapters.kubernetes.connection import from_kubeconfig
 from polyreme_cluster.port import ClusterPort, Manifest, ObjectRef
@@ -32,7 +33,8 @@ from polyreme_operator.settings import Settings
 from polyreme_system.clock import SystemClock
 from tests.cluster.kube import InNamespace, api_client, kubectl, new_namespace
 
-STEPS = 6
+STEPS, STEPS_LEFT = 100_000, 200
+"""More than the job ever trains, and what it is left with: more than it trains until its ranks have read that."""
 PATIENCE_S = 240.0
 HEARTBEAT_S = 10.0
 TOKEN_S = 3600
@@ -151,10 +153,12 @@ def test_a_job_that_kubectl_applies_trains_to_its_end_and_goes_when_it_is_delete
             await kubectl_in(machine, "apply", "-f", str(path))
             ref = ObjectRef(kind=labels.KIND_JOB, namespace=machine.namespace, name="tiny")
             await machine.process_data(await port.get(ref))
+            steps = await move_end(machine)
             job = await finished(port, ref, tmp_path)
             assert job.status.is_true("Succeeded"), job.status
-            records = read_records(machine.home.checkpoint_root / machine.namespace / "tiny")
-            assert [record.step for record in records.history] == list(range(1, STEPS + 1))
+            assert job.status.attempt is not None
+            assert job.status.attempt.number == 1, "no restart for another end"
+            assert [record.step for record in history(machine)] == list(range(1, steps + 1))
             shown = await kubectl_in(machine, "get", "trainingjobs")
             assert "tiny" in shown
             await no_more_than_its_own(machine)
@@ -165,6 +169,21 @@ def test_a_job_that_kubectl_applies_trains_to_its_end_and_goes_when_it_is_delete
 
     with api_client(kubeconfig) as api, new_namespace(api) as namespace:
         asyncio.run(story(Machine(tmp_path, kubeconfig, api, namespace)))
+
+
+def history(machine: Machine) -> list[StepRecord]:
+    return read_records(machine.home.checkpoint_root / machine.namespace / "tiny").history
+
+
+async def move_end(machine: Machine) -> int:
+    """Give the job that trains other steps; return their number."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not (trained := history(machine)):
+            await asyncio.sleep(0.1)
+    steps = trained[-1].step + STEPS_LEFT
+    change = json.dumps({"spec": {"training": {"steps": steps}}})
+    await kubectl_in(machine, "patch", "trainingjob", "tiny", "--type=merge", "-p", change)
+    return steps
 
 
 async def kubectl_in(machine: Machine, *arguments: str) -> str:

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.parallel]
 REFUSED, USAGE = 4, 2
 STEPS, BORDER = 12, 9
 """32 packs a step: windows of 8 steps."""
-LONG_STEPS, LATER_BORDER = 24, 17
+LONG_STEPS, LONGER_STEPS, LATER_BORDER = 24, 30, 17
 """Of a run that gets its change in step 3 or 4: the first window after the eight steps that may be known."""
 
 
@@ -84,9 +84,9 @@ def test_a_change_that_is_appended_while_ranks_train_takes_effect_in_that_attemp
     """Two ranks agree on it. What a later attempt trains again is the same, and no earlier step is another one."""
     name = f"live-{engine}"
 
-    def written(*schedule: tuple[int, str]) -> Path:
+    def written(*schedule: tuple[int, str], steps: int = LONG_STEPS) -> Path:
         workers = {"workers": {"replicas": 2, "devices": 1}}
-        return home.write_job(name, **spec(*schedule, steps=LONG_STEPS) | workers)
+        return home.write_job(name, **spec(*schedule, steps=steps) | workers)
 
     running = home.start(written(), POLYREME_DATA_ENGINE=engine)
     with running.held(attempt=1, steps=3):
@@ -96,21 +96,23 @@ def test_a_change_that_is_appended_while_ranks_train_takes_effect_in_that_attemp
         past = home.call("run", str(written((2, "two"))))
         assert past.code == USAGE, past.said
         assert "fromStep 2 was appended, and the run has trained step" in past.said
-        done = home.call("run", str(written((5, "two"))), "-o", "json")
+        done = home.call("run", str(written((5, "two"), steps=LONGER_STEPS)), "-o", "json")
         assert done.code == 0, done.said
+        assert f"extends the run from step {LONG_STEPS} to {LONGER_STEPS}" in done.said
         assert done.item == [{"fromStep": 5, "weights": "two 1", "skipSteps": 0}]
         changes = running.pod_directory(0) / "changes.json"
         running.until(lambda: json.loads(changes.read_text())["schedule"], "the leader has it")
-    with running.held(attempt=1, steps=LATER_BORDER + 2):
+    with running.held(attempt=1, steps=LONG_STEPS + 2):
         running.kill_all()
     first = {record.step: record.loss for record in home.records(name).steps[1]}
-    ended = home.start(written((5, "two")), POLYREME_DATA_ENGINE=engine).end()
+    ended = home.start(written((5, "two"), steps=LONGER_STEPS), POLYREME_DATA_ENGINE=engine).end()
     assert ended.code == 0, ended.said
     records = home.records(name)
     assert records.mixture is not None
     assert [(change.from_step, change.step) for change in records.mixture.changes] == [(5, LATER_BORDER)]
     again = {record.step: record.loss for record in records.steps[2] if record.step in first}
-    assert max(again) > LATER_BORDER
+    assert max(again) > LONG_STEPS
+    assert len(home.losses(name)) == LONGER_STEPS
     assert again == {step: first[step] for step in again}, "steps that both attempts trained"
     assert samples(home, LATER_BORDER - 1, name) == before[LATER_BORDER - 1]
     assert samples(home, LATER_BORDER, name).isdisjoint(before[LATER_BORDER])

@@ -35,11 +35,13 @@ def test_a_finished_run_is_extended_to_what_it_would_have_been(home: PolyremeHom
     assert decaying.code == USAGE, decaying.said
     assert "the learning rate of step 6 would change from 0.001 to 0.000833333" in decaying.said
 
-    done = home.call("run", str(home.write_job("longer", **spec(10, decaySteps=3))))
+    done = home.call("run", str(home.write_job("longer", **spec(10, decaySteps=3))), "-o", "json")
     assert done.code == 0, done.said
     assert "extends the run from step 6 to 10" in done.said
     assert "spec.training.optimizer.decaySteps: 0 -> 3" in done.said
     assert home.losses("longer") == home.losses("whole")
+    report = Path(done.item["report"]).read_text()
+    assert "attempt 2 extends the run from step 6 to 10: spec.training.optimizer.decaySteps: 0 -&gt; 3" in report
 
 
 def test_a_run_of_epochs_ends_when_every_sample_was_visited_so_often(home: PolyremeHome, tmp_path: Path) -> None:

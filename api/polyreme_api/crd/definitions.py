@@ -24,6 +24,9 @@ MUTABLE = frozenset({"suspend", "workers.replicas", "data.onDamage", "checkpoint
 APPEND_ONLY = {"data.schedule": "fromStep"}
 """Lists of a job's spec that may get more entries while it exists, by the field by which their entries rise."""
 
+LAST_MAY_CHANGE = {"training.stages": "name"}
+"""Lists of a job's spec whose last entry may change: how the last stage ends; the leader refuses its other changes."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Definition:
@@ -210,7 +213,7 @@ def object_schema(definition: Definition) -> Schema:
     if not required:
         spec["default"] = default_of(spec)
     if definition.mutable is not None:
-        freeze(spec, mutable=definition.mutable, append_only=APPEND_ONLY)
+        freeze(spec, mutable=definition.mutable, append_only=APPEND_ONLY, last_may_change=LAST_MAY_CHANGE)
     schema = {
         "type": "object",
         "description": plain_text(definition.model.__doc__ or ""),

@@ -374,8 +374,16 @@ _WAITS_DIFFERENTLY = Rule(
     "spec.suspend, change them when it is suspended, and resume it",
 )
 
+_FINISHED = Rule(
+    rule="!has(self.spec.training) || !has(self.spec.training.steps) || self.spec.training.steps == "
+    "oldSelf.spec.training.steps || !has(oldSelf.status) || !has(oldSelf.status.completedAt)",
+    words="spec.training.steps may not change from {oldSelf.spec.training.steps} in a job that has finished; create a "
+    "job with spec.startFrom",
+    plain="spec.training.steps may not change in a job that has finished; create a job with spec.startFrom",
+)
+
 OBJECT_RULES: Mapping[str, tuple[Rule, ...]] = {
-    "TrainingJob": (_name_rule(JOB_NAME_CHARACTERS_MAX, "pods are named after it"), _WAITS_DIFFERENTLY),
+    "TrainingJob": (_name_rule(JOB_NAME_CHARACTERS_MAX, "pods are named after it"), _WAITS_DIFFERENTLY, _FINISHED),
     "TrainingQueue": (
         _CLUSTER_NAME,
         Rule(

@@ -150,9 +150,17 @@ def default_of(schema: Schema) -> Schema:
 
 
 def freeze(
-    schema: Schema, *, mutable: frozenset[str], append_only: Mapping[str, str] = MappingProxyType({}), path: str = ""
+    schema: Schema,
+    *,
+    mutable: frozenset[str],
+    append_only: Mapping[str, str] = MappingProxyType({}),
+    last_may_change: Mapping[str, str] = MappingProxyType({}),
+    path: str = "",
 ) -> None:
-    """Add rules that keep every field as it was, except ``mutable`` ones, and lists to which entries may be appended.
+    """Add rules that keep every field as it was, but for those that are named.
+
+    ``mutable`` fields may change, ``append_only`` lists get entries at their end, of ``last_may_change`` lists the last
+    entry may change; both are named with the field that orders or names their entries.
 
     The server runs all of them whenever a status is written, and whenever a rule names a field of an object, it lists
     all fields of that object again. So each value is kept by a rule of its own, which names none; it runs only while
@@ -162,7 +170,15 @@ def freeze(
     for name, inner in schema["properties"].items():
         place = f"{path}{name}"
         if "properties" in inner and KEEPS_UNKNOWN not in inner:
-            freeze(inner, mutable=mutable, append_only=append_only, path=f"{place}.")
+            freeze(
+                inner,
+                mutable=mutable,
+                append_only=append_only,
+                last_may_change=last_may_change,
+                path=f"{place}.",
+            )
+        elif place in last_may_change:
+            _add_rule(inner, _kept_but_last(place, last_may_change[place]))
         elif place in append_only:
             _add_rule(inner, _kept_entries(place, append_only[place]))
         elif place not in mutable:
@@ -194,6 +210,17 @@ def _kept_entries(place: str, key: str) -> dict[str, str]:
         "those that it had, in their order, and append others"
     )
     return Rule(rule=rule, words=words, plain=plain).to_object()
+
+
+def _kept_but_last(place: str, key: str) -> dict[str, str]:
+    """Write the rule that a list keeps its entries but for what its last one says."""
+    others = "{0}.filter(e, e.{1} != {0}[size({0}) - 1].{1})"
+    rule = (
+        "self == oldSelf || (size(self) > 0 && size(self) == size(oldSelf) && "
+        f"self[size(self) - 1].{key} == oldSelf[size(self) - 1].{key} && "
+        f"{others.format('self', key)} == {others.format('oldSelf', key)})"
+    )
+    return Rule(rule=rule, words=f"spec.{place} may change in its last entry only; recreate the job").to_object()
 
 
 def _kept_presence(schema: Schema, optional: Sequence[str], path: str) -> dict[str, str]:

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from polyreme.plugin.printing import columns, facts
-from polyreme.plugin.rows import age, goodput, message_of, progress_of, ready_of, reason_of, state_of
+from polyreme.plugin.rows import age, goodput, message_of, progress_of, ready_of, reason_of, state_of, steps_of
 from polyreme.plugin.snapshot import Snapshot
 from polyreme.views.formatting import duration, rate, share
 from polyreme_api.job.status import AttemptStatus
@@ -47,8 +47,7 @@ def render(seen: Snapshot, job: JobView, events: Sequence[Manifest], *, doubt: s
 
 def _head(seen: Snapshot, job: JobView, doubt: str) -> list[tuple[str, object]]:
     spec, status, attempt, record = job.spec, job.status, job.attempt, progress_of(seen, job)
-    steps = spec.training.steps if spec is not None and spec.training is not None else None
-    steps = steps or (record.steps or None if record is not None else None)
+    steps = steps_of(job, record)
     step = status.step if record is None or status.finished else max(status.step, record.step)
     checkpoint = status.last_checkpoint
     pace = f"{duration(record.step_seconds)} a step, {rate(record.tokens_per_second)}" if record is not None else None

@@ -147,9 +147,15 @@ def _get_row(job: JobView, now_s: float, *, wide: bool, namespaced: bool) -> lis
     return row
 
 
+def steps_of(job: JobView, record: ProgressRecord | None) -> int | None:
+    """Return the steps of a run: by which its ranks train, or those of its spec; None while they are not counted."""
+    training = job.spec.training if job.spec is not None else None
+    return (record.steps if record is not None else 0) or (training.steps if training is not None else None)
+
+
 def _top_row(job: JobView, record: ProgressRecord | None) -> dict[str, Any]:
-    attempt, training = job.attempt, job.spec.training if job.spec is not None else None
-    steps = (training.steps if training is not None else None) or (record.steps or None if record is not None else None)
+    attempt = job.attempt
+    steps = steps_of(job, record)
     step = max(job.status.step, record.step if record is not None else 0)
     pace_s = record.step_seconds if record is not None else None
     return {

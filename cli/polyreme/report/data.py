@@ -191,6 +191,8 @@ class ReportData:
     thrown_away: Sequence[StepRecord] = ()
     """Steps that were trained, and trained again by a later attempt."""
     attempts: Sequence[AttemptRow] = ()
+    course: Sequence[str] = ()
+    """Sentences on the checkpoint that the run started from, and on how its end was moved."""
     time_shares: Sequence[TimeShare] = ()
     """What the wall time was spent on, all of it."""
     training_stages: Sequence[TrainedStage] = ()

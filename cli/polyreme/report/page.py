@@ -41,7 +41,7 @@ def build_report(data: ReportData) -> str:
         _time(data),
         _evaluation(data),
         _data_plane(data),
-        _attempts(data.attempts),
+        _attempts(data.attempts, data.course),
         _checkpoints(data),
         _plan(data),
         _job(data),
@@ -277,7 +277,7 @@ def _data_words(data: ReportData) -> str:
     )
 
 
-def _attempts(attempts: Sequence[AttemptRow]) -> str:
+def _attempts(attempts: Sequence[AttemptRow], course: Sequence[str]) -> str:
     rows = [
         (
             str(attempt.number),
@@ -289,7 +289,8 @@ def _attempts(attempts: Sequence[AttemptRow]) -> str:
         )
         for attempt in attempts
     ]
-    return "<h2>Attempts</h2>" + _table(("#", "how", "started", "#steps", "#took", "end"), rows) if rows else ""
+    said = "".join(f"<p>{safe(words)}</p>" for words in course)
+    return f"<h2>Attempts</h2>{said}" + _table(("#", "how", "started", "#steps", "#took", "end"), rows) if rows else ""
 
 
 def _checkpoints(data: ReportData) -> str:

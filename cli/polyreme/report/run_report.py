@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 import os
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,13 +26,14 @@ from polyreme.report.data import (
 from polyreme.report.run_times import RunTimes, run_times
 from polyreme.run_files.data import steps_of
 from polyreme.run_files.paths import RunDirectory
-from polyreme.run_files.records import RunRecords
+from polyreme.run_files.records import RunRecords, checkpoint_url, read_start
 from polyreme.run_files.timeline import Moment
 from polyreme_api.fields import Condition
 from polyreme_api.job import TrainingJob
 from polyreme_api.job.data import Data
 from polyreme_api.mixture import MixtureRecord
 from polyreme_planner.curriculum import curriculum_stages
+from polyreme_planner.extension import extension_words
 from polyreme_planner.mixture import mixture_changes
 from polyreme_planner.plan import Plan, plan_for
 from polyreme_system.files import read_json
@@ -96,6 +98,7 @@ def gather(
         steps=records.history,
         thrown_away=records.discarded,
         attempts=times.attempts,
+        course=_course(run, job, records),
         time_shares=times.shares,
         training_stages=_training_stages(job),
         experts=_experts(records.routing),
@@ -113,6 +116,18 @@ def gather(
         ],
         environment=_environment(),
     )
+
+
+def _course(run: RunDirectory, job: TrainingJob, records: RunRecords) -> list[str]:
+    """Say which checkpoint the run started from, and how its end was moved, by attempt."""
+    started = read_start(checkpoint_url(run, job)) if job.spec.start_from is not None else ""
+    trained = [(of, of.mixture.training) for of in records.points if of.mixture is not None and of.mixture.training]
+    moved = [
+        f"attempt {point.attempt} {extension_words(before, after, after_step=point.step)}"
+        for (_, before), (point, after) in itertools.pairwise(trained)
+        if before != after
+    ]
+    return [*([started] if started else []), *moved]
 
 
 def _plan(job: TrainingJob) -> Plan:

@@ -14,7 +14,16 @@ from polyreme_api import incident as incident_types
 from polyreme_api import label_selector as selector_types
 from polyreme_api import queue as queue_types
 from polyreme_api import topology as topology_types
-from polyreme_api.crd.definitions import APPEND_ONLY, DEFINITIONS, JOB, MUTABLE, Definition, crd, object_schema
+from polyreme_api.crd.definitions import (
+    APPEND_ONLY,
+    DEFINITIONS,
+    JOB,
+    LAST_MAY_CHANGE,
+    MUTABLE,
+    Definition,
+    crd,
+    object_schema,
+)
 from polyreme_api.crd.pod_template import KEEPS_UNKNOWN
 from polyreme_api.crd.rule import Rule
 from polyreme_api.crd.rules import LIST_KEYS, OBJECT_RULES, RULES, TEMPLATE_RULES, UNFILLED, UNTIL_ADMITTED
@@ -161,6 +170,9 @@ def test_the_status_has_no_defaults() -> None:
         assert not [path for path, node in nodes(found["status"]) if "default" in node]
 
 
+LISTS = {f"spec.{path}" for path in (*APPEND_ONLY, *LAST_MAY_CHANGE)}
+
+
 def rules_at(path: str) -> list[str]:
     return [rule["rule"] for rule in NODES[path].get("x-kubernetes-validations", ())]
 
@@ -176,12 +188,14 @@ def test_only_replicas_suspend_what_damage_does_and_the_end_of_the_run_may_chang
     leaves = [path for path, node in NODES.items() if path.startswith("spec.") and "properties" not in node]
     outside = [path for path in leaves if "[]" not in path and "{}" not in path]
     changeable = {path for path in outside if "self == oldSelf" not in rules_at(path)}
+    changeable -= {f"spec.{path}" for path in LAST_MAY_CHANGE}
     assert changeable == {f"spec.{path}" for path in (*MUTABLE, *APPEND_ONLY)}
     always = {"spec.suspend", "spec.workers.replicas", "spec.data.onDamage", "spec.data.schedule"}
     always |= {"spec.checkpoint.keep", "spec.training.steps"}
     always |= {f"spec.training.optimizer.{name}" for name in ("decaySteps", "finalLearningRate")}
     assert changeable == always | {f"spec.{name}" for name in UNTIL_ADMITTED}
-    (admitted,) = (rule for rule in rules_at("") if "oldSelf" in rule)
+    admitted, finished = (rule for rule in rules_at("") if "oldSelf" in rule)
+    assert "oldSelf.status.completedAt" in finished
     assert all(f"self.spec.{name} == oldSelf.spec.{name}" in admitted for name in UNTIL_ADMITTED)
     (kept,) = rules_at("spec.data.schedule")
     assert kept.endswith("self.filter(e, e.fromStep <= oldSelf[size(oldSelf) - 1].fromStep) == oldSelf")
@@ -207,7 +221,7 @@ def test_a_field_without_default_neither_comes_nor_goes() -> None:
 def test_a_value_that_may_not_change_names_no_field() -> None:
     """The server runs every transition rule at every write of a status, and for a field named lists all of them."""
     for path in NODES.keys() - {""}:
-        for rule in (rule for rule in rules_at(path) if "oldSelf" in rule and path != "spec.data.schedule"):
+        for rule in (rule for rule in rules_at(path) if "oldSelf" in rule and path not in LISTS):
             assert rule == "self == oldSelf" or rule.startswith("size(dyn(self)) == size(dyn(oldSelf)) && "), path
         assert "properties" not in NODES[path] or "self == oldSelf" not in rules_at(path), path
 

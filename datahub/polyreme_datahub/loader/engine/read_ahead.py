@@ -154,7 +154,7 @@ class ReadAhead:
         bytes_max: int = BYTES_MAX,
         steps_ahead: int = STEPS_AHEAD,
     ) -> None:
-        self._source, self._last_step = source, last_step
+        self._source, self.last_step = source, last_step
         self._bytes_max, self._steps_ahead = bytes_max, steps_ahead
         self._entries: dict[Key, _Entry] = {}
         self._held_bytes = 0
@@ -214,7 +214,7 @@ class ReadAhead:
 
     def _steps_like(self, step: int) -> list[int]:
         """Return the next steps that have as many packs, each as long."""
-        source, until = self._source, min(step + self._steps_ahead, self._last_step)
+        source, until = self._source, min(step + self._steps_ahead, self.last_step)
         like = (source.packs_in(step), source.pack_tokens_in(step))
         steps = range(step + 1, until + 1)
         return [after for after in steps if (source.packs_in(after), source.pack_tokens_in(after)) == like]

@@ -232,6 +232,8 @@ class Engine:
                 return arrays.message, arrays
             case {"call": "refresh"}:
                 source.refresh()
+                # The end of the run may have moved; what is read after it is dropped.
+                session.ahead.last_step = STEPS_MAX
                 return {}, None
             case {"call": "state", "step": step}:
                 return {"state": source.state(step)}, None

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from polyreme_api.job.spec import TrainingJobSpec
-from polyreme_api.mixture import MixtureRecord
 from polyreme_datahub.digests import digest_value
 from polyreme_datahub.job_data import datasets_of
 from polyreme_datahub.registry import datasets
 from polyreme_datahub.registry.datasets import DatasetVersion
 from polyreme_datahub.registry.engine import Database
 from polyreme_datahub.sources.digits import sample_sources
-from polyreme_datahub.sources.open import describe_generated, holds_preferences
-from polyreme_planner.mixture import segments_of
-from polyreme_planner.stage_sources import check_sources
+from polyreme_datahub.sources.open import describe_generated
 
 
 def resolve(database: Database, reference: str, *, now_s: float) -> DatasetVersion:
@@ -35,13 +32,10 @@ def resolve(database: Database, reference: str, *, now_s: float) -> DatasetVersi
 
 
 def check_spec(database: Database, spec: TrainingJobSpec) -> None:
-    """Refuse datasets that do not exist, and stages that draw from records of another kind than they train on.
-
-    Entries of the schedule are looked at when the data are opened: those that were appended since must end no run.
+    """Refuse datasets that do not exist.
 
     Raises:
         DatasetNotFoundError: Naming the nearest names there are.
-        InvalidConfigError: Naming the stage and the source.
     """
     samples = sample_sources()
     trained, heldout = datasets_of(spec)
@@ -51,16 +45,3 @@ def check_spec(database: Database, spec: TrainingJobSpec) -> None:
             raise datasets.not_found(reference, sorted({*datasets.names(database), *samples}))
         if number and not (name in samples and number == "1"):
             datasets.find_version(database, reference)
-    if not spec.data.sources:  # its own container brings its data
-        return
-
-    def holds(reference: str) -> bool:
-        name = reference.partition("@")[0]
-        known = datasets.exists(database, name)
-        return holds_preferences(datasets.find_version(database, reference).source if known else samples[name])
-
-    check_sources(
-        spec,
-        segments_of(spec, MixtureRecord()),
-        preferences=[holds(source.dataset) for source in spec.data.sources],
-    )

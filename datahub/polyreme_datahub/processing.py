@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from polyreme_api.job.spec import TrainingJobSpec
+from polyreme_api.mixture import MixtureRecord
 from polyreme_datahub.block_sealing import BLOCK_LOOKS_MAX, BlockSealing
 from polyreme_datahub.errors import IndexDamagedError
 from polyreme_datahub.index.blocks import Journal, Opening
@@ -35,8 +36,11 @@ from polyreme_datahub.runner.flow_meter import OnProgress
 from polyreme_datahub.runner.index_writer import INDEX, IndexParameters, IndexWriter
 from polyreme_datahub.runner.outcomes import SHOWN_MAX
 from polyreme_datahub.runner.stored import digests_of
+from polyreme_datahub.sources.open import holds_preferences
 from polyreme_datahub.tokens import TextTokenizer
+from polyreme_planner.mixture import segments_of
 from polyreme_planner.plan import shape_of
+from polyreme_planner.stage_sources import check_sources
 
 TOKENIZER = "tokenizer"
 """The constant of a recipe that is the job's tokenizer: ``{"tokenizer": digest of its file}``, with that blob."""
@@ -85,6 +89,19 @@ class JobVersions:
         return {**self.trained, **self.heldout}
 
 
+def check_kinds(spec: TrainingJobSpec, versions: JobVersions) -> None:
+    """Refuse stages that draw from records of another kind than they train on.
+
+    Entries of the schedule are looked at when the data are opened: those that were appended since must end no run.
+
+    Raises:
+        InvalidConfigError: Naming the stage and the source.
+    """
+    if spec.data.sources:
+        holds = [holds_preferences(versions.trained[source.dataset].source) for source in spec.data.sources]
+        check_sources(spec, segments_of(spec, MixtureRecord()), preferences=holds)
+
+
 class Processing:
     """One run over a job's data.
 
@@ -108,6 +125,7 @@ class Processing:
         opening = journal.opening() if journal is not None else None
         before = read_plan(self._lakehouse, key) if job else {}
         versions = self._versions(spec, opening.references if opening is not None else before.get("references", {}))
+        check_kinds(spec, versions)
         images = ImageSizes.of(spec)
         recipe = self._recipe(images, {TOKENIZER: ""})
         operations = (INGEST, *(step.name for step in recipe.steps), INDEX)

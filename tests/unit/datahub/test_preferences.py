@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyreme.job_files import read_job
 from polyreme.report.preview_page import build_preview
 from polyreme_api.batch import IGNORED_TARGET
 from polyreme_api.errors import InvalidConfigError
@@ -363,14 +362,19 @@ def test_a_stage_draws_from_records_of_the_kind_that_it_trains_on(home: Home) ->
         assert expected in refused.value.message
         if not more.get("schedule"):
             with pytest.raises(InvalidConfigError) as refused:
-                hub.check_datasets(home.registry, spec(stages, **more))
+                home.process(spec(stages, **more))
             assert expected in refused.value.message
 
 
-def test_a_job_that_brings_its_own_data_draws_from_nothing(home: Home) -> None:
-    sample = read_job(Path("manifests/samples/own-container.yaml"))
-    assert not sample.spec.data.sources
-    hub.check_datasets(home.registry, sample.spec)
+def test_a_running_job_keeps_the_kind_of_the_version_that_it_began_with(home: Home, tmp_path: Path) -> None:
+    plain = [{"messages": [turn("user", f"q{at}"), turn("assistant", f"a{at}")]} for at in range(9)]
+    home.register("grown", write_jsonl(tmp_path, plain))
+    made = make_spec(["grown"])
+    home.process(made, "uid")
+    home.register("grown", write_jsonl(tmp_path, RECORDS[1:3]))
+    home.process(made, "uid")
+    with pytest.raises(InvalidConfigError, match=r"'s0' \(grown\) holds preferences and has weight in a run that is"):
+        home.process(made, "another")
 
 
 def test_an_appended_change_of_other_kind_is_ignored(home: Home, caplog: pytest.LogCaptureFixture) -> None:

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 MESSAGE_CHARACTERS_MAX = 1024
+NOTICE_CHARACTERS_MAX = 320
 LAYERS_MAX = 96
 """Most layers whose routing is reported on the Lease: more would not fit a line that is written whole."""
 ALL_SETS = ""
@@ -185,6 +186,8 @@ class ProgressRecord(_Record):
     """Checks of the nodes before the ranks start; None: there are none."""
     outcome: Outcome | None = None
     message: str = Field(default="", max_length=MESSAGE_CHARACTERS_MAX)
+    notice: str = Field(default="", max_length=NOTICE_CHARACTERS_MAX)
+    """What a user should know while the attempt trains: what became of a changed end, or what it started from."""
     updated_at_s: float = 0.0
     sequence: int = Field(default=0, ge=0)
     """Number of this record: it rises with each that the job's leaders sign."""

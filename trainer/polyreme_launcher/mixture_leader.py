@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +63,12 @@ class MixtureLeader:
         self._file, self._store, self._attempt, self._spec = file, store, attempt, spec
         self._seen: tuple[int, int] | None = None
 
-    def __call__(self, step: int) -> bool:
+    def __call__(self, step: int, note: Callable[[str], None] = lambda _: None) -> bool:
         """Fix what was appended since the last call; tell whether other ranks have something to read.
 
         Args:
             step: The step that is trained now.
+            note: Takes a sentence on what becomes of a changed end of the run.
 
         Raises:
             StoreFailedError: If the store stays away.
@@ -82,6 +83,7 @@ class MixtureLeader:
         after_step = step + STEPS_AHEAD_MAX
         for sentence in training_words(spec, known, after_step=after_step):
             _log.warning("%s", sentence)
+            note(sentence)
         fixed = next_mixture(spec, known, after_step=after_step)
         if fixed == known:
             return False

@@ -14,7 +14,7 @@ import logging
 import os
 import select
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from polyreme_api import environment as names
@@ -48,6 +48,7 @@ from polyreme_trainer.model.compute_options import ComputeOptions
 from polyreme_trainer.parallel.device import check_shared_memory, full_memory, take_device
 from polyreme_trainer.parallel.pipeline import PipelineSettings, stage_ranks
 from polyreme_trainer.parallel.world import RankSettings
+from polyreme_trainer.train.loop import Amend, no_changes
 from polyreme_trainer.train.run import train_rank
 from polyreme_trainer.train.settings import (
     CheckpointSettings,
@@ -176,10 +177,10 @@ def _train(environment: Mapping[str, str]) -> int:
         raise out_of_memory_error(job.spec, plan, message) from error
 
 
-def _amend(rank: RankEnvironment, spec: TrainingJobSpec) -> Callable[[int], bool]:
+def _amend(rank: RankEnvironment, spec: TrainingJobSpec) -> Amend:
     """Return how changes of the mixture are fixed while ranks train: rank 0 does, beside the leader."""
     if rank.rank:
-        return lambda _: False
+        return no_changes
     file = Path(rank.job_file).with_name(CHANGES_FILE)
     return MixtureLeader(file, open_store(rank.checkpoint_url), attempt=rank.attempt, spec=spec)
 

@@ -246,13 +246,21 @@ def count_steps(objects_url: str, spec: TrainingJobSpec, *, job: str) -> int:
     """Count the steps of a job's epochs, by the data that are processed.
 
     Raises:
-        InvalidConfigError: As ``steps_of_epochs``.
+        InvalidConfigError: As ``steps_of_epochs``, or if the warm-up would be longer than the run.
     """
     data = _stored(objects_url, spec, job, None)
     tokenizer = data.tokenizer()
     lengths = tuple(data.index(source.dataset, tokenizer).lengths for source in spec.data.sources)
     order = _order(spec, lengths, segments_of(spec), version=order_of(data.plan))
-    return steps_of_epochs(weighed(order, spec.data), spec.training.epochs or 1)
+    epochs, warmup_steps = spec.training.epochs or 1, spec.training.optimizer.warmup_steps
+    steps = steps_of_epochs(weighed(order, spec.data), epochs)
+    if warmup_steps > steps:
+        raise InvalidConfigError(
+            f"the warm-up is longer than the run: {warmup_steps} steps of {steps}, which {epochs} epochs of the data "
+            f"take; expected at most {steps}",
+            field="spec.training.optimizer.warmupSteps",
+        )
+    return steps
 
 
 def open_held_out(

@@ -208,7 +208,9 @@ def _observed(
     elif report is not None and not released:
         after.set(ConditionType.NODES_CHECKED, False, Reason.CHECKING_NODES, report.waits)
     if stall is None:
-        words = record.message if record is not None and reason is Reason.SCORING else ""
+        words = ""
+        if record is not None and reason in {Reason.SCORING, Reason.TRAINING}:
+            words = record.message if reason is Reason.SCORING else record.notice
         after.set(ConditionType.RUNNING, released and reason in WORKING, reason, words)
     elif _is_new(snapshot):
         # Reported once, since the message changes with every observation.

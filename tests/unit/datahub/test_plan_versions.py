@@ -1,16 +1,19 @@
-"""Plans of earlier releases: a job that has begun keeps its order and its pixels."""
+"""Plans keep what a job began with: order and pixels of an earlier release, the steps of its epochs."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from polyreme_api.errors import RefusedError
+from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError, RefusedError
+from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_datahub.index.format import EVEN, NEWEST, WINDOWED, parse_plan, plan_key, seal_plan
 from polyreme_datahub.job_data import plan_data
 from polyreme_datahub.loader import job_packs
+from polyreme_datahub.loader.open import open_steps
 from tests.unit.datahub.jobs import Home, digits, make_spec
 
 pytestmark = pytest.mark.slow
@@ -31,3 +34,26 @@ def test_a_job_that_began_with_an_earlier_release_keeps_its_order_and_its_pixels
     file.write_text(json.dumps(seal_plan({**plan, "order": EVEN + 1})))
     with pytest.raises(RefusedError, match="samples are ordered in a way of a newer release: 3, this release reads up"):
         job_packs.open_source(home.objects, spec, job="begun")
+
+
+def test_the_steps_of_epochs_are_counted_once_and_kept_in_the_plan(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    home.register("few", digits(1, pages=20))
+    given = make_spec(["few"], packs_per_step=1).model_dump(mode="json", by_alias=True, exclude_none=True)
+    del given["training"]["steps"]
+
+    def of_epochs(epochs: int, **optimizer: Any) -> TrainingJobSpec:
+        training = {**given["training"], "epochs": epochs, "optimizer": optimizer}
+        return TrainingJobSpec.model_validate({**given, "training": training})
+
+    with pytest.raises(InvalidConfigError, match="the warm-up is longer than the run: 900 steps of"):
+        home.process(of_epochs(2, warmupSteps=900), job="j")
+    two, three = (home.process(of_epochs(epochs), job="j").steps for epochs in (2, 3))
+    assert two is not None
+    assert three is not None
+    assert two < three
+    again = home.process(of_epochs(2), job="j")
+    assert again.steps == two
+    assert open_steps(home.objects, of_epochs(3), job="j").training.steps == three
+    with pytest.raises(EnvironmentFailedError, match="steps of 4 epochs are not counted"):
+        open_steps(home.objects, of_epochs(4), job="j")

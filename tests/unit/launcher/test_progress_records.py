@@ -4,7 +4,14 @@ import select
 
 import pytest
 
-from polyreme_api.progress import LAYERS_MAX, CheckpointRef, ProgressRecord, RankPhase, RoutingByLayer
+from polyreme_api.progress import (
+    LAYERS_MAX,
+    NOTICE_CHARACTERS_MAX,
+    CheckpointRef,
+    ProgressRecord,
+    RankPhase,
+    RoutingByLayer,
+)
 from polyreme_launcher.protocol.messages import Exited
 from polyreme_launcher.protocol.records import cause_of, with_rank_record
 
@@ -49,6 +56,7 @@ def test_the_longest_record_of_a_rank_is_one_that_a_pipe_takes_whole() -> None:
         checkpoint=CheckpointRef(attempt=100_000, step=100_000_000),
         resumed_from_step=100_000_000,
         routing=full,
+        notice="n" * NOTICE_CHARACTERS_MAX,
         updated_at_s=1764000000.1234567,
     )
     assert len(record.model_dump_json(by_alias=True)) + 1 <= select.PIPE_BUF

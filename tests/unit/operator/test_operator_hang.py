@@ -180,3 +180,11 @@ def test_time_without_a_step_is_counted_from_the_record_that_first_said_it() -> 
 
 def decided(found: JobSnapshot) -> tuple[object, ...]:
     return reconcile(found, NOW_S, defaults=DEFAULTS).actions
+
+
+def test_a_notice_of_rank_0_is_the_message_of_the_condition_running_while_it_trains() -> None:
+    words = "extends the run from step 100 to 200: spec.training.steps: 100 -> 200"
+    seen = stalling(seen_s=0, said_s=0, idle_ranks=0, released=True, joined=2, notice=words, message="another")
+    running = written(decide(seen)).condition("Running")
+    assert running is not None
+    assert (running.status, running.reason, running.message) == ("True", Reason.TRAINING, words)

@@ -34,6 +34,16 @@ Renew = Callable[[TrainSettings], TrainSettings]
 """Returns settings with the steps and learning rates that were fixed last for the attempt."""
 
 
+Amend = Callable[[int, Callable[[str], None]], bool]
+"""Fixes changes of the job that were asked for, in the step of that number, and gives the other function a sentence
+on each that a user should know; tells whether ranks have something to read."""
+
+
+def no_changes(number: int, note: Callable[[str], None]) -> bool:  # noqa: ARG001 - as an ``Amend``
+    """Fix nothing."""
+    return False
+
+
 def unchanged(settings: TrainSettings) -> TrainSettings:
     """Return settings as they are."""
     return settings
@@ -65,8 +75,7 @@ class Loop:
     evaluation: EvaluationSource | None
     """Held-out samples, for their loss during training."""
     clock: Clock
-    amend: Callable[[int], bool] = lambda _: False
-    """Fixes changes of the job that were asked for, in the step of that number; tells whether there were any."""
+    amend: Amend = no_changes
     renew: Renew = unchanged
 
     def run(self) -> LoopEnd:
@@ -127,7 +136,9 @@ class Loop:
         data_wait_s = self.clock.steady_s() - waits_s
         microbatches = to_microbatches(self.state, packs, settings)
         stop, save = self.requests.stop, self.requests.save
-        local = backward(self.state, *microbatches, stop=stop, save=save, refresh=self.amend(number))
+        local = backward(
+            self.state, *microbatches, stop=stop, save=save, refresh=self.amend(number, self.reporter.note)
+        )
         total = reduce(self.state, local, self.meshes)
         self.requests.save &= not save
         if total.refresh:

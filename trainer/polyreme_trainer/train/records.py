@@ -14,6 +14,7 @@ from polyreme_api.clock import Clock
 from polyreme_api.history import steps_key
 from polyreme_api.progress import (
     ALL_SETS,
+    NOTICE_CHARACTERS_MAX,
     CheckpointRef,
     ProgressRecord,
     ProgressSink,
@@ -42,6 +43,10 @@ class Reporter:
     def phase(self, phase: RankPhase, *, message: str = "") -> None:
         """Report the phase of the ranks."""
         self._report({"phase": phase, "message": message})
+
+    def note(self, words: str) -> None:
+        """Report what a user should know while this attempt trains; the newest such sentence is kept."""
+        self._report({"notice": words[:NOTICE_CHARACTERS_MAX]})
 
     def resumed(self, step: int) -> None:
         """Report the step after which this attempt resumes."""

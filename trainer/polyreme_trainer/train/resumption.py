@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
 
@@ -38,16 +39,23 @@ TOKENIZER = "tokenizer"
 _log = logging.getLogger(__name__)
 
 
-def resume(settings: TrainSettings, state: TrainState, source: BatchSource, world: World) -> str:
-    """Load the one checkpoint that the attempt was given, if any, and never look for another; else start a new run.
+@dataclasses.dataclass(frozen=True, slots=True)
+class Beginning:
+    """How an attempt begins."""
 
-    Returns:
-        The digest of the weights that adapters are trained beside; empty without adapters.
+    base: str
+    """Digest of the weights that adapters are trained beside; empty without adapters."""
+    words: str = ""
+    """Sentence on what was taken over from a checkpoint of another run; empty where it begins with none."""
+
+
+def resume(settings: TrainSettings, state: TrainState, source: BatchSource, world: World) -> Beginning:
+    """Load the one checkpoint that the attempt was given, if any, and never look for another; else start a new run.
 
     Raises:
         PolyremeError: If the checkpoint can't be used.
     """
-    saved, start, base = settings.checkpoint, settings.checkpoint.start_from, ""
+    saved, start, base, words = settings.checkpoint, settings.checkpoint.start_from, "", ""
     if settings.rank.rank == 0:
         name_unusable(saved.store)
     fresh = saved.resume_from is None and start is None
@@ -64,10 +72,10 @@ def resume(settings: TrainSettings, state: TrainState, source: BatchSource, worl
         _load(settings, state, marker, world, saved.store, copies=copies_of(settings))
         _continue_at(state, marker, step=marker.step)
     elif start is not None:
-        _start(settings, state, source, world, start, base=base)
+        words = _start(settings, state, source, world, start, base=base)
     else:
         torch.manual_seed(settings.seed * 1_000_003 + settings.rank.rank)
-    return base
+    return Beginning(base, words)
 
 
 def copies_of(settings: TrainSettings) -> HostCopies | None:
@@ -84,8 +92,12 @@ def _start(
     start: StartPoint,
     *,
     base: str,
-) -> None:
-    """Begin with a checkpoint of another run: with its place in the data, if these are the same, or from step 1."""
+) -> str:
+    """Begin with a checkpoint of another run: with its place in the data, if these are the same, or from step 1.
+
+    Returns:
+        A sentence on what was taken over.
+    """
     try:
         if start.store.exists(f"{start.name}/{DAMAGE_RECORD}"):
             raise RefusedError(f"checkpoint is damaged: {start.name}, see its {DAMAGE_RECORD}")
@@ -114,6 +126,7 @@ def _start(
             settings.checkpoint.store.put_if_absent(START_KEY, json.dumps(record).encode())
     _load(settings, state, marker, world, start.store, copies=None)
     _continue_at(state, marker, step=marker.step if same else 0)
+    return words
 
 
 def start_words(start: StartPoint, marker: CommitMarker, *, same: bool) -> str:

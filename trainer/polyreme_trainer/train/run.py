@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import logging
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -25,7 +24,7 @@ from polyreme_trainer.export.stored import StoredExport
 from polyreme_trainer.parallel.world import World, open_world
 from polyreme_trainer.train.evaluation import evaluate, write_evaluation
 from polyreme_trainer.train.export import export
-from polyreme_trainer.train.loop import Loop, LoopEnd, Renew, unchanged
+from polyreme_trainer.train.loop import Amend, Loop, LoopEnd, Renew, no_changes, unchanged
 from polyreme_trainer.train.microbatches import PackReader
 from polyreme_trainer.train.records import Reporter, open_step_log
 from polyreme_trainer.train.resumption import copies_of, resume
@@ -44,7 +43,7 @@ def train_rank(
     evaluation: EvaluationSource | None,
     sink: ProgressSink,
     clock: Clock,
-    amend: Callable[[int], bool] = lambda _: False,
+    amend: Amend = no_changes,
     renew: Renew = unchanged,
 ) -> int:
     """Train one rank of an attempt from its resume point to the end.
@@ -81,7 +80,7 @@ def _train(
     *,
     requests: Requests,
     reporter: Reporter,
-    amend: Callable[[int], bool],
+    amend: Amend,
     renew: Renew,
 ) -> int:
     rank, saved = settings.rank, settings.checkpoint
@@ -90,11 +89,12 @@ def _train(
     with open_world(rank, settings.layout) as world:
         reporter.phase(RankPhase.LOADING)
         state = open_state(settings, world.meshes, media_token=source.token_ids.media)
-        base = resume(settings, state, source, world)
+        beginning = resume(settings, state, source, world)
         enter(state, settings.stage_at(state.step + 1))
         reporter.resumed(state.step)
+        reporter.note(beginning.words)
         with (
-            _writer(settings, state, world, reporter, base=base) as writer,
+            _writer(settings, state, world, reporter, base=beginning.base) as writer,
             open_step_log(saved.store, saved.folder, rank.attempt, rank=rank.rank) as log,
             PackReader(
                 source,

@@ -167,7 +167,8 @@ def test_an_order_that_is_amended_while_it_is_read_is_that_of_a_later_attempt(ru
 @given(runs())
 def test_what_a_checkpoint_says_of_the_mixture_restores_it(run: Run) -> None:
     for spec, record in zip(run.specs, run.records, strict=True):
-        assert restored_mixture(spec, record.summary()) == record
+        # The end of the run is not in a checkpoint: without a resume point it is the spec's.
+        assert restored_mixture(spec, record.summary()) == record.model_copy(update={"training": None})
 
 
 @pytest.mark.parametrize("steps", [4, 8, 6])

@@ -17,6 +17,7 @@ from polyreme_datahub.registry import schema
 from polyreme_datahub.registry.engine import Database, open_database
 from polyreme_datahub.registry.progress import INDEXES_MAX
 from polyreme_datahub.runner.outcomes import SHOWN_MAX
+from polyreme_datahub.sources.digits import sample_sources
 from tests.unit.datahub.jobs import Home, make_spec
 
 VERSIONS, LETTERS, INDEXES = 1500, 3000, 150
@@ -86,13 +87,13 @@ def test_datasets_are_listed_page_by_page_with_one_query_each(database: Database
             break
         names += [summary.name for summary in page]
     assert names == sorted(set(names))
-    assert len(names) == VERSIONS + 1 + 8
+    assert len(names) == VERSIONS + 1 + len(sample_sources())
     assert next(s for s in dataset_views.summaries(database) if s.name == "one").versions == VERSIONS
 
 
 @pytest.mark.usefixtures("database")
 def test_all_datasets_are_listed_however_many_there_are(tmp_path: Path) -> None:
-    assert len(hub.list_datasets(Home(tmp_path).registry)) == VERSIONS + 1 + 8
+    assert len(hub.list_datasets(Home(tmp_path).registry)) == VERSIONS + 1 + len(sample_sources())
 
 
 def test_a_job_is_checked_by_one_or_two_queries_a_dataset(database: Database) -> None:

@@ -78,6 +78,9 @@ def test_a_run_that_starts_from_a_checkpoint_continues_as_its_run_would_have(hom
     def starting(name: str, **parts: Any) -> Path:
         return home.write_job(name, **{**whole, "startFrom": {"checkpoint": f"{root}/{kept}"}, **parts})
 
+    killed = home.start(starting("second"))
+    with killed.held(attempt=1, steps=1):
+        killed.kill_all()
     done = home.call("run", str(starting("second")), "-o", "json")
     assert done.code == 0, done.said
     assert "weights, the optimizer's state and the place in the data are taken over, so the next step is 7" in done.said

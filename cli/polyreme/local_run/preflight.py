@@ -175,7 +175,7 @@ def check_start(job: TrainingJob) -> None:
         return
     field = "spec.startFrom.checkpoint"
     root, name = checkpoint_at(job.spec.start_from.checkpoint)
-    found = [stored for stored in survey(open_checkpoints(root)).checkpoints if stored.name == name]
+    found = [stored for stored in survey(open_checkpoints(root, field=field)).checkpoints if stored.name == name]
     if not found:
         raise InvalidConfigError(f"no checkpoint {name} in {root}", field=field)
     if (marker := found[0].marker) is None:
@@ -263,8 +263,8 @@ def check_rates(job: TrainingJob) -> None:
             )
 
 
-def open_checkpoints(url: str) -> ObjectStore:
-    """Open a checkpoint root.
+def open_checkpoints(url: str, *, field: str = "spec.checkpoint.location") -> ObjectStore:
+    """Open a checkpoint root that a field names.
 
     Raises:
         InvalidConfigError: If the URL names no store.
@@ -272,7 +272,7 @@ def open_checkpoints(url: str) -> ObjectStore:
     try:
         return open_store(url)
     except InvalidConfigError as error:
-        raise InvalidConfigError(error.message, field="spec.checkpoint.location") from error
+        raise InvalidConfigError(error.message, field=field) from error
 
 
 def check_checkpoints(seen: Survey, url: str, shape: ModelShape, adapters: Adapters | None = None) -> None:

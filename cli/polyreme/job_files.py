@@ -13,7 +13,6 @@ import yaml
 
 from polyreme_api.errors import InvalidConfigError, NotFoundError
 from polyreme_api.job import TrainingJob
-from polyreme_api.job.load import parse_new_job
 from polyreme_api.kinds import KINDS, AnyObject
 from polyreme_api.labels import KIND_JOB
 from polyreme_planner.loading import load_job, load_object
@@ -42,15 +41,6 @@ def read_job(path: Path) -> TrainingJob:
         InvalidConfigError: If it is no YAML, holds another count of documents, or the job is refused.
     """
     return load_job(the_document(read_documents(path), path))
-
-
-def read_job_unplanned(path: Path) -> TrainingJob:
-    """Read the one TrainingJob of a file, whether a plan fits it or not.
-
-    Raises:
-        InvalidConfigError: As ``read_job``, but for what only a plan shows.
-    """
-    return parse_new_job(the_document(read_documents(path), path))
 
 
 def the_document(documents: Sequence[Any], path: Path) -> Any:
@@ -85,7 +75,7 @@ def read_documents(path: Path) -> list[Any]:
         )
     text = _text_of(data, path)
     try:
-        return [document for document in yaml.load_all(text, _Loader) if document is not None]
+        return [document for document in yaml.load_all(text, JobLoader) if document is not None]
     except (yaml.YAMLError, ValueError) as error:
         # A ValueError comes of a scalar that looks like a date or a number and is none: 2026-02-30, 5,000 digits.
         words = " ".join(str(error).replace('in "<unicode string>", ', "in ").split())
@@ -143,7 +133,7 @@ def _text_of(data: bytes, path: Path) -> str:
     return text
 
 
-class _Loader(yaml.SafeLoader):
+class JobLoader(yaml.SafeLoader):
     """Refuses what YAML allows and what can only be a mistake: a key given twice, nesting without end."""
 
     def __init__(self, stream: str) -> None:
@@ -183,7 +173,7 @@ class _Loader(yaml.SafeLoader):
 
 
 for _tag in ("int", "float"):
-    _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _Loader.construct_number)
+    JobLoader.add_constructor(f"tag:yaml.org,2002:{_tag}", JobLoader.construct_number)
 
 
 def load_cluster_objects(documents: Sequence[Any]) -> list[AnyObject] | None:

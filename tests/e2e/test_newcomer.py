@@ -18,6 +18,7 @@ from tests.unit.datahub.shards_and_tables import rows_of, write_parquet, write_s
 pytestmark = [pytest.mark.slow, pytest.mark.parallel]
 
 HOW_TO = ROOT / "docs" / "how-to"
+OVERRIDES = "tests/unit/cli/test_job_overrides"
 ELSEWHERE = {
     "polyreme run manifests/samples/quickstart.yaml --fresh --inject kill-rank=1@70": "make quickstart",
     "polyreme run in-stages.yaml": "test_e2e_stages",
@@ -25,6 +26,12 @@ ELSEWHERE = {
     "polyreme runs rm NAME": "it asks; that of the page about own data, with --yes, is run here",
     "polyreme run job.yaml --nodes 5 --inject slow-node=1": "test_e2e_checked_nodes",
     "polyreme node --name left --name right --devices 2": "tests/cluster/test_how_to_kubernetes",
+    "polyreme run job.yaml --set metadata.name=slow --set training.optimizer.learningRate=3e-4": OVERRIDES,
+    "polyreme validate job.yaml --set data.sources[0].weight=2 --set training.steps=null --set training.epochs=3": (
+        OVERRIDES
+    ),
+    "polyreme validate base.yaml mine.yaml --set training.steps=200 -o yaml": OVERRIDES,
+    "polyreme run base.yaml mine.yaml": OVERRIDES,
 }
 """Commands that are not run here, and what runs them."""
 BIG_JOB = """

@@ -10,11 +10,13 @@ from typing import Annotated, Any
 
 import typer
 
-from polyreme.job_files import read_job_unplanned
+from polyreme.commands.job_arguments import JobFiles, SetOption
+from polyreme.job_overrides import read_manifest
 from polyreme.views.output import Format, emit, emit_tables
 from polyreme_api.errors import InvalidConfigError, NotFoundError
 from polyreme_api.exit_codes import ExitCode
 from polyreme_api.job import TrainingJobSpec
+from polyreme_api.job.load import parse_new_job
 from polyreme_planner.adapters import adapters_of
 from polyreme_planner.automatic import quick_search
 from polyreme_planner.costs import Measured, Setting
@@ -35,7 +37,8 @@ VISUAL_SHARE = typer.Option(help="Share of the tokens that are image features, 0
 
 
 def plan(
-    job: Annotated[Path, typer.Argument(help="YAML file with one TrainingJob; - reads standard input.")],
+    job: JobFiles,
+    settings: SetOption = None,
     hardware: Annotated[
         str | None,
         typer.Option(help=f"Device that the plan is for: {', '.join(HARDWARE)}.", show_default="the job's"),
@@ -67,9 +70,11 @@ def plan(
 
       polyreme plan job.yaml --hardware-file mine.json
 
+      polyreme plan job.yaml --set workers.replicas=4 --set training.packsPerStep=64
+
       polyreme plan job.yaml --costs costs.json -o json
     """
-    spec = read_job_unplanned(job).spec
+    spec = parse_new_job(read_manifest(job, settings or ())).spec
     measured = None if costs is None else Measured.from_json(_text(costs, what="measured times", option="--costs"))
     setting = _setting(
         spec, _hardware(hardware, hardware_file), measured, image_patches=image_patches, visual_share=visual_share

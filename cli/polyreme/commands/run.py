@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from polyreme.commands.job_arguments import JobFiles, SetOption
 from polyreme.local_run.fault_options import FORMS, parse_injection
 from polyreme.local_run.signals import cancel_on_signals
 from polyreme.run_files.paths import Home
@@ -17,13 +17,13 @@ from polyreme_api.exit_codes import ExitCode
 if TYPE_CHECKING:
     from polyreme_api.job import TrainingJob
 
-JobArgument = Annotated[Path, typer.Argument(help="YAML file with one TrainingJob; - reads standard input.")]
 OutputOption = Annotated[Format, typer.Option("-o", "--output", help="Output format.")]
 
 
 def run(
     context: typer.Context,
-    job: JobArgument,
+    job: JobFiles,
+    settings: SetOption = None,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start over; the old run is kept next to it as .previous.")
     ] = False,
@@ -36,13 +36,17 @@ def run(
 ) -> int:
     """Train a job on this machine, as a cluster would: pods become processes.
 
-    Run the same file again to continue; a finished run is reported as such. Ctrl-C saves a checkpoint and stops; the
+    Run the same command again to continue; a finished run is reported as such. Ctrl-C saves a checkpoint and stops; the
     run can be continued. Entries that were appended to data.schedule, and another end of the run (training.steps,
     decaySteps and finalLearningRate), are passed to the run, also while it trains; a finished run is extended.
 
     Examples:
 
       polyreme run manifests/samples/quickstart.yaml
+
+      polyreme run job.yaml --set metadata.name=slow --set training.optimizer.learningRate=3e-4
+
+      polyreme run base.yaml mine.yaml
 
       polyreme run job.yaml --inject kill-rank=1@130 --inject stop-rank=0@200
 
@@ -52,16 +56,17 @@ def run(
     """
     # Before the modules of a run are imported: Ctrl-C meanwhile must end the command as it does later.
     cancel_on_signals()
-    from polyreme.job_files import read_job
+    from polyreme.job_overrides import read_manifest
     from polyreme.local_run.session import SessionSettings, serve
+    from polyreme_planner.loading import load_job
 
     home: Home = context.obj
-    described = read_job(job)
+    described = load_job(read_manifest(job, settings or ()))
     if not fresh and _changed(home, described, output):
         return ExitCode.OK
     injections = [parse_injection(text) for text in inject or ()]
-    settings = SessionSettings(fresh=fresh, injections=tuple(injections), devices=devices, nodes=nodes)
-    outcome = serve(home, described, settings)
+    asked = SessionSettings(fresh=fresh, injections=tuple(injections), devices=devices, nodes=nodes)
+    outcome = serve(home, described, asked)
     emit(
         "Run",
         outcome.to_row(),

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import typer
 
+from polyreme.commands.job_arguments import SetOption
 from polyreme.job_files import load_cluster_objects, read_documents, the_document
+from polyreme.job_overrides import combined
 from polyreme.local_run import preflight
 from polyreme.run_files.data import steps_of, steps_words, visits_of
 from polyreme.run_files.paths import Home
@@ -23,19 +28,26 @@ from polyreme_planner.model_parts import parameter_count
 from polyreme_planner.plan import memory_of_plan, plan_for
 from polyreme_planner.precision import precision_of
 
-JobArgument = Annotated[Path, typer.Argument(help="YAML file with one TrainingJob; - reads standard input.")]
-OutputOption = Annotated[Format, typer.Option("-o", "--output", help="Output format.")]
+
+class ValidateFormat(StrEnum):
+    """Output format of ``polyreme validate``."""
+
+    TABLE = "table"
+    JSON = "json"
+    YAML = "yaml"
 
 
 def validate(
     context: typer.Context,
-    file: Annotated[
-        Path,
+    files: Annotated[
+        list[Path],
         typer.Argument(
             help="YAML file with one TrainingJob, or with queues, topologies and fault policies; - reads "
-            "standard input."
+            "standard input. Of several files with a job, each is merged over the one before.",
+            metavar="FILE...",
         ),
     ],
+    settings: SetOption = None,
     for_cluster: Annotated[
         bool,
         typer.Option(
@@ -43,7 +55,10 @@ def validate(
             help="The job is for a cluster: do not look for its data, folders and weights on this machine.",
         ),
     ] = False,
-    output: OutputOption = Format.TABLE,
+    output: Annotated[
+        ValidateFormat,
+        typer.Option("-o", "--output", help="Output format; yaml: the manifest, merged and with --set."),
+    ] = ValidateFormat.TABLE,
 ) -> int:
     """Check a job and show its plan, or check queues, topologies and fault policies; start nothing.
 
@@ -55,28 +70,44 @@ def validate(
 
       polyreme validate job.yaml --for-cluster
 
+      polyreme validate base.yaml mine.yaml --set training.steps=200 -o yaml
+
       polyreme validate manifests/samples/queues.yaml
     """
-    documents = read_documents(file)
-    objects = load_cluster_objects(documents)
+    documents = [read_documents(path) for path in files]
+    objects = load_cluster_objects(documents[0]) if len(files) == 1 and not settings else None
     if objects is not None:
+        if output is ValidateFormat.YAML:
+            return _print_yaml(documents[0])
         rows = [{"kind": checked.kind, "name": checked.metadata.name} for checked in objects]
-        emit("Objects", rows, output=output, columns=[("kind", "kind"), ("name", "name")])
+        emit("Objects", rows, output=Format(output), columns=[("kind", "kind"), ("name", "name")])
         return ExitCode.OK
-    checked = load_job(the_document(documents, file))
+    manifests = [the_document(*both) for both in zip(documents, files, strict=True)]
+    manifest = combined(manifests, files, settings or ())
+    checked = load_job(manifest)
     if unknown := unknown_fields(checked.spec.workers.template):
         note(unknown)
-    if checked.spec.workers.runtime.mode == "Environment":
-        return _show_gang(checked, output)
-    if not for_cluster:
+    brings_training = checked.spec.workers.runtime.mode == "Environment"
+    if not for_cluster and not brings_training:
         _check_here(context.obj, checked)
+    if output is ValidateFormat.YAML:
+        return _print_yaml([manifest])
+    if brings_training:
+        return _show_gang(checked, Format(output))
     run = context.obj.run(checked.metadata.namespace, checked.metadata.name)
     return _show_plan(
         checked,
-        output,
+        Format(output),
         run_words=steps_words(run, checked.spec),
         visits="" if for_cluster else _visits(context.obj, checked),
     )
+
+
+def _print_yaml(documents: Sequence[Any]) -> int:
+    import yaml
+
+    sys.stdout.write(yaml.safe_dump_all(documents, sort_keys=False, allow_unicode=True))
+    return ExitCode.OK
 
 
 def _visits(home: Home, checked: TrainingJob) -> str:

@@ -1,0 +1,25 @@
+"""Arguments that commands about a job share: its files, and values that replace what they say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+JobFiles = Annotated[
+    list[Path],
+    typer.Argument(
+        help="YAML file with one TrainingJob; - reads standard input. Of several, each is merged over the one before.",
+        metavar="JOB...",
+    ),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="PATH=VALUE",
+        help="Give a field below spec another value, as training.steps=200 or data.sources[0].weight=2; null removes "
+        "it; may be repeated.",
+    ),
+]

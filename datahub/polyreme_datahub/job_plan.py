@@ -83,6 +83,9 @@ def put_plan(lakehouse: Lakehouse, key: str, plan: JobPlan, *, pinned: bool) -> 
         pinned: Whether it is one job's: another run over the same job writes the same bytes.
     """
     before, store = read_plan(lakehouse, key), lakehouse.store
+    if not pinned:
+        # Counted for another job under the same key, it may be of another mixture.
+        before = {field: value for field, value in before.items() if field != STEPS}
     data = canonical_json(seal_plan(plan.content(lakehouse, before)))
     if not pinned or before.get("manifests", plan.manifests) != plan.manifests:
         store.put(key, data)

@@ -42,8 +42,8 @@ def test_the_steps_of_epochs_are_counted_once_and_kept_in_the_plan(tmp_path: Pat
     given = make_spec(["few"], packs_per_step=1).model_dump(mode="json", by_alias=True, exclude_none=True)
     del given["training"]["steps"]
 
-    def of_epochs(epochs: int, **optimizer: Any) -> TrainingJobSpec:
-        training = {**given["training"], "epochs": epochs, "optimizer": optimizer}
+    def of_epochs(epochs: int, *, packs: int = 1, **optimizer: Any) -> TrainingJobSpec:
+        training = {**given["training"], "epochs": epochs, "packsPerStep": packs, "optimizer": optimizer}
         return TrainingJobSpec.model_validate({**given, "training": training})
 
     with pytest.raises(InvalidConfigError, match="the warm-up is longer than the run: 900 steps of"):
@@ -55,5 +55,9 @@ def test_the_steps_of_epochs_are_counted_once_and_kept_in_the_plan(tmp_path: Pat
     again = home.process(of_epochs(2), job="j")
     assert again.steps == two
     assert open_steps(home.objects, of_epochs(3), job="j").training.steps == three
+    assert home.process(of_epochs(2)).steps == two
+    fewer = home.process(of_epochs(2, packs=2)).steps
+    assert fewer is not None
+    assert fewer < two, "without a job they are counted each time"
     with pytest.raises(EnvironmentFailedError, match="steps of 4 epochs are not counted"):
         open_steps(home.objects, of_epochs(4), job="j")

@@ -1,4 +1,4 @@
-"""Differences between two JSON-able values, field by field."""
+"""Differences between JSON-able values, field by field."""
 
 from __future__ import annotations
 
@@ -22,3 +22,20 @@ def differences(field: str, before: Any, after: Any) -> Iterator[tuple[str, Any,
             yield from differences(f"{field}[{at}]", old, new)
     elif before != after:
         yield field, before, after
+
+
+def leaves(field: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield each field of a value that holds no other fields, named as by ``differences``.
+
+    Args:
+        field: Name of the value itself.
+        value: The value.
+    """
+    if isinstance(value, dict) and value:
+        for name, inner in value.items():
+            yield from leaves(f"{field}.{name}", inner)
+    elif isinstance(value, list) and value:
+        for at, inner in enumerate(value):
+            yield from leaves(f"{field}[{at}]", inner)
+    else:
+        yield field, value

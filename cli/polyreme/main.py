@@ -42,7 +42,14 @@ COMMANDS: tuple[Declared, ...] = (
     Command("polyreme.commands.profile", "profile"),
     Command("polyreme.commands.node", "node"),
     *commands("polyreme.commands.machine", "doctor", "version"),
-    Group("runs", "Runs on this machine.", commands("polyreme.commands.runs", "ls", "show", "logs", "stop", "rm")),
+    Group(
+        "runs",
+        "Runs on this machine.",
+        (
+            *commands("polyreme.commands.runs", "ls", "show", "logs", "stop", "rm"),
+            Command("polyreme.commands.runs_compare", "compare"),
+        ),
+    ),
     Group(
         "data",
         "Datasets: register, ingest, list, show, compare, derive, repair, delete.",

@@ -32,6 +32,8 @@ ELSEWHERE = {
     ),
     "polyreme validate base.yaml mine.yaml --set training.steps=200 -o yaml": OVERRIDES,
     "polyreme run base.yaml mine.yaml": OVERRIDES,
+    "polyreme runs compare slow fast": "tests/unit/cli/test_runs_compare",
+    "polyreme runs compare slow fast -o json": "tests/unit/cli/test_runs_compare",
 }
 """Commands that are not run here, and what runs them."""
 BIG_JOB = """

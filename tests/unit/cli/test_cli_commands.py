@@ -32,6 +32,7 @@ COMMANDS = [
     ["runs", "show"],
     ["runs", "logs"],
     ["runs", "stop"],
+    ["runs", "compare"],
     ["checkpoint", "ls"],
     ["checkpoint", "export"],
 ]

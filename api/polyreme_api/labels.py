@@ -19,6 +19,8 @@ LABEL_JOB_UID = f"{GROUP}/job-uid"
 LABEL_INDEX = f"{GROUP}/index"
 LABEL_REPLACEMENT = f"{GROUP}/replacement"
 LABEL_QUEUE = f"{GROUP}/queue"
+LABEL_SWEEP = f"{GROUP}/sweep"
+"""On jobs that ``polyreme sweep`` made of one: the name of the sweep."""
 
 ANNOTATION_PROGRESS = f"{GROUP}/progress"
 """On the job's Lease: the newest ``ProgressRecord`` as JSON."""

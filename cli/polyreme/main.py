@@ -25,6 +25,8 @@ Examples:
 
   polyreme plan job.yaml                search the best layout
 
+  polyreme sweep job.yaml --set training.seed=1,2
+
   polyreme profile job.yaml             where the time of a step goes
 
   polyreme data register pages ./pages  register your own data
@@ -40,6 +42,7 @@ COMMANDS: tuple[Declared, ...] = (
     Command("polyreme.commands.validate", "validate"),
     Command("polyreme.commands.plan", "plan"),
     Command("polyreme.commands.profile", "profile"),
+    Command("polyreme.commands.sweep", "sweep"),
     Command("polyreme.commands.node", "node"),
     *commands("polyreme.commands.machine", "doctor", "version"),
     Group(

@@ -91,7 +91,9 @@ class PolyremeHome:
         )
         return Ended(code=done.returncode, output=done.stdout, said=done.stderr)
 
-    def start(self, job: Path, *arguments: str, background: bool = False, **environment: str) -> Serving:
+    def start(
+        self, job: Path, *arguments: str, command: str = "run", background: bool = False, **environment: str
+    ) -> Serving:
         """Start ``polyreme run``, from a terminal or as a script starts it in the background, with nohup."""
         handling = signal.SIG_IGN if background else signal.SIG_DFL
 
@@ -102,7 +104,7 @@ class PolyremeHome:
         output = self._outputs / f"{job.stem}.out"
         with output.open("w") as out, output.with_suffix(".err").open("w") as said:
             process = psutil.Popen(
-                self._command(("run", str(job), "-o", "json", *arguments)),
+                self._command((command, str(job), "-o", "json", *arguments)),
                 env={**self._environment, **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=out,

@@ -32,6 +32,10 @@ ELSEWHERE = {
     ),
     "polyreme validate base.yaml mine.yaml --set training.steps=200 -o yaml": OVERRIDES,
     "polyreme run base.yaml mine.yaml": OVERRIDES,
+    "polyreme sweep job.yaml --set training.optimizer.learningRate=1e-3,3e-4 --set training.seed=1,2": "test_sweep",
+    "polyreme sweep job.yaml --set training.optimizer.learningRate=1e-3,3e-4 --set training.seed=1,2 --dry-run": (
+        "tests/unit/cli/test_sweep_jobs"
+    ),
     "polyreme runs compare slow fast": "tests/unit/cli/test_runs_compare",
     "polyreme runs compare slow fast -o json": "tests/unit/cli/test_runs_compare",
 }

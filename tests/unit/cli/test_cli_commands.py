@@ -23,6 +23,7 @@ COMMANDS = [
     ["validate"],
     ["plan"],
     ["profile"],
+    ["sweep"],
     ["doctor"],
     ["version"],
     ["data", "register"],

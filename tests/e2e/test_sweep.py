@@ -1,0 +1,53 @@
+"""A sweep of two small jobs: interrupted, continued by the same command, and not repeated once it is done."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from polyreme.run_files.paths import Home
+from polyreme_api.exit_codes import ExitCode
+from polyreme_api.history import steps_key
+from tests.e2e.polyreme_home import PolyremeHome
+
+pytestmark = [pytest.mark.slow, pytest.mark.parallel]
+
+STEPS = 60
+SET = ("--set", "training.optimizer.learningRate=1e-3,3e-4", "--set", f"training.steps={STEPS}", "--at-once", "1")
+FIRST, SECOND = "swept-learningrate-1e-3", "swept-learningrate-3e-4"
+
+
+def test_an_interrupted_sweep_continues_with_the_same_command(home: PolyremeHome) -> None:
+    job = home.write_job(
+        "swept",
+        training={"steps": 1, "packsPerStep": 1, "seed": 1},
+        parallelism={"mode": "Auto"},
+        workers={"replicas": 1, "devices": 1},
+    )
+    known = Home(path=home.path)
+    steps = known.run("default", FIRST).checkpoints / steps_key(1)
+    sweeping = home.start(job, *SET, command="sweep")
+    sweeping.until(lambda: steps.exists() and steps.read_bytes().count(b"\n") >= 3, "the first job trained some steps")
+    sweeping.process.send_signal(signal.SIGINT)
+    stopped = sweeping.end()
+    assert stopped.code == ExitCode.CANCELLED, stopped.said
+    (row,) = stopped.item["runs"]
+    assert (row["name"], row["state"]) == (FIRST, "Stopped")
+    assert 3 <= row["step"] < STEPS
+    assert not known.run("default", SECOND).exists
+
+    ended = home.call("sweep", str(job), *SET, "-o", "json")
+    assert ended.code == ExitCode.OK, ended.said
+    first, second = ended.item["runs"]
+    assert [(each["name"], each["state"], each["step"]) for each in (first, second)] == [
+        (FIRST, "Succeeded", STEPS),
+        (SECOND, "Succeeded", STEPS),
+    ]
+    assert (first["attempts"], second["attempts"]) == (2, 1)
+    assert ended.item["differences"] == [{"field": "spec.training.optimizer.learningRate", "values": ["1e-3", "3e-4"]}]
+
+    again = home.call("sweep", str(job), *SET, "-o", "json")
+    assert again.code == ExitCode.OK
+    assert "2 have succeeded before" in again.said
+    assert "starts" not in again.said

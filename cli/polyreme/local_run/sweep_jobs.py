@@ -15,7 +15,7 @@ from typing import Any
 
 from polyreme.job_overrides import OPTION, Setting, parse_setting, parse_settings, with_setting
 from polyreme.local_run import preflight
-from polyreme.run_files.identity import changes, check_same_run, is_served
+from polyreme.run_files.identity import CHANGES_SHOWN_MAX, changes, is_served
 from polyreme.run_files.paths import Home, RunDirectory
 from polyreme_api.errors import InvalidConfigError, RefusedError
 from polyreme_api.job import TrainingJob
@@ -153,14 +153,18 @@ def check_jobs(home: Home, jobs: Sequence[SweepJob]) -> list[SweepJob]:
     for each in jobs:
         run = each.run(home)
         if run.exists:
-            known = read_stored_job(run.job_file)
-            check_same_run(known, each.job)
+            changed = changes(read_stored_job(run.job_file), each.job)
+            if fixed := [change for change in changed if not change.allowed]:
+                shown = "; ".join(map(str, fixed[:CHANGES_SHOWN_MAX]))
+                raise RefusedError(
+                    f"run {run.name!r} exists with another spec: {shown}; give the sweep another name with --name"
+                )
             if is_served(run):
                 raise RefusedError(
                     f"run {run.name!r} of the sweep is already running; wait, or stop it with polyreme runs stop "
                     f"{run.name}"
                 )
-            if (read_json(run.state_file) or {}).get("state") == "Succeeded" and not changes(known, each.job):
+            if (read_json(run.state_file) or {}).get("state") == "Succeeded" and not changed:
                 continue
         preflight.check(home, run, each.job, resumes=run.exists, fresh=False)
         todo.append(each)

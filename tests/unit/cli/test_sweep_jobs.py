@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from pathlib import Path
 
 import pytest
 import yaml
+from rich.console import Console
 
 from polyreme.local_run import sweep_jobs
 from polyreme.local_run.sweep import Sweep
 from polyreme.local_run.sweep_jobs import JOBS_MAX
 from polyreme.main import invoke
 from polyreme.run_files.paths import Home
+from polyreme.views.sweep_table import SweepRow, SweepView
+from polyreme_api.errors import RefusedError
 from polyreme_api.exit_codes import ExitCode
 from polyreme_api.labels import LABEL_SWEEP
-from tests.unit.cli.refused_jobs import manifest
+from polyreme_datahub_service.stored_job import write_job
+from polyreme_system.files import write_json
+from tests.unit.cli.refused_jobs import manifest, registered_home
 
 RATES = "training.optimizer.learningRate=1e-3,3e-4"
 
@@ -123,3 +129,28 @@ def test_the_exit_code_says_what_became_of_all_jobs(
 def test_the_bound_is_written_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert invoke(["sweep", "--help"]) == ExitCode.OK
     assert f"At most {JOBS_MAX} jobs" in capsys.readouterr().out
+
+
+def test_a_run_of_another_spec_refuses_the_sweep_and_a_finished_one_is_not_repeated(tmp_path: Path) -> None:
+    home = Home(path=registered_home(tmp_path).path)
+    jobs = sweep_jobs.sweep_jobs(manifest(), ["training.seed=1,2"], name="s")
+    assert sweep_jobs.check_jobs(home, jobs) == jobs
+    run = jobs[0].run(home)
+    run.path.mkdir(parents=True)
+    write_job(run.job_file, jobs[0].job)
+    write_json(run.identity_file, {"name": run.name})
+    assert sweep_jobs.check_jobs(home, jobs) == jobs
+    write_json(run.state_file, {"state": "Succeeded", "finished": True})
+    assert sweep_jobs.check_jobs(home, jobs) == jobs[1:]
+    others = sweep_jobs.sweep_jobs(manifest(), ["training.seed=1,2", "training.packsPerStep=8"], name="s")
+    with pytest.raises(RefusedError, match=r"spec\.training\.packsPerStep: .* -> 8; give the sweep another name"):
+        sweep_jobs.check_jobs(home, others)
+
+
+def test_the_table_shows_running_runs_on_a_terminal_alone() -> None:
+    row = SweepRow(name="s-seed-1", state="Running", step=3, steps=9, loss=1.5, held_out_loss=None)
+    for terminal in (True, False):
+        written = io.StringIO()
+        with SweepView(Console(file=written, force_terminal=terminal, width=100)) as view:
+            view.show([row], "1 succeeded, 1 running")
+        assert ("s-seed-1  Running  3/9   1.5" in written.getvalue()) is terminal

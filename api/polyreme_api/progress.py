@@ -24,6 +24,8 @@ EXITS_MAX = 64
 """Rank exits that one record carries; the first ones tell the cause."""
 
 
+OBJECTIVE_MAX = 16
+"""Numbers that an objective measures."""
 PRE_CHECK_FINDINGS_MAX = 32
 """Workers that one report names as bad; the rest is found by the next attempt's checks."""
 PRE_CHECK_RUNS_MAX = 512
@@ -107,6 +109,8 @@ class StepRecord(_Record):
     """What the stage's objective measures beside its loss, by name: means over pairs."""
     held_out: dict[str, float] = Field(default_factory=dict)
     """Held-out loss after the step, by set, mean over unmasked tokens; empty where none was due."""
+    held_out_pairs: dict[str, float] = Field(default_factory=dict)
+    """Share of held-out pairs whose chosen answer the model prefers more than its reference does, by set."""
     rows_dropped: int = 0
     """Rows beyond the capacity of an expert, of all layers and ranks; a token has as many rows a layer as experts."""
 
@@ -166,6 +170,8 @@ class ProgressRecord(_Record):
     """Newest held-out loss of all sets."""
     held_out_step: int | None = None
     """Step after which it was measured."""
+    objective: Annotated[dict[str, float], Field(max_length=OBJECTIVE_MAX)] = Field(default_factory=dict)
+    """What the stage's objective measured in that step, what matters most first."""
     routing: RoutingByLayer | None = None
     """Of that step; None for a model without experts, or with more layers than are reported."""
     tokens_per_second: float | None = None

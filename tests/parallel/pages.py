@@ -221,8 +221,8 @@ def _placed(array: Any, begin_bytes: int) -> Any:
 class Questions:
     """Some held-out pages."""
 
-    def __init__(self, count: int) -> None:
-        self._count = count
+    def __init__(self, count: int, *, pairs: bool = False) -> None:
+        self._count, self._pairs = count, pairs
 
     def __len__(self) -> int:
         return self._count
@@ -248,7 +248,7 @@ class Questions:
     def pack(self, number: int) -> PackedBatch:
         """A pack of the step that is trained as ``HELD_OUT_STEP``; after the last pack nothing."""
         empty = number >= self._count
-        pages = Pages(packs=max(1, self._count), text=empty, empty=empty)
+        pages = Pages(packs=max(1, self._count), text=empty, empty=empty, pairs_from=int(self._pairs))
         return pages.packs(HELD_OUT_STEP, first=0 if empty else number, count=1)
 
     def text(self, tokens: Any) -> str:

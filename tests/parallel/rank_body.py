@@ -28,6 +28,7 @@ from polyreme_api.job.objective import Objective
 from polyreme_api.progress import ProgressRecord
 from polyreme_datahub.loader.open import open_packs, sleep_really
 from polyreme_datahub.loader.order.balance import StepSplit
+from polyreme_datahub.objects import open_store
 from polyreme_planner.adapters import Adapters, Target
 from polyreme_planner.costs import Recompute
 from polyreme_planner.curriculum import CurriculumStage, Learner, OwnRate
@@ -58,6 +59,7 @@ from polyreme_trainer.train.settings import (
     OptimizerSettings,
     ParameterSharding,
     Precision,
+    SharedScores,
     TrainSettings,
 )
 from polyreme_trainer.train.state import TrainState, backward, enter, open_state, reduce, settle, update
@@ -187,6 +189,7 @@ def settings_of(request: Mapping[str, Any], rank: int, listener: socket.socket |
         ),
         adapters=adapters_of(request.get("adapters")),
         adapters_alone=request.get("adapters_alone", False),
+        scores=SharedScores(store=open_store(Path(request["scores"]).as_uri())) if "scores" in request else None,
         precision=Precision(request.get("precision", "float32")),
         parameter_sharding=ParameterSharding(request.get("parameter_sharding", "None")),
         optimizer=optimizer_of(request),
@@ -226,7 +229,7 @@ def train(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> int
     code = run.train_rank(
         settings,
         source=source,
-        evaluation=Questions(request["questions"]) if "questions" in request else None,
+        evaluation=Questions(request["questions"], pairs="pairs_from" in request) if "questions" in request else None,
         sink=Journal(Path(request["root"]) / "progress.jsonl") if rank == 0 else Journal(Path(os.devnull)),
         clock=WallClock(),
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from polyreme_api.progress import ALL_SETS
 from tests.parallel.gangs import gradients, largest_difference
 from tests.parallel.grid import TOLERANCE, name
 
@@ -64,7 +65,7 @@ def test_a_stage_begins_at_log_2_and_a_resume_anywhere_changes_nothing(
     """Two steps of text, then pairs that come a second time; a resume within the stage has the scores of before."""
     stages = [{"name": "text", "steps": 2}, {"name": "prefer", "steps": 5, "objective": PREFER}]
     run = {"steps": 7, "stages": stages, "pairs_from": 3, "layout": layout, "pipeline": pipeline, "kept": 9}
-    run |= {"root": tmp_path, "interval": 3}
+    run |= {"root": tmp_path, "interval": 3, "questions": 3, "evaluated_every": 2, "scores": str(tmp_path / "scores")}
     done = start("train", **run)
     assert set(done.wait()) == {0}, done.logs()
     whole = records(tmp_path, 1)
@@ -72,11 +73,22 @@ def test_a_stage_begins_at_log_2_and_a_resume_anywhere_changes_nothing(
     assert first["loss"] == pytest.approx(math.log(2), rel=1e-6)
     assert first["objective"]["rewardMargin"] == first["objective"]["referenceDrift"] == 0.0
     assert whole[6]["objective"]["rewardMargin"] > 0.0
-    assert whole[1]["objective"] == {}
-    assert len(scored(tmp_path)) == 2
+    assert whole[1]["objective"] == whole[1]["heldOutPairs"] == {}
+    assert whole[3]["heldOutPairs"].keys() == {ALL_SETS, "odd", "even"}
+    assert whole[5]["heldOutPairs"][ALL_SETS] > 0.5
+    begun, ended = scored(tmp_path)
+    pairs = ended.split()[0]
+    assert begun == f"0 of {pairs} pairs have a reference score, 0 made by this run"
+    assert ended == f"{pairs} of {pairs} pairs have a reference score, {pairs} made by this run"
     for attempt, step in ((2, 2), (3, 3)):
         again = start("train", **run, attempt=attempt, resume_from=f"a000001-s{step:08d}")
         assert set(again.wait()) == {0}, again.logs()
         for one, other in zip(records(tmp_path, attempt), whole[step:], strict=True):
-            assert (one["loss"], one["objective"]) == (other["loss"], other["objective"])
+            for measured in ("loss", "objective", "heldOutPairs"):
+                assert one[measured] == other[measured], (attempt, measured)
     assert len(scored(tmp_path)) == 2, "nothing was scored again"
+    second = tmp_path / "second"
+    other = start("train", **run | {"root": second})
+    assert set(other.wait()) == {0}, other.logs()
+    assert scored(second) == [f"{pairs} of {pairs} pairs have a reference score, 0 made by this run"]
+    assert [record["loss"] for record in records(second, 1)] == [record["loss"] for record in whole]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,6 +29,8 @@ from polyreme_system.files import write_json
 LOOK_EVERY_S = 0.1
 STATE_EVERY_S = 1.0
 EVENTS_SHOWN_MAX = 5
+MEASURES_SHOWN = 2
+"""Numbers of the objective."""
 STILL_S = 20
 """Time without a new step after which the sentence says so."""
 STILL_STEPS = 20
@@ -174,6 +177,7 @@ class Watcher:
             training_stage=current.stage if current else "",
             loss=current.loss if current else None,
             held_out_loss=current.held_out_loss if current else None,
+            objective=dict(itertools.islice(current.objective.items(), MEASURES_SHOWN)) if current else {},
             tokens_per_second=current.tokens_per_second if current else None,
             # At the end the exact figure is printed below, and the screen shows only one.
             goodput=None if job.status.finished else self._goodput(step, pace_s),
@@ -228,6 +232,7 @@ def _row(
         "steps": view.steps,
         "stage": progress.stage or None if progress else None,
         "loss": progress.loss if progress else None,
+        "objective": dict(progress.objective) if progress else {},
         "heldOutLoss": progress.held_out_loss if progress else None,
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterable, Sequence
 
+from polyreme.report import objectives
 from polyreme.report.charts import (
     COLOURS,
     experts_chart,
@@ -37,6 +38,7 @@ def build_report(data: ReportData) -> str:
     sections = (
         _head(data),
         _learning(data),
+        _objectives(data),
         _experts(data),
         _time(data),
         _evaluation(data),
@@ -103,6 +105,13 @@ def _learning(data: ReportData) -> str:
         key.append('<li><i class="dot"></i>held out</li>')
     words = _stage_words(data) + _mixture_words(data)
     return f'<h2>Loss</h2>{words}<div class="card">{picture}<ul class="key">{"".join(key)}</ul></div>'
+
+
+def _objectives(data: ReportData) -> str:
+    measured = objectives.rows(data.steps)
+    if not measured:
+        return ""
+    return "<h2>Objective</h2>" + _table(("measure", "#at first", "#at last", "over the steps"), measured)
 
 
 def _stage_words(data: ReportData) -> str:

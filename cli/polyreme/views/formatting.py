@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
@@ -72,3 +73,8 @@ def mixture_change(step: int, weights: Mapping[str, int], skip_steps: int) -> st
 def moment(at_s: float) -> str:
     """Write a point in time, in UTC."""
     return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def in_words(name: str) -> str:
+    """Write a name of a record in words: ``rewardMargin`` as ``reward margin``."""
+    return re.sub(r"(?<=[a-z])[A-Z]", lambda letter: f" {letter.group().lower()}", name)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -18,7 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from polyreme.views.formatting import NOTHING, duration, rate, share
+from polyreme.views.formatting import NOTHING, duration, in_words, rate, share
 
 LINE_EVERY_S = 5.0
 """Least time between two plain lines that say nothing new but the step."""
@@ -63,6 +63,8 @@ class RunView:
     loss: float | None = None
     held_out_loss: float | None = None
     """The newest."""
+    objective: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """What the objective measures."""
     tokens_per_second: float | None = None
     goodput: float | None = None
     left_s: float | None = None
@@ -155,6 +157,7 @@ def plain_line(view: RunView) -> str:
         parts += [f"stage {view.training_stage}"] if view.training_stage else []
         parts += [f"loss {_loss(view.loss)}"] if view.loss is not None else []
         parts += [f"held out {_loss(view.held_out_loss)}"] if view.held_out_loss is not None else []
+        parts += [f"{in_words(name)} {_loss(value)}" for name, value in view.objective.items()]
         parts += [rate(view.tokens_per_second)] if view.tokens_per_second is not None else []
         parts += [f"{duration(view.left_s)} to go"] if view.left_s is not None else []
     else:
@@ -187,6 +190,7 @@ class _Figures:
         self._how = [
             _Cell("loss", _loss(view.loss), 6),
             *([_Cell("held out", _loss(view.held_out_loss))] if view.held_out_loss is not None else []),
+            *(_Cell(in_words(name), _loss(value)) for name, value in view.objective.items()),
             _Cell("throughput", rate(view.tokens_per_second), 12),
             _Cell("goodput", share(view.goodput)),
             _Cell("to go", duration(view.left_s), 11),

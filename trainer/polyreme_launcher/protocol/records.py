@@ -17,7 +17,7 @@ from polyreme_launcher.protocol.messages import Beat, Exited
 
 _FROM_RANK = frozenset(
     {
-        "phase", "step", "steps", "stage", "loss", "held_out_loss", "held_out_step", "routing",
+        "phase", "step", "steps", "stage", "loss", "held_out_loss", "held_out_step", "routing", "objective",
         "tokens_per_second", "step_seconds", "data_wait_seconds", "checkpoint", "message", "notice",
     }
 )  # fmt: skip

@@ -12,9 +12,10 @@ Questions are answered by free-running greedy decoding, all ranks together. The 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -28,9 +29,15 @@ from polyreme_trainer.model.generate import generate
 from polyreme_trainer.parallel import collectives
 from polyreme_trainer.parallel.mesh import Meshes
 from polyreme_trainer.parallel.tensor import whole_rows
-from polyreme_trainer.train.forward import answering, decode_pipeline, hidden_states
-from polyreme_trainer.train.inputs import Inputs, to_inputs
-from polyreme_trainer.train.settings import EvaluationSettings
+from polyreme_trainer.train.forward import (
+    answering,
+    branch_scores,
+    decode_pipeline,
+    held_out_packs,
+    hidden_states,
+)
+from polyreme_trainer.train.inputs import Inputs
+from polyreme_trainer.train.settings import EvaluationSettings, TrainSettings
 from polyreme_trainer.train.state import TrainState, settle
 
 PROMPTS_AT_ONCE = 64
@@ -78,32 +85,51 @@ def evaluate(
     return None if gathered is None else _result(gathered[: stage_ranks : meshes.layout.tp], state.step, attempt)
 
 
-@torch.no_grad()
-def held_out_losses(state: TrainState, source: EvaluationSource, meshes: Meshes, *, device: str) -> dict[str, float]:
-    """Measure the held-out loss; every rank calls it, and gets the same result.
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOut:
+    """What held-out packs say of the model, by set, and of all sets under ``ALL_SETS``."""
 
-    Returns:
-        Mean over unmasked tokens, by set, and of all sets under ``ALL_SETS``; sets without such tokens are left out.
-    """
+    losses: dict[str, float]
+    """Mean over unmasked tokens; sets without such tokens, and those of pairs, are left out."""
+    pair_accuracy: dict[str, float]
+    """Share of pairs whose chosen answer the model prefers more than its reference does; in stages of preferences."""
+
+
+@torch.no_grad()
+def held_out(state: TrainState, settings: TrainSettings, source: EvaluationSource, meshes: Meshes) -> HeldOut:
+    """Measure held-out packs; every rank calls it, and gets the same result."""
     settle(state)
     sets, names = source.pack_sets, source.set_names
     last = max(state.models.items())[1]
     speaks = last.section.last and last.ranks.place == 0
-    sums_N2 = torch.zeros(len(names), 2, dtype=torch.float64, device=device)
+    losses_N2, pairs_N2 = torch.zeros(2, len(names), 2, dtype=torch.float64, device=settings.rank.device_type)
     with answering(state.models.values()):
-        # Ranks that share experts run equally many passes: after the last pack there are empty ones.
-        for first in range(0, len(sets), meshes.layout.dp):
-            number = first + meshes.place("dp")
-            microbatch = to_inputs(
-                source.pack(number), device=device, media_token=state.media_token, sharing=state.sharing
-            )
+        for number, _, microbatch in held_out_packs(state, settings, source, meshes):
+            if microbatch.branches is not None:
+                scores = branch_scores(state, microbatch, meshes)
+                if scores and state.weigher is not None and number < len(sets):
+                    pairs_N2[sets[number]] += _preferred(scores, microbatch.branches.reference_B)
+                continue
             loss_sum = _loss_sum(state, microbatch, meshes)
             if speaks and number < len(sets) and loss_sum is not None:
-                sums_N2[sets[number], 0] += loss_sum
-                sums_N2[sets[number], 1] += microbatch.unmasked
-    collectives.sum_over(sums_N2, meshes.world_group)
+                losses_N2[sets[number], 0] += loss_sum
+                losses_N2[sets[number], 1] += microbatch.unmasked
+    both_2N2 = torch.stack((losses_N2, pairs_N2))
+    collectives.sum_over(both_2N2, meshes.world_group)
+    losses, accuracy = (_means(of, names) for of in both_2N2)
+    return HeldOut(losses=losses, pair_accuracy=accuracy)
+
+
+def _means(sums_N2: Tensor, names: Sequence[str]) -> dict[str, float]:
     rows = dict(zip((ALL_SETS, *names), (sums_N2.sum(0).tolist(), *sums_N2.tolist()), strict=True))
-    return {name: loss_sum / unmasked for name, (loss_sum, unmasked) in rows.items() if unmasked}
+    return {name: total / count for name, (total, count) in rows.items() if count}
+
+
+def _preferred(scores: Sequence[float], reference_B: Tensor) -> Tensor:
+    """Count pairs with a margin above zero, and all pairs."""
+    moved_B = torch.tensor(scores, dtype=torch.float64, device=reference_B.device) - reference_B
+    preferred_P = moved_B[0::2] > moved_B[1::2]
+    return torch.stack((preferred_P.sum(), torch.full_like(preferred_P.sum(), preferred_P.shape[0])))
 
 
 def _loss_sum(state: TrainState, microbatch: Inputs, meshes: Meshes) -> Tensor | None:

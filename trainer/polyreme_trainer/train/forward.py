@@ -1,17 +1,23 @@
-"""One microbatch forwards through all pipeline stages, outside of a step: nothing is counted, no row is dropped."""
+"""One microbatch forwards through all pipeline stages, outside of a step: nothing is counted, no row is dropped.
+
+Legend: S rows that a rank holds between layers, D decoder width, N unmasked targets.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator
 
+import torch
 from torch import Tensor
 
+from polyreme_api.batch import EvaluationSource, PackedBatch
 from polyreme_trainer.model.stage import decode
 from polyreme_trainer.model.vlm import KimiVL
 from polyreme_trainer.parallel.mesh import Meshes
 from polyreme_trainer.parallel.pipeline_decode import PipelineDecoder
-from polyreme_trainer.train.inputs import Inputs
+from polyreme_trainer.train.inputs import Inputs, to_inputs
+from polyreme_trainer.train.settings import TrainSettings
 from polyreme_trainer.train.state import TrainState
 
 
@@ -25,6 +31,31 @@ def answering(models: Iterable[KimiVL]) -> Iterator[None]:
     finally:
         for model in models:
             model.train()
+
+
+def held_out_packs(
+    state: TrainState, settings: TrainSettings, source: EvaluationSource, meshes: Meshes
+) -> Iterator[tuple[int, PackedBatch, Inputs]]:
+    """Yield this data-parallel rank's held-out packs with their numbers.
+
+    Ranks that share experts run equally many passes: after the last pack there are empty ones.
+    """
+    weigher = state.weigher
+    for first in range(0, len(source.pack_sets), meshes.layout.dp):
+        number = first + meshes.place("dp")
+        batch = source.pack(number)
+        yield (
+            number,
+            batch,
+            to_inputs(
+                batch,
+                device=settings.rank.device_type,
+                media_token=state.media_token,
+                sharing=state.sharing,
+                dtype=state.computes_in,
+                reference=None if weigher is None else weigher.held_out,
+            ),
+        )
 
 
 def decode_pipeline(state: TrainState, meshes: Meshes) -> PipelineDecoder | None:
@@ -49,3 +80,15 @@ def hidden_states(state: TrainState, microbatch: Inputs, meshes: Meshes) -> Tens
     if pipeline is None:
         return run(stage.model, None)
     return pipeline.through(stage.rows(microbatch.tokens_T.shape[0]), begin, run)
+
+
+@torch.no_grad()
+def branch_scores(state: TrainState, microbatch: Inputs, meshes: Meshes) -> list[float]:
+    """Score the branches of a stream, on the one rank that speaks for them; elsewhere, and without branches, none."""
+    hidden_SD = hidden_states(state, microbatch, meshes)
+    if hidden_SD is None or microbatch.branches is None:
+        return []
+    last = max(state.models.items())[1]
+    logp_N = last.language_model.lm_head(hidden_SD, microbatch.targets_T, microbatch.learned_N, scores=True)
+    scores: list[float] = microbatch.branches.scores(logp_N).tolist()
+    return scores if last.ranks.place == 0 and microbatch.branches.speaks else []

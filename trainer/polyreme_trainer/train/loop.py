@@ -19,7 +19,7 @@ from polyreme_trainer.model.routing import Routing, Summary
 from polyreme_trainer.parallel.gradients import GlobalStep
 from polyreme_trainer.parallel.mesh import Meshes
 from polyreme_trainer.train.checkpoint_content import content
-from polyreme_trainer.train.evaluation import held_out_losses
+from polyreme_trainer.train.evaluation import HeldOut, held_out
 from polyreme_trainer.train.learning_rate import rate_of
 from polyreme_trainer.train.microbatches import PackReader, to_microbatches
 from polyreme_trainer.train.objectives.kinds import objective_of
@@ -121,11 +121,13 @@ class Loop:
             source=self.source,
             reader=self.reader,
             meshes=self.meshes,
+            evaluation=self.evaluation,
             reporter=self.reporter,
             stop=lambda: self.requests.stop,
         )
         scores = scoring.run(stage)
-        self.state.weigher.reference = None if scores is None else scores.of
+        if scores is not None:
+            self.state.weigher.reference, self.state.weigher.held_out = scores.of, scores.of_held_out
         return scores is not None
 
     def _step(self) -> GlobalStep:
@@ -156,13 +158,12 @@ class Loop:
             self._record(total, rate, routing, step_s=step_s, data_wait_s=data_wait_s, held_out=held_out)
         return total
 
-    def _held_out(self) -> dict[str, float]:
-        """Measure the held-out loss if it is due, which depends on the step alone."""
+    def _held_out(self) -> HeldOut:
+        """Measure held-out packs if it is due, which depends on the step alone."""
         every, step = self.settings.evaluation.every_steps, self.state.step
         if self.evaluation is None or not every or (step % every and step != self.settings.steps):
-            return {}
-        device = self.settings.rank.device_type
-        return held_out_losses(self.state, self.evaluation, self.meshes, device=device)
+            return HeldOut(losses={}, pair_accuracy={})
+        return held_out(self.state, self.settings, self.evaluation, self.meshes)
 
     def _check(self, total: GlobalStep, number: int) -> None:
         if not total.counted:
@@ -186,7 +187,7 @@ class Loop:
         *,
         step_s: float,
         data_wait_s: float,
-        held_out: dict[str, float],
+        held_out: HeldOut,
     ) -> None:
         record = StepRecord(
             attempt=self.settings.rank.attempt,
@@ -198,7 +199,8 @@ class Loop:
             tokens=self.source.packs_in(self.state.step) * self.source.pack_tokens_in(self.state.step),
             step_s=step_s,
             data_wait_s=data_wait_s,
-            held_out=held_out,
+            held_out=held_out.losses,
+            held_out_pairs=held_out.pair_accuracy,
             objective=self._measured(total),
             ended_at_s=self.clock.now_s(),
             ended_steady_s=self.clock.steady_s(),

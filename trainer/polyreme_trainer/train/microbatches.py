@@ -85,7 +85,7 @@ def to_microbatches(state: TrainState, packs: Sequence[ReadPacks], settings: Tra
             media_token=state.media_token,
             sharing=state.sharing,
             balanced=read.balanced,
-            dtype=next(iter(state.models.values())).like.dtype,
+            dtype=state.computes_in,
             reference=None if state.weigher is None else state.weigher.reference,
         )
         for read in packs

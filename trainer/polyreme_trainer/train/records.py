@@ -65,6 +65,7 @@ class Reporter:
                 "step": step.step,
                 "loss": step.loss,
                 "routing": routing,
+                "objective": step.objective,
                 "stage": step.stage,
                 **({"held_out_loss": step.held_out[ALL_SETS], "held_out_step": step.step} if step.held_out else {}),
                 "step_seconds": step.step_s,

@@ -29,6 +29,8 @@ from polyreme_api.store import ObjectExistsError, ObjectNotFoundError, ObjectSto
 from polyreme_planner.curriculum import CurriculumStage
 
 PREFIX = "reference-scores"
+HELD_OUT = "held-out-"
+"""Begins the names of a run's arrays of held-out pairs; the number of their set follows."""
 PART_PAIRS = 512
 """Pairs that are scored before they are written."""
 
@@ -76,6 +78,8 @@ class ReferenceScores:
     """The scores that a stage trains with, by the number of their source."""
 
     by_source: Mapping[int, Scored]
+    held_out: Mapping[int, Scored] = dataclasses.field(default_factory=dict)
+    """Those of held-out pairs, by the number of their set."""
 
     def of(self, samples_B2: Samples) -> Numbers:
         """Return the score of each branch (B): of a pair the chosen answer's, then the rejected one's.
@@ -86,16 +90,24 @@ class ReferenceScores:
         Raises:
             RefusedError: If a pair has none.
         """
+        return self._of(self.by_source, samples_B2)
+
+    def of_held_out(self, samples_B2: Samples) -> Numbers:
+        """Return the same of held-out pairs, whose source is the number of their set."""
+        return self._of(self.held_out, samples_B2)
+
+    @staticmethod
+    def _of(by_source: Mapping[int, Scored], samples_B2: Samples) -> Numbers:
         scores_B = np.zeros(len(samples_B2))
         for source in np.unique(samples_B2[:, 0]).tolist():
             rows = np.flatnonzero(samples_B2[:, 0] == source)
-            wanted, scored = samples_B2[rows, 1], self.by_source.get(source, Scored.nothing())
+            wanted, scored = samples_B2[rows, 1], by_source.get(source, Scored.nothing())
             if not scored.has(wanted).all():
                 lost = int(wanted[~scored.has(wanted)][0])
                 raise RefusedError(
-                    f"a pair has no reference score: sample {lost} of source {source}; it was not among the pairs of "
-                    "the stage when they were scored",
-                    field="spec.data.schedule",
+                    f"a pair has no reference score: sample {lost} of source {source} was not among the pairs of the "
+                    "stage when it began, and its reference is the model of then; begin a new stage with more pairs",
+                    field="spec.training.stages[].steps or spec.data.schedule",
                 )
             places = np.searchsorted(scored.samples_N, wanted)
             scores_B[rows] = scored.scores_N2[places, np.arange(rows.size) % 2]
@@ -196,13 +208,17 @@ def of_run(store: ObjectStore, stage: CurriculumStage) -> ReferenceScores | None
         data = store.get(key)
     except ObjectNotFoundError:
         return None
-    return ReferenceScores({int(name): scored for name, scored in unpacked(data, key).items()})
+    parts = unpacked(data, key)
+    held_out = {int(name.removeprefix(HELD_OUT)): part for name, part in parts.items() if name.startswith(HELD_OUT)}
+    return ReferenceScores({int(name): part for name, part in parts.items() if not name.startswith(HELD_OUT)}, held_out)
 
 
 def keep(store: ObjectStore, stage: CurriculumStage, scores: ReferenceScores) -> ReferenceScores:
     """Keep a run's scores, and return them, or those that an attempt before has kept."""
     with contextlib.suppress(ObjectExistsError):
-        store.put_if_absent(run_key(stage), packed({str(name): each for name, each in scores.by_source.items()}))
+        parts = {str(source): part for source, part in scores.by_source.items()}
+        parts |= {f"{HELD_OUT}{number}": part for number, part in scores.held_out.items()}
+        store.put_if_absent(run_key(stage), packed(parts))
         return scores
     kept = of_run(store, stage)
     return scores if kept is None else kept

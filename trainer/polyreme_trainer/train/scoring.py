@@ -12,13 +12,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
-from polyreme_api.batch import BatchSource
+from polyreme_api.batch import BatchSource, EvaluationSource, PackedBatch
 from polyreme_api.errors import EnvironmentFailedError
 from polyreme_api.progress import RankPhase
 from polyreme_api.store import ObjectStore
@@ -26,7 +25,7 @@ from polyreme_planner.curriculum import CurriculumStage
 from polyreme_trainer.parallel import collectives
 from polyreme_trainer.parallel.mesh import Meshes
 from polyreme_trainer.train.fingerprint import weights_fingerprint
-from polyreme_trainer.train.forward import answering, hidden_states
+from polyreme_trainer.train.forward import answering, branch_scores, held_out_packs
 from polyreme_trainer.train.frozen_digest import digest_of_frozen
 from polyreme_trainer.train.microbatches import PackReader, to_microbatches
 from polyreme_trainer.train.records import Reporter
@@ -34,6 +33,8 @@ from polyreme_trainer.train.reference_scores import Part, ReferenceScores, Score
 from polyreme_trainer.train.settings import TrainSettings
 from polyreme_trainer.train.state import TrainState, settle
 
+Row = tuple[int, int, float]
+"""Source and sample of a branch, and its score."""
 FORM = 1
 """Of a score; it rises when the same pair gets another."""
 
@@ -47,6 +48,7 @@ class Scoring:
     source: BatchSource
     reader: PackReader
     meshes: Meshes
+    evaluation: EvaluationSource | None
     reporter: Reporter
     stop: Callable[[], bool]
     """Whether this rank was asked to end."""
@@ -72,18 +74,26 @@ class Scoring:
         stored = ScoreStore(self._shared_store, self._reference(stage), self.source.preference_sets)
         known = self._known(stored, parts) if first else {}
         settle(self.state)
-        done, pairs = 0, sum(part.count for part in parts)
-        self._report(done, pairs)
+        made = 0
+        self._report(parts, known, made)
         for part in _turned(parts, "" if self.settings.scores is None else self.settings.scores.run):
-            if not self._score(part, stored, known):
+            fresh = self._score(part, stored, known)
+            if fresh is None:
                 return None
-            done += part.count
-            self._report(done, pairs)
-        made = keep(self._run_store, stage, ReferenceScores(_wanted(known, parts))) if first else None
-        return collectives.from_first(made, group)
+            made += fresh
+            if fresh:
+                self._report(parts, known, made)
+        held_out = self._held_out()
+        kept = keep(self._run_store, stage, ReferenceScores(_wanted(known, parts), held_out)) if first else None
+        return collectives.from_first(kept, group)
 
-    def _report(self, done: int, pairs: int) -> None:
-        self.reporter.phase(RankPhase.SCORING, message=f"scored {done:,} of {pairs:,} pairs under the reference")
+    def _report(self, parts: Sequence[Part], known: Mapping[int, Scored], made: int) -> None:
+        """Say how many pairs have a score, on the rank that knows it; this run has made some of them."""
+        pairs = [(source, samples) for part in parts for source, samples in part.pairs]
+        done = sum(int(known[source].has(samples).sum()) for source, samples in pairs) if known else 0
+        total = sum(len(samples) for _, samples in pairs)
+        message = f"{done:,} of {total:,} pairs have a reference score, {made:,} made by this run"
+        self.reporter.phase(RankPhase.SCORING, message=message)
 
     @property
     def _run_store(self) -> ObjectStore:
@@ -107,8 +117,12 @@ class Scoring:
     def _known(self, stored: ScoreStore, parts: Sequence[Part]) -> dict[int, Scored]:
         return {source: stored.load(source) for source in {source for part in parts for source, _ in part.pairs}}
 
-    def _score(self, part: Part, stored: ScoreStore, known: dict[int, Scored]) -> bool:
-        """Score a part unless it is known; the first rank keeps what is known. Return whether to continue."""
+    def _score(self, part: Part, stored: ScoreStore, known: dict[int, Scored]) -> int | None:
+        """Score a part unless it is known; the first rank keeps what is known.
+
+        Returns:
+            Pairs that were scored, on the first rank; None if some rank was asked to end.
+        """
         first, group = self.settings.rank.rank == 0, self.meshes.control_group
         stops = collectives.gather_to_first(self.stop(), group)
         lacking = None
@@ -119,42 +133,57 @@ class Scoring:
             lacking = any(not known[source].has(samples).all() for source, samples in part.pairs)
         lacks, stopped = collectives.from_first((lacking, any(stops or ())) if first else None, group)
         if stopped or not lacks:
-            return not stopped
-        rows: list[tuple[int, int, float]] = []
-        with torch.no_grad(), answering(self.state.models.values()):
+            return None if stopped else 0
+        rows: list[Row] = []
+        with answering(self.state.models.values()):
             for step in part.steps:
                 rows += self._scores_of(step)
         gathered = collectives.gather_to_first(rows, group)
-        if gathered is not None:
-            self._commit(part, stored, known, [row for each in gathered for row in each])
-        return True
+        return 0 if gathered is None else _commit(part, stored, known, [row for each in gathered for row in each])
 
-    def _scores_of(self, step: int) -> list[tuple[int, int, float]]:
-        """Run a step's packs forward: source, sample and score of each branch, from one rank that has it."""
-        last = max(self.state.models.items())[1]
-        found: list[tuple[int, int, float]] = []
+    def _scores_of(self, step: int) -> list[Row]:
+        """Run a step's packs forward."""
         packs = self.reader.read(step)
-        for read, microbatch in zip(packs, to_microbatches(self.state, packs, self.settings), strict=True):
-            hidden_SD = hidden_states(self.state, microbatch, self.meshes)
-            if hidden_SD is None or microbatch.branches is None:
-                continue
-            logp_N = last.language_model.lm_head(hidden_SD, microbatch.targets_T, microbatch.learned_N, scores=True)
-            scores_B = microbatch.branches.scores(logp_N).tolist()
-            if last.ranks.place == 0 and microbatch.branches.speaks:
-                samples = np.asarray(read.batch.branches_B4)[:, 2:].tolist()
-                found += [(*sample, score) for sample, score in zip(samples, scores_B, strict=True)]
-        return found
+        microbatches = to_microbatches(self.state, packs, self.settings)
+        return [
+            row
+            for read, microbatch in zip(packs, microbatches, strict=True)
+            for row in _rows(read.batch, branch_scores(self.state, microbatch, self.meshes))
+        ]
 
-    def _commit(
-        self, part: Part, stored: ScoreStore, known: dict[int, Scored], rows: Sequence[tuple[int, int, float]]
-    ) -> None:
-        """Write what was not known, the first rank alone."""
-        for source, samples in part.pairs:
-            own = [row for row in rows if row[0] == source]
-            scored = Scored.of([row[1] for row in own[::2]], [row[2] for row in own])
-            fresh = scored.only(samples[~known[source].has(samples)])
-            if fresh.samples_N.size:  # placeholders of damaged samples have no score, and are not trained either
-                known[source] = known[source].joined([stored.commit(source, fresh)])
+    def _held_out(self) -> dict[int, Scored]:
+        """Score the held-out pairs, by their set, on the first rank; only this run needs them."""
+        if self.evaluation is None:
+            return {}
+        rows: list[Row] = []
+        with answering(self.state.models.values()):
+            for _, batch, microbatch in held_out_packs(self.state, self.settings, self.evaluation, self.meshes):
+                rows += _rows(batch, branch_scores(self.state, microbatch, self.meshes))
+        gathered = collectives.gather_to_first(rows, self.meshes.control_group) or []
+        found = [row for each in gathered for row in each]
+        return {number: _scored(found, number) for number in {row[0] for row in found}}
+
+
+def _commit(part: Part, stored: ScoreStore, known: dict[int, Scored], rows: Sequence[Row]) -> int:
+    """Write what was not known, and return how much that is; the first rank alone does."""
+    made = 0
+    for source, samples in part.pairs:
+        fresh = _scored(rows, source).only(samples[~known[source].has(samples)])
+        if fresh.samples_N.size:  # placeholders of damaged samples have no score, and are not trained either
+            known[source] = known[source].joined([stored.commit(source, fresh)])
+        made += fresh.samples_N.size
+    return made
+
+
+def _rows(batch: PackedBatch, scores: Sequence[float]) -> list[Row]:
+    samples = np.asarray(batch.branches_B4)[:, 2:].tolist()
+    return [(*sample, score) for sample, score in zip(samples, scores, strict=True)] if scores else []
+
+
+def _scored(rows: Sequence[Row], source: int) -> Scored:
+    """Put the scores of a source together; the two of a pair are neighbours."""
+    own = [row for row in rows if row[0] == source]
+    return Scored.of([row[1] for row in own[::2]], [row[2] for row in own])
 
 
 def _wanted(known: dict[int, Scored], parts: Sequence[Part]) -> dict[int, Scored]:

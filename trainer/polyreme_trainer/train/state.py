@@ -101,6 +101,11 @@ class TrainState:
         return next(iter(self.stages.values())).model.adapters
 
     @property
+    def computes_in(self) -> torch.dtype:
+        """Type of the computation."""
+        return next(iter(self.models.values())).like.dtype
+
+    @property
     def media_token(self) -> int:
         """Token whose embedding an image feature replaces."""
         return next(iter(self.stages.values())).model.media_token

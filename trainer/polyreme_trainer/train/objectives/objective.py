@@ -18,6 +18,9 @@ from torch import Tensor
 from polyreme_trainer.model.branches import Branches
 from polyreme_trainer.model.loss import Weigh
 
+Stored = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.float64]]
+"""Source and place of each branch's sample ``[B, 2]`` -> the branch's stored score (B)."""
+
 
 class Objective(Protocol):
     """What a stage optimises."""
@@ -44,8 +47,10 @@ class Weigher:
 
     def __init__(self, objective: Objective) -> None:
         self.objective = objective
-        self.reference: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.float64]] | None = None
-        """Source and place of each branch's sample ``[B, 2]`` -> its score under the reference (B); None: not yet."""
+        self.reference: Stored | None = None
+        """Scores under the reference; None: not yet."""
+        self.held_out: Stored | None = None
+        """The same of held-out pairs, whose source is the number of their set."""
         self._measured_M: Tensor | None = None
 
     def weigh(self, branches: Branches | None) -> Weigh:

@@ -26,7 +26,8 @@ from torch import Tensor
 from polyreme_api.job.objective import Objective as Field
 from polyreme_trainer.model.branches import Branches
 
-METRICS = ("rewardChosen", "rewardRejected", "rewardMargin", "pairAccuracy", "referenceDrift")
+METRICS = ("rewardMargin", "pairAccuracy", "rewardChosen", "rewardRejected", "referenceDrift")
+"""The first ones are shown while the run trains."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,10 +74,10 @@ class Preference:
             loss = loss - self.supervised_weight * (scores_B / branches.tokens_B)[0::2].sum()
         drift_B = moved_B.abs() / branches.tokens_B
         measured = [
-            self.beta * measured_B[0::2].sum(),
-            self.beta * measured_B[1::2].sum(),
             self.beta * margin_P.sum(),
             (margin_P > 0).sum().to(margin_P.dtype),
+            self.beta * measured_B[0::2].sum(),
+            self.beta * measured_B[1::2].sum(),
             drift_B.sum() / 2,
         ]
         return loss, torch.stack(measured)

@@ -16,6 +16,10 @@ PUBLIC: Mapping[str, tuple[str, tuple[str, ...]]] = {
         "The packs of a job as a torch dataset, for a training loop of your own ([how](../how-to/own-data.md)).",
         ("PackedDataset",),
     ),
+    "polyreme.reference_scores": (
+        "Scores of pairs by any program ([how](../how-to/tune-by-preference.md)).",
+        ("write_scores",),
+    ),
     "polyreme.job_files": ("Job files.", ("read_job",)),
     "polyreme_api.job": (
         "A TrainingJob as Python objects, with the rules of its fields ([fields](trainingjob.md)).",

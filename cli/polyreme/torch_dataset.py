@@ -99,6 +99,14 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
             self._next_step = step
             yield batch
 
+    def pairs_digests(self) -> list[str | None]:
+        """Return the digest of each source's pairs, in the job's order; None: its samples are no pairs.
+
+        Raises:
+            EnvironmentFailedError: If the data is not processed.
+        """
+        return [None if pairs is None else pairs.digest for pairs in self._open().preference_sets]
+
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the data as JSON: a few hundred bytes."""
         return {

@@ -63,7 +63,7 @@ TRAINING_RULES: Mapping[str, tuple[Rule, ...]] = {
     "Objective": (
         Rule(
             rule="self.kind != 'Supervised' || self.loss == 'Sigmoid' && self.beta == '0.1' && "
-            "self.labelSmoothing == '0' && self.supervisedWeight == '0' && self.reference.scores == 'Cached'",
+            "self.labelSmoothing == '0' && self.supervisedWeight == '0' && !has(self.reference.name)",
             words="loss, beta, labelSmoothing, supervisedWeight and reference are given for kind {self.kind}; only "
             "kind Preference has them: add kind: Preference, or leave them out",
         ),

@@ -5,17 +5,20 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 from pydantic.alias_generators import to_camel
 
-from polyreme_api.fields import Coefficient, Part
+from polyreme_api.fields import Coefficient, Name, Part
 
 BETA_MAX = 1000.0
 
 
 class Reference(Part):
-    """The model that a preference is measured against: the weights with which the stage begins."""
+    """The model that a preference is measured against."""
 
     scores: Literal["Cached"] = "Cached"
     """``Cached``: every pair is scored once, before the stage's first step; jobs with the same reference and data share
     the scores."""
+    name: Name | None = None
+    """Another model whose scores other programs write under this name; none: the weights with which the stage begins,
+    scored by the job itself."""
 
 
 class Objective(Part):

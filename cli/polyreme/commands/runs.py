@@ -309,6 +309,7 @@ def describe(run: RunDirectory) -> dict[str, Any]:
     return {
         "name": run.name,
         "namespace": run.namespace,
+        "uid": identity.get("uid") or None,
         "state": label,
         "message": state.get("message", "") if served or state.get("finished") else GOES_ON,
         "attempt": state.get("attempt"),

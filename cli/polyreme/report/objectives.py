@@ -11,6 +11,7 @@ from polyreme.views.formatting import in_words
 from polyreme_api.progress import ALL_SETS, StepRecord
 
 HELD_OUT_PAIRS = "heldOutPairAccuracy"
+_WORDS = {HELD_OUT_PAIRS: "held-out pair accuracy"}
 MEASURES_MAX = 32
 _WIDTH_PX, _HEIGHT_PX, _EDGE_PX = 240, 36, 3
 
@@ -19,7 +20,12 @@ def rows(records: Iterable[StepRecord]) -> list[tuple[str, str, str, str]]:
     """Return name, first and last value, and picture of each measure, as cells of HTML."""
     found = _measures(records)
     return [
-        (safe(in_words(name)), short_number(points[0][1]), short_number(points[-1][1]), _picture(name, points))
+        (
+            safe(_WORDS.get(name, in_words(name))),
+            short_number(points[0][1]),
+            short_number(points[-1][1]),
+            _picture(name, points),
+        )
         for name, points in list(found.items())[:MEASURES_MAX]
     ]
 

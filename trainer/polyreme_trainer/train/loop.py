@@ -127,7 +127,8 @@ class Loop:
         )
         scores = scoring.run(stage)
         if scores is not None:
-            self.state.weigher.reference, self.state.weigher.held_out = scores.of, scores.of_held_out
+            self.state.weigher.reference = scores.of
+            self.state.weigher.held_out = scores.of_held_out if scores.held_out else None
         return scores is not None
 
     def _step(self) -> GlobalStep:

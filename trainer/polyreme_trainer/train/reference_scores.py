@@ -188,6 +188,10 @@ class ScoreStore:
             return self._read(key)
         return scored
 
+    def folders(self) -> str:
+        """Return where parts are, of all sets."""
+        return ", ".join(self._folder(source) for source, named in enumerate(self._sets) if named is not None)
+
     def _folder(self, source: int) -> str:
         named = self._sets[source]
         if named is None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -35,6 +36,8 @@ from polyreme_trainer.train.state import TrainState, settle
 
 Row = tuple[int, int, float]
 """Source and sample of a branch, and its score."""
+SCORES_POLL_S = 1.0
+"""Time between two looks for scores that other programs write."""
 FORM = 1
 """Of a score; it rises when the same pair gets another."""
 
@@ -70,9 +73,11 @@ class Scoring:
                 "checkpoints of the stage, and it is scored again",
                 field="spec.checkpoint",
             )
-        parts = parts_of(self.source, stage)
-        stored = ScoreStore(self._shared_store, self._reference(stage), self.source.preference_sets)
+        parts, named = parts_of(self.source, stage), stage.objective.reference.name
+        stored = ScoreStore(self._shared_store, named or self._reference(stage), self.source.preference_sets)
         known = self._known(stored, parts) if first else {}
+        if named:
+            return self._written(stage, parts, stored, known)
         settle(self.state)
         made = 0
         self._report(parts, known, made)
@@ -83,17 +88,53 @@ class Scoring:
             made += fresh
             if fresh:
                 self._report(parts, known, made)
-        held_out = self._held_out()
-        kept = keep(self._run_store, stage, ReferenceScores(_wanted(known, parts), held_out)) if first else None
-        return collectives.from_first(kept, group)
+        return self._keep(stage, parts, known, self._held_out())
 
-    def _report(self, parts: Sequence[Part], known: Mapping[int, Scored], made: int) -> None:
-        """Say how many pairs have a score, on the rank that knows it; this run has made some of them."""
+    def _keep(
+        self, stage: CurriculumStage, parts: Sequence[Part], known: dict[int, Scored], held_out: dict[int, Scored]
+    ) -> ReferenceScores:
+        """Keep what the first rank knows of the stage's pairs, and give it to all."""
+        kept = None
+        if self.settings.rank.rank == 0:
+            kept = keep(self._run_store, stage, ReferenceScores(_wanted(known, parts), held_out))
+        return collectives.from_first(kept, self.meshes.control_group)
+
+    def _written(
+        self, stage: CurriculumStage, parts: Sequence[Part], stored: ScoreStore, known: dict[int, Scored]
+    ) -> ReferenceScores | None:
+        """Wait until other programs have scored every pair; None if some rank was asked to end.
+
+        Raises:
+            EnvironmentFailedError: If no score comes for ``data_wait_s``.
+        """
+        first, group = self.settings.rank.rank == 0, self.meshes.control_group
+        total, had, waited_s = sum(part.count for part in parts), -1, 0.0
+        while True:
+            stops = collectives.gather_to_first(self.stop(), group)
+            has = self._report(parts, known, 0) if first else 0
+            has, stopped = collectives.from_first((has, any(stops or ())) if first else None, group)
+            if stopped or has == total:
+                return None if stopped else self._keep(stage, parts, known, {})
+            had, waited_s = has, waited_s * (has == had)
+            if waited_s >= self.settings.data_wait_s:
+                raise EnvironmentFailedError(
+                    f"{total - has:,} of {total:,} pairs have no score under reference "
+                    f"{stage.objective.reference.name!r}, and for {waited_s:g} s none came, at most data.waitSeconds: "
+                    f"write them as {stored.folders()}/*.npz",
+                    field="spec.training.stages[].objective.reference.name or spec.data.waitSeconds",
+                )
+            threading.Event().wait(SCORES_POLL_S)
+            waited_s += SCORES_POLL_S
+            known = self._known(stored, parts) if first else {}
+
+    def _report(self, parts: Sequence[Part], known: Mapping[int, Scored], made: int) -> int:
+        """Say how many pairs have a score, on the rank that knows it, and return it; this run has made some of them."""
         pairs = [(source, samples) for part in parts for source, samples in part.pairs]
         done = sum(int(known[source].has(samples).sum()) for source, samples in pairs) if known else 0
         total = sum(len(samples) for _, samples in pairs)
         message = f"{done:,} of {total:,} pairs have a reference score, {made:,} made by this run"
         self.reporter.phase(RankPhase.SCORING, message=message)
+        return done
 
     @property
     def _run_store(self) -> ObjectStore:

@@ -12,7 +12,6 @@ import logging
 import os
 import socket
 import sys
-import time
 import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -36,6 +35,7 @@ from polyreme_planner.layout import Layout
 from polyreme_planner.plan import Plan, plan_for
 from polyreme_planner.schedules import Schedule
 from polyreme_planner.shapes import KIMI_VL_NANO, NO_VISION
+from polyreme_system.clock import SystemClock
 from polyreme_trainer.checkpoint.load import load_checkpoint, open_checkpoint
 from polyreme_trainer.model import attention_tiles, initialise, loss, recompute, segment_attention
 from polyreme_trainer.model.compute_options import ComputeOptions
@@ -68,17 +68,6 @@ from tests.parallel.faults import fill_disk, kill_at, signal_of, store_of
 from tests.parallel.pages import MEDIA, Pages, Questions
 from tests.parallel.planted import plant
 from tests.parallel.planted_pipeline import plant as plant_in_pipeline
-
-
-class WallClock:
-    def now_s(self) -> float:
-        return time.time()
-
-    def steady_s(self) -> float:
-        return time.monotonic()
-
-    async def sleep(self, delay_s: float) -> None:
-        raise AssertionError("a rank does not sleep")
 
 
 class Journal:
@@ -197,8 +186,8 @@ def settings_of(request: Mapping[str, Any], rank: int, listener: socket.socket |
             every_steps=request.get("evaluated_every", 0), samples_max=50, answer_tokens_max=4
         ),
         weights=Path(request["weights"]) if "weights" in request else None,
-        tokenizer=TokenizerFile(content=request["tokenizer"].encode(), chat_template="")
-        if "tokenizer" in request
+        tokenizer=TokenizerFile(content=text.encode(), chat_template="")
+        if (text := request.get("tokenizer"))
         else None,
         export_to=Path(request["export"]) if "export" in request else None,
     )
@@ -231,7 +220,7 @@ def train(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> int
         source=source,
         evaluation=Questions(request["questions"], pairs="pairs_from" in request) if "questions" in request else None,
         sink=Journal(Path(request["root"]) / "progress.jsonl") if rank == 0 else Journal(Path(os.devnull)),
-        clock=WallClock(),
+        clock=SystemClock(),
     )
     litter.clear()
     if regions is not None:

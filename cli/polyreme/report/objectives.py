@@ -1,4 +1,4 @@
-"""What the objectives of a run's stages measured, a small picture each, whatever they are called."""
+"""Measures of the objectives of a run's stages, a small picture each, whatever they are called."""
 
 from __future__ import annotations
 

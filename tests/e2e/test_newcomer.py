@@ -27,7 +27,7 @@ ELSEWHERE = {
     "polyreme run job.yaml --nodes 5 --inject slow-node=1": "test_e2e_checked_nodes",
     "polyreme node --name left --name right --devices 2": "tests/cluster/test_how_to_kubernetes",
     "polyreme run job.yaml --set metadata.name=slow --set training.optimizer.learningRate=3e-4": OVERRIDES,
-    "polyreme validate job.yaml --set data.sources[0].weight=2 --set training.steps=null --set training.epochs=3": (
+    "polyreme validate job.yaml --set 'data.sources[0].weight=2' --set training.steps=null --set training.epochs=3": (
         OVERRIDES
     ),
     "polyreme validate base.yaml mine.yaml --set training.steps=200 -o yaml": OVERRIDES,

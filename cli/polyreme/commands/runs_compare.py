@@ -28,7 +28,8 @@ def compare(
 ) -> None:
     """Compare runs: fields of the spec that differ, defaults included, and figures side by side.
 
-    Losses are those of the steps that count: the last one, and the best of all. The first run's values come first.
+    Losses are those of the steps that count: the last one, and the best of all. What a stage's objective measures
+    beside its loss is that of the last step.
 
     Examples:
 
@@ -59,6 +60,8 @@ def show_comparison(runs: Sequence[RunDirectory], output: Format) -> None:
     names = [row["name"] if row["namespace"] == "default" else f"{row['namespace']}/{row['name']}" for row in rows]
     specs = {field.removeprefix("spec."): [text(value) for value in each] for field, each in differences.items()}
     values = {heading: [write(row) for row in rows] for heading, write in FIGURES.items()}
+    measured = dict.fromkeys(measure for row in rows for measure in row["objective"])
+    values |= {measure: [text(row["objective"].get(measure)) for row in rows] for measure in measured}
     values = {heading: each for heading, each in values.items() if set(each) != {NOTHING}}
     if len(runs) <= RUNS_SIDE_BY_SIDE:
         _emit_columns("differences of the specs", names, specs)

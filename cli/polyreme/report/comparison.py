@@ -54,6 +54,7 @@ def read_run(run: RunDirectory, clock: Clock) -> ComparedRun:
             "heldoutLoss": held_out[-1] if held_out else None,
             "bestHeldoutLoss": min(held_out, default=None),
             "heldoutExactMatchRatio": head.held_out_ratio,
+            "objective": dict(history[-1].objective) if history else {},
             "goodputRatio": head.goodput,
             "tokensPerSecond": head.tokens_per_second,
             "wallSeconds": head.wall_s,

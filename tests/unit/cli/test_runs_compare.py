@@ -64,6 +64,14 @@ def test_two_runs_are_columns_and_many_are_rows(home: Path, capsys: pytest.Captu
     assert [row.split()[0] for row in rows] == [FINISHED, STOPPED] * 3
 
 
+def test_what_an_objective_measures_has_a_line(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (steps,) = (home / "checkpoints/default" / FINISHED / "steps").glob("*.jsonl")
+    records = [json.loads(line) | {"objective": {"accuracy": 0.75}} for line in steps.read_text().splitlines()]
+    steps.write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert compare(home, FINISHED, STOPPED) == ExitCode.OK
+    assert ["accuracy", "0.75", "-"] in [line.split() for line in capsys.readouterr().out.splitlines()]
+
+
 @pytest.mark.parametrize(
     ("names", "code", "words"),
     [

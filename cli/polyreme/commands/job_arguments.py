@@ -19,7 +19,7 @@ SetOption = Annotated[
     typer.Option(
         "--set",
         metavar="PATH=VALUE",
-        help="Give a field below spec another value, as training.steps=200 or data.sources[0].weight=2; null removes "
-        "it; may be repeated.",
+        help="Give a field below spec another value, as training.optimizer.learningRate=3e-4; null removes it; may "
+        "be repeated.",
     ),
 ]

@@ -11,7 +11,7 @@ JobFiles = Annotated[
     list[Path],
     typer.Argument(
         help="YAML file with one TrainingJob; - reads standard input. Of several, each is merged over the one before.",
-        metavar="JOB...",
+        metavar="JOB",
     ),
 ]
 SetOption = Annotated[

@@ -22,7 +22,7 @@ RUNS_SIDE_BY_SIDE = 4
 def compare(
     context: typer.Context,
     names: Annotated[
-        list[str], typer.Argument(help="Names of two runs or more, each NAME or NAMESPACE/NAME.", metavar="NAME...")
+        list[str], typer.Argument(help="Names of two runs or more, each NAME or NAMESPACE/NAME.", metavar="NAME")
     ],
     output: OutputOption = Format.TABLE,
 ) -> None:

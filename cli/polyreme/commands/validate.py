@@ -44,7 +44,7 @@ def validate(
         typer.Argument(
             help="YAML file with one TrainingJob, or with queues, topologies and fault policies; - reads "
             "standard input. Of several files with a job, each is merged over the one before.",
-            metavar="FILE...",
+            metavar="FILE",
         ),
     ],
     settings: SetOption = None,

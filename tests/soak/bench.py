@@ -38,6 +38,7 @@ SMOKE: dict[str, str] = {
     "placement": "--decisions 2 --runs 1",
     "planner": "--layouts 3 --steps 1",
     "preemption": "--decisions 2 --runs 1",
+    "preference": "--rounds 1 --steps 1 --pairs 1 --prompt 64 --answer 16",
     "queue": "--jobs 100",
     "rank-order": "--runs 1",
     "reason": "--rounds 1 --others 0",

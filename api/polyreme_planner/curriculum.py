@@ -104,6 +104,16 @@ def curriculum_stages(spec: TrainingJobSpec) -> tuple[CurriculumStage, ...]:
     return tuple(found)
 
 
+def scored_steps(spec: TrainingJobSpec) -> list[tuple[int, int]]:
+    """Return first and last step of each stage that compares answers with a reference; the last stage has no end."""
+    stages = curriculum_stages(spec) if spec.training.stages else ()
+    return [
+        (stage.first_step, STEPS_MAX if stage is stages[-1] else stage.last_step)
+        for stage in stages
+        if stage.objective.kind != SUPERVISED.kind
+    ]
+
+
 def stage_at(stages: Sequence[CurriculumStage], step: int) -> CurriculumStage:
     """Return the curriculum stage of a step; after the last step, the last one."""
     return next((stage for stage in stages if step <= stage.last_step), stages[-1])

@@ -12,9 +12,10 @@ import re
 
 from polyreme_api.differences import differences
 from polyreme_api.errors import InvalidConfigError
+from polyreme_api.fields import STEPS_MAX
 from polyreme_api.job.model import Training
 from polyreme_api.job.spec import TrainingJobSpec
-from polyreme_planner.curriculum import curriculum_stages
+from polyreme_planner.curriculum import curriculum_stages, scored_steps
 from polyreme_planner.learning_rate import COSINE, RateSchedule, rate_at
 
 _RATES = "(decaySteps|finalLearningRate)"
@@ -60,6 +61,13 @@ def extended(spec: TrainingJobSpec, known: Training, *, after_step: int) -> Trai
             "its last window ends with the run; begin a new job by spec.startFrom",
             field="spec.training.steps",
         )
+    for first, last in scored_steps(spec.model_copy(update={"training": known})):
+        if steps > known.steps_known and first <= after_step + 1 and last == STEPS_MAX:
+            raise InvalidConfigError(
+                f"training.steps may not change from {known.steps} to {steps}: the last stage trains on preferences, "
+                f"and its pairs were scored under the model before step {first}; begin a new job",
+                field="spec.training.steps",
+            )
     _check_rates(spec, known, after_step=min(after_step, known.steps_known))
     return asked
 

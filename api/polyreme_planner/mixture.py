@@ -18,7 +18,7 @@ from polyreme_api.job.model import Training
 from polyreme_api.job.schedule import first_steps, schedule_faults
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.mixture import AppendedChange, MixtureRecord
-from polyreme_planner.curriculum import packs_of_stages
+from polyreme_planner.curriculum import packs_of_stages, scored_steps
 from polyreme_planner.extension import extended, extension_words
 
 WINDOW_PACKS = 256
@@ -139,7 +139,8 @@ def next_mixture(spec: TrainingJobSpec, known: MixtureRecord, *, after_step: int
 
     Each of these takes effect with the first window that begins neither before its step nor before ``after_step + 1``,
     nor before the entry ahead of it takes effect; one window later if both have too many steps to pass over. It is
-    ignored if it can't be applied, or if a curriculum stage has set other weights by then.
+    ignored if it can't be applied, if a curriculum stage has set other weights by then, or if it would change the
+    pairs of a stage of preferences that has begun.
 
     Args:
         spec: The job's specification.
@@ -149,7 +150,7 @@ def next_mixture(spec: TrainingJobSpec, known: MixtureRecord, *, after_step: int
     faults = schedule_faults(spec.data, spec.training)
     # A border between two windows stays one when a change begins there, so all borders follow from what is known.
     segments, stages = segments_of(spec, known), [change.from_step for change in _of_stages(spec)]
-    changes = list(known.changes)
+    changes, preferring = list(known.changes), scored_steps(spec)
     for entry in spec.data.schedule[known.read :]:
         if entry.from_step in faults:
             continue
@@ -159,7 +160,9 @@ def next_mixture(spec: TrainingJobSpec, known: MixtureRecord, *, after_step: int
         there = sum(change.skip_steps for change in changes if change.step == step)
         if entry.skip_steps and there + entry.skip_steps > SKIP_STEPS_MAX:
             step = window_border(spec, segments, step + 1)
-        if not any(entry.from_step < stage <= step for stage in stages):
+        # The pairs of a stage are scored when it begins, under a model that is then gone: no others may come in.
+        scored = any(first <= step <= last and first <= after_step + 1 for first, last in preferring)
+        if not scored and not any(entry.from_step < stage <= step for stage in stages):
             weights = tuple(entry.weights)
             changes.append(
                 AppendedChange(from_step=entry.from_step, step=step, weights=weights, skip_steps=entry.skip_steps)

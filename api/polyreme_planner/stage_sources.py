@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from polyreme_api.errors import InvalidConfigError
@@ -27,6 +28,8 @@ def check_sources(spec: TrainingJobSpec, segments: Sequence[Segment], *, prefere
     """
     # Without stages the whole run is supervised; how long it is may not be known yet.
     stages = curriculum_stages(spec) if spec.training.stages else (CurriculumStage(steps=STEPS_MAX),)
+    # The end of the last one may move.
+    stages = (*stages[:-1], dataclasses.replace(stages[-1], steps=STEPS_MAX - stages[-1].first_step))
     for number, stage in enumerate(stages):
         wants = stage.objective.kind == PREFERENCE
         field = f"spec.training.stages[{number}].objective" if stage.name else "spec.training.stages"

@@ -42,4 +42,5 @@ def write_scores(
             field="scores",
         )
     pairs = PreferenceSet(digest=pairs_digest, augmented=False)
-    ScoreStore(open_store(objects_url), reference, [pairs]).commit(0, Scored.of(list(samples), given))
+    scored = Scored.of(list(samples), given)
+    ScoreStore(open_store(objects_url), reference, [pairs]).commit(0, scored.samples_N, scored)

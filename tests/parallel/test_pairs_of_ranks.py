@@ -56,6 +56,7 @@ def scored(root: Path) -> list[str]:
     [
         ({"dp": 2, "ep": 2}, None),
         ({"cp": 2, "pp": 2}, {"schedule": "1F1B", "layers": [1, 2], "microbatches": 2}),
+        ({"dp": 2}, None),  # with sharded parameters
     ],
     ids=str,
 )
@@ -65,6 +66,7 @@ def test_a_stage_begins_at_log_2_and_a_resume_anywhere_changes_nothing(
     """Two steps of text, then pairs that come a second time; a resume within the stage has the scores of before."""
     stages = [{"name": "text", "steps": 2}, {"name": "prefer", "steps": 5, "objective": PREFER}]
     run = {"steps": 7, "stages": stages, "pairs_from": 3, "layout": layout, "pipeline": pipeline, "kept": 9}
+    run |= {"parameter_sharding": "FSDP2"} if layout == {"dp": 2} else {}
     run |= {"root": tmp_path, "interval": 3, "questions": 3, "evaluated_every": 2, "scores": str(tmp_path / "scores")}
     done = start("train", **run)
     assert set(done.wait()) == {0}, done.logs()

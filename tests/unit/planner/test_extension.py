@@ -82,3 +82,25 @@ def test_an_attempt_is_held_to_the_end_that_was_fixed_for_it() -> None:
     (said,) = training_words(spec(200, decaySteps=20), known, after_step=80)
     assert said == "extends the run from step 100 to 200: spec.training.steps: 100 -> 200"
     assert in_force(spec(100), MixtureRecord()).training.steps == 100, "of a release before there were records"
+
+
+def preferring(steps: int, *schedule: dict[str, Any]) -> TrainingJobSpec:
+    stages = (
+        {"name": "a", "steps": 60},
+        {"name": "b", "steps": steps - 60, "objective": {"kind": "Preference"}},
+    )
+    given = spec(steps, stages=stages).model_dump(mode="json", by_alias=True)
+    given["data"]["schedule"] = list(schedule)
+    return TrainingJobSpec.model_validate_json(json.dumps(given))
+
+
+def test_the_pairs_of_a_stage_that_has_begun_stay() -> None:
+    """They were scored under a model that is gone."""
+    known = preferring(100)
+    assert extended(preferring(130), known.training, after_step=59).steps == 130, "it has not begun"
+    assert "its pairs were scored under the model before step 61" in refused(known, preferring(130), after_step=60)
+    skip = {"fromStep": 70, "weights": [{"source": known.data.sources[0].name, "weight": 2}]}
+    asked = preferring(100, skip)
+    mixture = first_mixture(known)
+    assert [change.from_step for change in next_mixture(asked, mixture, after_step=50).changes] == [70]
+    assert next_mixture(asked, mixture, after_step=60).changes == ()

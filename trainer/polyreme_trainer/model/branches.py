@@ -4,7 +4,7 @@ The score of a branch is the sum of the log-probabilities of its tokens, in floa
 off by more than the differences that matter. Ranks that share a stream hold some tokens of a branch each, and add up
 one number a branch.
 
-Legend: N unmasked targets of this rank, B branches of the stream.
+Legend: N unmasked targets of this rank, B branches of the stream, K those that are learned.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ class Branches:
     """Unmasked targets of each branch, of all ranks that share the stream (float64)."""
     reference_B: Tensor
     """Stored score of each branch under the reference (float64)."""
+    known_K: Tensor | None = None
+    """Branches that have a stored score, rising; None: all. The others are not learned: they could not be read when
+    the reference was scored."""
     speaks: bool = True
     """Whether this rank reports the loss of the stream, which others may share."""
     add_up: Callable[[Tensor], None] = lambda _: None
@@ -33,8 +36,15 @@ class Branches:
 
     @property
     def count(self) -> int:
-        """Branches of the stream."""
-        return int(self.tokens_B.shape[0])
+        """Branches of the stream that are learned."""
+        return int((self.tokens_B if self.known_K is None else self.known_K).shape[0])
+
+    def known(self) -> Branches:
+        """Return the branches that are learned; the tokens of the others have none there."""
+        if self.known_K is None:
+            return self
+        tokens_B, reference_B = self.tokens_B[self.known_K], self.reference_B[self.known_K]
+        return dataclasses.replace(self, tokens_B=tokens_B, reference_B=reference_B, known_K=None)
 
     def scores(self, logp_N: Tensor) -> Tensor:
         """Sum log-probabilities by branch, over all ranks that share the stream (B, float64)."""

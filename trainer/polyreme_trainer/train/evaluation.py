@@ -128,8 +128,7 @@ def _means(sums_N2: Tensor, names: Sequence[str]) -> dict[str, float]:
 def _preferred(scores: Sequence[float], reference_B: Tensor) -> Tensor:
     """Count pairs with a margin above zero, and all pairs."""
     moved_B = torch.tensor(scores, dtype=torch.float64, device=reference_B.device) - reference_B
-    preferred_P = moved_B[0::2] > moved_B[1::2]
-    return torch.stack((preferred_P.sum(), torch.full_like(preferred_P.sum(), preferred_P.shape[0])))
+    return torch.stack(((moved_B[0::2] > moved_B[1::2]).sum(), moved_B[0::2].isfinite().sum()))
 
 
 def _loss_sum(state: TrainState, microbatch: Inputs, meshes: Meshes) -> Tensor | None:

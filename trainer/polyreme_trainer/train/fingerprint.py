@@ -45,15 +45,22 @@ def weights_fingerprint(state: TrainState, meshes: Meshes) -> str:
 
 
 def _sum(box: Tensor, offsets: tuple[int, ...], whole: tuple[int, ...]) -> int:
-    """Sum the marked scalars of a box of a tensor, modulo 2**64."""
-    places = torch.zeros((), dtype=torch.int64, device=box.device)
-    for length, first, extent in zip(box.shape, offsets, whole, strict=True):
-        along = torch.arange(first, first + length, dtype=torch.int64, device=box.device)
-        places = places.unsqueeze(-1) * extent + along
-    bits = box.contiguous().view(torch.int32).flatten() if box.dim() else box.reshape(1).view(torch.int32)
+    """Sum the marked scalars of a box of a tensor, modulo 2**64; a part of them at a time."""
+    bits = box.contiguous().view(-1).view(torch.int32)
     total = 0
-    for some, at in zip(bits.split(_AT_ONCE), places.flatten().split(_AT_ONCE), strict=True):
+    for begin in range(0, bits.shape[0], _AT_ONCE):
+        some = bits[begin : begin + _AT_ONCE].to(torch.int64)
+        at = _places(torch.arange(begin, begin + some.shape[0], device=box.device), tuple(box.shape), offsets, whole)
         marked = (at * 2 + 1) * _MULTIPLIER
         marked ^= marked >> 29
-        total += int(((some.to(torch.int64) + 1) * (marked | 1)).sum())
+        total += int(((some + 1) * (marked | 1)).sum())
     return total % (1 << 64)
+
+
+def _places(own: Tensor, shape: tuple[int, ...], offsets: tuple[int, ...], whole: tuple[int, ...]) -> Tensor:
+    """Turn places in a box into places in its tensor."""
+    places, stride = torch.zeros_like(own), 1
+    for length, first, extent in zip(reversed(shape), reversed(offsets), reversed(whole), strict=True):
+        places += (own % length + first) * stride
+        own, stride = own // length, stride * extent
+    return places

@@ -86,9 +86,12 @@ def hidden_states(state: TrainState, microbatch: Inputs, meshes: Meshes) -> Tens
 def branch_scores(state: TrainState, microbatch: Inputs, meshes: Meshes) -> list[float]:
     """Score the branches of a stream, on the one rank that speaks for them; elsewhere, and without branches, none."""
     hidden_SD = hidden_states(state, microbatch, meshes)
-    if hidden_SD is None or microbatch.branches is None:
+    if hidden_SD is None:
         return []
     last = max(state.models.items())[1]
+    # Also without branches: with sharded parameters all ranks gather the head together.
     logp_N = last.language_model.lm_head(hidden_SD, microbatch.targets_T, microbatch.learned_N, scores=True)
+    if microbatch.branches is None:
+        return []
     scores: list[float] = microbatch.branches.scores(logp_N).tolist()
     return scores if last.ranks.place == 0 and microbatch.branches.speaks else []

@@ -2,7 +2,7 @@
 
 Legend: T tokens of a rank's context part, P patches that it encodes, C values of a patch, I images, A tokens of the
 whole stream, M media tokens, S rows that a rank holds between layers, N those of them that are not padding, B branches
-(answers to one prompt) of the stream.
+(answers to one prompt) of the stream, K those that are learned.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from polyreme_api.batch import IGNORED_TARGET, PackedBatch
+from polyreme_api.errors import InvalidConfigError
 from polyreme_planner.flops import image_flops
 from polyreme_planner.shapes import ModelShape
 from polyreme_trainer.model.attention_tiles import Documents
@@ -158,7 +159,7 @@ def to_inputs(
     if batch.padding_documents:
         arrays["real_N"] = _real(batch, place_S)
     if branches_B4.size:
-        arrays |= _branch_arrays(branches_B4, targets_A, place_T[learned_N], reference)
+        arrays |= _branch_arrays(branches_B4, targets_A, offsets, place_T[learned_N], reference)
     tensors = _tensors(arrays, device)
     branches = _branches(tensors, sharing) if branches_B4.size else None
     return Inputs(
@@ -180,22 +181,35 @@ def _attend(documents: Documents, device: torch.device, sharing: Sharing | None,
 
 
 def _branch_arrays(
-    branches_B4: Places, targets_A: Places, learned_N: Places, reference: Reference | None
+    branches_B4: Places, targets_A: Places, offsets: Sequence[int], learned_N: Places, reference: Reference | None
 ) -> dict[str, npt.NDArray[Any]]:
     """Find the branch of each unmasked target of a rank, and how many targets each branch has in the stream."""
-    begins_B = branches_B4[:, 1]
-    everywhere = np.searchsorted(begins_B, np.flatnonzero(targets_A != IGNORED_TARGET), side="right") - 1
+    begins_B, places = branches_B4[:, 1], np.flatnonzero(targets_A != IGNORED_TARGET)
+    everywhere = np.searchsorted(begins_B, places, side="right") - 1
+    documents = np.searchsorted(offsets, places, side="right") - 1
+    if (everywhere < 0).any() or (branches_B4[everywhere, 0] != documents).any():
+        raise InvalidConfigError(
+            "a pack holds pairs of answers beside documents that have none and are learned; a stage of preferences "
+            "draws from pairs alone",
+            field="spec.data.schedule or spec.training.stages[].weights",
+        )
+    reference_B = np.zeros(begins_B.size) if reference is None else reference(branches_B4[:, 2:])
+    known_K = np.flatnonzero(np.isfinite(reference_B))
     return {
         "branch_N": np.searchsorted(begins_B, learned_N, side="right") - 1,
         "tokens_B": np.bincount(everywhere, minlength=begins_B.size).astype(np.float64),
-        "reference_B": np.zeros(begins_B.size) if reference is None else reference(branches_B4[:, 2:]),
+        "reference_B": reference_B,
+        **({} if known_K.size == begins_B.size else {"known_K": known_K}),
     }
 
 
 def _branches(tensors: dict[str, Tensor], sharing: Sharing | None) -> Branches:
     """Take the branches' tensors out of all, and say how the ranks of the stream add up."""
     alone = Branches(
-        branch_N=tensors.pop("branch_N"), tokens_B=tensors.pop("tokens_B"), reference_B=tensors.pop("reference_B")
+        branch_N=tensors.pop("branch_N"),
+        tokens_B=tensors.pop("tokens_B"),
+        reference_B=tensors.pop("reference_B"),
+        known_K=tensors.pop("known_K", None),
     )
     if sharing is None or sharing.ranks == sharing.tp:
         return alone

@@ -17,6 +17,7 @@ import contextlib
 import dataclasses
 import hashlib
 import io
+import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -63,9 +64,23 @@ class Scored:
             np.concatenate([one.samples_N for one in all_of]), np.concatenate([one.scores_N2 for one in all_of])
         )
 
+    @classmethod
+    def unknown(cls, samples: Samples) -> Scored:
+        """Samples that could not be scored."""
+        return cls.of(samples, np.full((len(samples), 2), np.nan))
+
+    def finite(self) -> Scored:
+        """Leave out those that could not be scored."""
+        there = np.isfinite(self.scores_N2).all(1)
+        return Scored(self.samples_N[there], self.scores_N2[there])
+
     def has(self, samples: Samples) -> npt.NDArray[np.bool_]:
-        """Tell which samples are scored."""
-        return np.isin(samples, self.samples_N)
+        """Tell which samples are here."""
+        if not self.samples_N.size:
+            return np.zeros(len(samples), dtype=bool)
+        places = np.searchsorted(self.samples_N, samples).clip(max=self.samples_N.size - 1)
+        there: npt.NDArray[np.bool_] = self.samples_N[places] == samples
+        return there
 
     def only(self, samples: Samples) -> Scored:
         """Keep some samples."""
@@ -82,7 +97,7 @@ class ReferenceScores:
     """Those of held-out pairs, by the number of their set."""
 
     def of(self, samples_B2: Samples) -> Numbers:
-        """Return the score of each branch (B): of a pair the chosen answer's, then the rejected one's.
+        """Return the score of each branch (B): of a pair the chosen answer's, then the rejected one's; NaN of none.
 
         Args:
             samples_B2: Source and place of each branch's sample; the two of a pair are neighbours.
@@ -94,7 +109,9 @@ class ReferenceScores:
 
     def of_held_out(self, samples_B2: Samples) -> Numbers:
         """Return the same of held-out pairs, whose source is the number of their set."""
-        return self._of(self.held_out, samples_B2)
+        every = {number: self.held_out.get(number, Scored.nothing()) for number in np.unique(samples_B2[:, 0]).tolist()}
+        wanted = {number: samples_B2[samples_B2[:, 0] == number, 1] for number in every}
+        return self._of({of: part.joined([Scored.unknown(wanted[of])]) for of, part in every.items()}, samples_B2)
 
     @staticmethod
     def _of(by_source: Mapping[int, Scored], samples_B2: Samples) -> Numbers:
@@ -167,11 +184,17 @@ class ScoreStore:
 
     def __init__(self, store: ObjectStore, reference: str, sets: Sequence[PreferenceSet | None]) -> None:
         self._store, self._reference, self._sets = store, reference, sets
+        self._loaded: dict[int, tuple[set[str], Scored]] = {}
+        """By source: keys that were read, and what they hold."""
 
     def load(self, source: int) -> Scored:
-        """Return all that is scored of a source, by whomever; of a sample in two parts, that of the first name."""
-        parts = [self._read(info.key) for info in self._store.list(f"{self._folder(source)}/")]
-        return Scored.nothing().joined(parts)
+        """Return all that is scored of a source, by whomever; of a sample in two parts, what was read first."""
+        keys, scored = self._loaded.get(source, (set(), Scored.nothing()))
+        fresh = [info.key for info in self._store.list(f"{self._folder(source)}/") if info.key not in keys]
+        if fresh:
+            scored = scored.joined(map(self._read, fresh))
+        self._loaded[source] = ({*keys, *fresh}, scored)
+        return scored
 
     def find(self, source: int, samples: Samples) -> Scored | None:
         """Return the part of exactly these samples, if it is there."""
@@ -179,9 +202,9 @@ class ScoreStore:
             return self._read(self._key(source, samples))
         return None
 
-    def commit(self, source: int, scored: Scored) -> Scored:
-        """Write a part, and return it, or the one that was there first."""
-        key = self._key(source, scored.samples_N)
+    def commit(self, source: int, samples: Samples, scored: Scored) -> Scored:
+        """Write a part of some samples, and return it, or the one that was there first."""
+        key = self._key(source, samples)
         try:
             self._store.put_if_absent(key, packed({"": scored}))
         except ObjectExistsError:
@@ -202,30 +225,42 @@ class ScoreStore:
         return f"{self._folder(source)}/{hashlib.sha256(samples.astype('<i8').tobytes()).hexdigest()[:32]}.npz"
 
     def _read(self, key: str) -> Scored:
-        return unpacked(self._store.get(key), key)[""]
+        found = unpacked(self._store.get(key), key)
+        if set(found) != {""} or len(found[""].finite().samples_N) != len(found[""].samples_N):
+            raise EnvironmentFailedError(f"{key} holds no finite reference scores; delete it")
+        return found[""]
 
 
-def of_run(store: ObjectStore, stage: CurriculumStage) -> ReferenceScores | None:
-    """Return the scores that a run has kept for a stage; None if there are none yet."""
+def of_run(store: ObjectStore, stage: CurriculumStage, *, root: str = "") -> ReferenceScores | None:
+    """Return the scores that a run has kept for a stage; None if there are none yet.
+
+    Args:
+        store: Its checkpoints'.
+        stage: The stage.
+        root: Where they are, for errors.
+    """
     key = run_key(stage)
     try:
         data = store.get(key)
     except ObjectNotFoundError:
         return None
-    parts = unpacked(data, key)
+    parts = unpacked(data, f"{root}/{key}" if root else key)
     held_out = {int(name.removeprefix(HELD_OUT)): part for name, part in parts.items() if name.startswith(HELD_OUT)}
     return ReferenceScores({int(name): part for name, part in parts.items() if not name.startswith(HELD_OUT)}, held_out)
 
 
 def keep(store: ObjectStore, stage: CurriculumStage, scores: ReferenceScores) -> ReferenceScores:
-    """Keep a run's scores, and return them, or those that an attempt before has kept."""
-    with contextlib.suppress(ObjectExistsError):
-        parts = {str(source): part for source, part in scores.by_source.items()}
-        parts |= {f"{HELD_OUT}{number}": part for number, part in scores.held_out.items()}
-        store.put_if_absent(run_key(stage), packed(parts))
-        return scores
-    kept = of_run(store, stage)
-    return scores if kept is None else kept
+    """Keep a run's scores, and return them; what an attempt before has kept stays as it is."""
+    if (kept := of_run(store, stage)) is not None:
+        nothing = Scored.nothing()
+        by_source = {of: kept.by_source.get(of, nothing).joined([part]) for of, part in scores.by_source.items()}
+        if all(len(part.samples_N) == len(kept.by_source.get(of, nothing).samples_N) for of, part in by_source.items()):
+            return kept
+        scores = ReferenceScores({**kept.by_source, **by_source}, {**scores.held_out, **kept.held_out})
+    parts = {str(source): part for source, part in scores.by_source.items()}
+    parts |= {f"{HELD_OUT}{number}": part for number, part in scores.held_out.items()}
+    store.put(run_key(stage), packed(parts))
+    return scores
 
 
 def run_key(stage: CurriculumStage) -> str:
@@ -252,12 +287,13 @@ def unpacked(data: bytes, key: str) -> dict[str, Scored]:
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as archive:
             names = [name.removesuffix("samples") for name in archive.files if name.endswith("samples")]
-            found = {name: Scored.of(archive[f"{name}samples"], archive[f"{name}scores"]) for name in names}
-    except (ValueError, KeyError, OSError, IndexError, EOFError) as error:
+            arrays = {name: (archive[f"{name}samples"], archive[f"{name}scores"]) for name in names}
+        if lost := [name for name, (samples, scores) in arrays.items() if scores.shape != (len(samples), 2)]:
+            raise ValueError(f"{lost[0]}scores are of shape {arrays[lost[0]][1].shape}")
+        found = {name: Scored.of(*both) for name, both in arrays.items()}
+    except (ValueError, TypeError, KeyError, OSError, IndexError, EOFError, zipfile.BadZipFile) as error:
         raise EnvironmentFailedError(
             f"{key} holds no reference scores: {error}, expected arrays samples [N] and scores [N, 2]; delete it, and "
             "its pairs are scored again"
         ) from error
-    if not all(np.isfinite(scored.scores_N2).all() for scored in found.values()):
-        raise EnvironmentFailedError(f"{key} holds reference scores that are no finite numbers; delete it")
     return found

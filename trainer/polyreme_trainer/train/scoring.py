@@ -12,14 +12,15 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
+import torch
 
 from polyreme_api.batch import BatchSource, EvaluationSource, PackedBatch
-from polyreme_api.errors import EnvironmentFailedError
+from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError, StepFailedError
 from polyreme_api.progress import RankPhase
 from polyreme_api.store import ObjectStore
 from polyreme_planner.curriculum import CurriculumStage
@@ -30,7 +31,16 @@ from polyreme_trainer.train.forward import answering, branch_scores, held_out_pa
 from polyreme_trainer.train.frozen_digest import digest_of_frozen
 from polyreme_trainer.train.microbatches import PackReader, to_microbatches
 from polyreme_trainer.train.records import Reporter
-from polyreme_trainer.train.reference_scores import Part, ReferenceScores, Scored, ScoreStore, keep, of_run, parts_of
+from polyreme_trainer.train.reference_scores import (
+    Part,
+    ReferenceScores,
+    Samples,
+    Scored,
+    ScoreStore,
+    keep,
+    of_run,
+    parts_of,
+)
 from polyreme_trainer.train.settings import TrainSettings
 from polyreme_trainer.train.state import TrainState, settle
 
@@ -40,6 +50,35 @@ SCORES_POLL_S = 1.0
 """Time between two looks for scores that other programs write."""
 FORM = 1
 """Of a score; it rises when the same pair gets another."""
+
+
+class Known:
+    """What the first rank knows of a stage's scores; the parts of a stage have no pair in common."""
+
+    def __init__(self, by_source: Mapping[int, Scored]) -> None:
+        self._base = by_source
+        self._added: dict[int, list[Scored]] = {}
+
+    def lacks(self, source: int, samples: Samples) -> Samples:
+        """Return which of some samples have no score."""
+        return samples[~self._base.get(source, Scored.nothing()).has(samples)]
+
+    def add(self, source: int, scored: Scored) -> None:
+        """Add scores that were not known."""
+        self._added.setdefault(source, []).append(scored)
+
+    def wanted(self, parts: Sequence[Part]) -> dict[int, Scored]:
+        """Return the scores of the parts' pairs; a pair that could not be read has none, which stays so."""
+        by_source: dict[int, list[Samples]] = {}
+        for part in parts:
+            for source, samples in part.pairs:
+                by_source.setdefault(source, []).append(samples)
+        found: dict[int, Scored] = {}
+        for source, planned in by_source.items():
+            samples = np.concatenate(planned)
+            known = self._base.get(source, Scored.nothing()).joined(self._added.get(source, ()))
+            found[source] = known.only(samples).joined([Scored.unknown(samples)])
+        return found
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,59 +99,93 @@ class Scoring:
         """Return the scores of a stage; every rank calls it. None if some rank was asked to end.
 
         Raises:
-            EnvironmentFailedError: If the stage has begun and its scores are lost.
+            InvalidConfigError: If the stage has begun and has pairs that were not scored, or lost its scores.
+            StepFailedError: If a score is no finite number.
         """
-        first, group = self.settings.rank.rank == 0, self.meshes.control_group
-        kept = collectives.from_first((of_run(self._run_store, stage),) if first else None, group)[0]
-        if kept is not None:
+        parts = parts_of(self.source, stage)
+        kept = self._kept(stage)
+        lacking = sum(len(Known(kept.by_source).lacks(*pairs)) for part in parts for pairs in part.pairs) if kept else 0
+        kept, lacking = collectives.from_first((kept, lacking) if self._is_first else None, self.meshes.control_group)
+        if kept is not None and not lacking:
             return kept
-        if self.state.step != stage.first_step - 1:
-            raise EnvironmentFailedError(
-                f"the reference scores of stage {stage.name!r} are not beside the checkpoints, and its reference is "
-                f"the model before step {stage.first_step}: the run is at step {self.state.step}; delete the "
-                "checkpoints of the stage, and it is scored again",
-                field="spec.checkpoint",
-            )
-        parts, named = parts_of(self.source, stage), stage.objective.reference.name
+        named = stage.objective.reference.name
+        if not named and self.state.step != stage.first_step - 1:
+            raise self._lost(stage, lacking)
         stored = ScoreStore(self._shared_store, named or self._reference(stage), self.source.preference_sets)
-        known = self._known(stored, parts) if first else {}
+        # What the run has already goes first, so that what was trained once is trained the same again.
+        before = {} if kept is None else kept.by_source
         if named:
-            return self._written(stage, parts, stored, known)
+            return self._written(stage, parts, stored, before)
+        return self._scored(stage, parts, stored, before)
+
+    @property
+    def _is_first(self) -> bool:
+        return self.settings.rank.rank == 0
+
+    def _kept(self, stage: CurriculumStage) -> ReferenceScores | None:
+        """Return, on the first rank, what the run has kept, or the run whose checkpoint it has started from."""
+        if not self._is_first:
+            return None
+        kept, start = of_run(self._run_store, stage), self.settings.checkpoint.start_from
+        if kept is None and start is not None and self.state.step >= stage.first_step:
+            kept = of_run(start.store, stage, root=start.root)
+            return None if kept is None else keep(self._run_store, stage, kept)
+        return kept
+
+    def _lost(self, stage: CurriculumStage, lacking: int) -> InvalidConfigError:
+        what = f"{lacking:,} of its pairs were not scored" if lacking else "its scores are not beside the checkpoints"
+        return InvalidConfigError(
+            f"stage {stage.name!r} can't continue after step {self.state.step}: {what}, and its reference is the "
+            f"model before step {stage.first_step}; undo the change of steps or sources, or begin a new job with the "
+            "stage",
+            field="spec.training.stages[].steps or spec.data.schedule",
+        )
+
+    def _scored(
+        self, stage: CurriculumStage, parts: Sequence[Part], stored: ScoreStore, before: Mapping[int, Scored]
+    ) -> ReferenceScores | None:
+        """Score what is not known."""
+        known = self._known(stored, parts, before)
         settle(self.state)
+        total = sum(part.count for part in parts)
+        have = total - sum(len(known.lacks(*pairs)) for part in parts for pairs in part.pairs) if self._is_first else 0
         made = 0
-        self._report(parts, known, made)
+        self._report(have, total, made)
         for part in _turned(parts, "" if self.settings.scores is None else self.settings.scores.run):
-            fresh = self._score(part, stored, known)
-            if fresh is None:
+            gained = self._score(part, stored, known)
+            if gained is None:
                 return None
-            made += fresh
-            if fresh:
-                self._report(parts, known, made)
+            found, scored = gained
+            have, made = have + found + scored, made + scored
+            if found or scored:
+                self._report(have, total, made)
         return self._keep(stage, parts, known, self._held_out())
 
     def _keep(
-        self, stage: CurriculumStage, parts: Sequence[Part], known: dict[int, Scored], held_out: dict[int, Scored]
+        self, stage: CurriculumStage, parts: Sequence[Part], known: Known, held_out: Mapping[int, Scored]
     ) -> ReferenceScores:
         """Keep what the first rank knows of the stage's pairs, and give it to all."""
-        kept = None
-        if self.settings.rank.rank == 0:
-            kept = keep(self._run_store, stage, ReferenceScores(_wanted(known, parts), held_out))
+        kept = keep(self._run_store, stage, ReferenceScores(known.wanted(parts), held_out)) if self._is_first else None
         return collectives.from_first(kept, self.meshes.control_group)
 
     def _written(
-        self, stage: CurriculumStage, parts: Sequence[Part], stored: ScoreStore, known: dict[int, Scored]
+        self, stage: CurriculumStage, parts: Sequence[Part], stored: ScoreStore, before: Mapping[int, Scored]
     ) -> ReferenceScores | None:
         """Wait until other programs have scored every pair; None if some rank was asked to end.
 
         Raises:
             EnvironmentFailedError: If no score comes for ``data_wait_s``.
         """
-        first, group = self.settings.rank.rank == 0, self.meshes.control_group
-        total, had, waited_s = sum(part.count for part in parts), -1, 0.0
+        group, total = self.meshes.control_group, sum(part.count for part in parts)
+        had, waited_s = -1, 0.0
         while True:
+            known = self._known(stored, parts, before)
+            lacking = sum(len(known.lacks(*pairs)) for part in parts for pairs in part.pairs) if self._is_first else 0
             stops = collectives.gather_to_first(self.stop(), group)
-            has = self._report(parts, known, 0) if first else 0
-            has, stopped = collectives.from_first((has, any(stops or ())) if first else None, group)
+            has, stopped = collectives.from_first(
+                (total - lacking, any(stops or ())) if self._is_first else None, group
+            )
+            self._report(has, total, 0)
             if stopped or has == total:
                 return None if stopped else self._keep(stage, parts, known, {})
             had, waited_s = has, waited_s * (has == had)
@@ -125,16 +198,10 @@ class Scoring:
                 )
             threading.Event().wait(SCORES_POLL_S)
             waited_s += SCORES_POLL_S
-            known = self._known(stored, parts) if first else {}
 
-    def _report(self, parts: Sequence[Part], known: Mapping[int, Scored], made: int) -> int:
-        """Say how many pairs have a score, on the rank that knows it, and return it; this run has made some of them."""
-        pairs = [(source, samples) for part in parts for source, samples in part.pairs]
-        done = sum(int(known[source].has(samples).sum()) for source, samples in pairs) if known else 0
-        total = sum(len(samples) for _, samples in pairs)
-        message = f"{done:,} of {total:,} pairs have a reference score, {made:,} made by this run"
+    def _report(self, have: int, total: int, made: int) -> None:
+        message = f"{have:,} of {total:,} pairs have a reference score, {made:,} made by this run"
         self.reporter.phase(RankPhase.SCORING, message=message)
-        return done
 
     @property
     def _run_store(self) -> ObjectStore:
@@ -152,35 +219,60 @@ class Scoring:
             "frozen": "" if self.state.adapters is None else digest_of_frozen(self.state, self.meshes),
             "shape": dataclasses.asdict(self.settings.shape_at(stage.first_step)),
             "precision": str(self.settings.precision),
+            "products": [self.settings.rank.device_type, torch.get_float32_matmul_precision()],
         }
         return hashlib.sha256(json.dumps(named, sort_keys=True, default=str).encode()).hexdigest()
 
-    def _known(self, stored: ScoreStore, parts: Sequence[Part]) -> dict[int, Scored]:
-        return {source: stored.load(source) for source in {source for part in parts for source, _ in part.pairs}}
+    def _known(self, stored: ScoreStore, parts: Sequence[Part], before: Mapping[int, Scored]) -> Known:
+        """Read what is stored, on the first rank."""
+        sources = {source for part in parts for source, _ in part.pairs} if self._is_first else set()
+        return Known(
+            {source: before.get(source, Scored.nothing()).finite().joined([stored.load(source)]) for source in sources}
+        )
 
-    def _score(self, part: Part, stored: ScoreStore, known: dict[int, Scored]) -> int | None:
-        """Score a part unless it is known; the first rank keeps what is known.
+    def _score(self, part: Part, stored: ScoreStore, known: Known) -> tuple[int, int] | None:
+        """Score a part unless it is known.
 
         Returns:
-            Pairs that were scored, on the first rank; None if some rank was asked to end.
+            Pairs that others have scored since, and that this run has, on the first rank; None if some rank was asked
+            to end.
         """
-        first, group = self.settings.rank.rank == 0, self.meshes.control_group
+        group, found, lacking = self.meshes.control_group, 0, False
         stops = collectives.gather_to_first(self.stop(), group)
-        lacking = None
-        if first:
+        if self._is_first:
             for source, samples in part.pairs:
-                if not known[source].has(samples).all() and (found := stored.find(source, samples)):
-                    known[source] = known[source].joined([found])
-            lacking = any(not known[source].has(samples).all() for source, samples in part.pairs)
-        lacks, stopped = collectives.from_first((lacking, any(stops or ())) if first else None, group)
-        if stopped or not lacks:
-            return None if stopped else 0
+                if len(lacks := known.lacks(source, samples)):
+                    others = stored.find(source, samples)
+                    if others is None:
+                        lacking = True
+                    else:
+                        known.add(source, others)
+                        found += len(lacks)
+        lacking, stopped = collectives.from_first((lacking, any(stops or ())) if self._is_first else None, group)
+        if stopped or not lacking:
+            return None if stopped else (found, 0)
         rows: list[Row] = []
         with answering(self.state.models.values()):
             for step in part.steps:
                 rows += self._scores_of(step)
-        gathered = collectives.gather_to_first(rows, group)
-        return 0 if gathered is None else _commit(part, stored, known, [row for each in gathered for row in each])
+        gathered = self._gathered(rows, f"of steps {part.steps.start} to {part.steps.stop - 1}")
+        return found, _commit(part, stored, known, gathered) if self._is_first else 0
+
+    def _gathered(self, rows: list[Row], what: str) -> list[Row]:
+        """Collect rows on the first rank.
+
+        Raises:
+            StepFailedError: On all ranks, if a score is no finite number: nothing of it is kept.
+        """
+        group = self.meshes.control_group
+        found = [row for each in collectives.gather_to_first(rows, group) or () for row in each]
+        bad = sum(not math.isfinite(score) for _, _, score in found)
+        if bad := collectives.from_first(bad if self._is_first else None, group):
+            raise StepFailedError(
+                f"{bad} scores of pairs {what} are no finite numbers under the reference",
+                field="spec.training.optimizer.learningRate, or the data of these steps",
+            )
+        return found
 
     def _scores_of(self, step: int) -> list[Row]:
         """Run a step's packs forward."""
@@ -194,24 +286,23 @@ class Scoring:
 
     def _held_out(self) -> dict[int, Scored]:
         """Score the held-out pairs, by their set, on the first rank; only this run needs them."""
-        if self.evaluation is None:
+        if self.evaluation is None or not self.settings.evaluation.every_steps:
             return {}
         rows: list[Row] = []
         with answering(self.state.models.values()):
             for _, batch, microbatch in held_out_packs(self.state, self.settings, self.evaluation, self.meshes):
                 rows += _rows(batch, branch_scores(self.state, microbatch, self.meshes))
-        gathered = collectives.gather_to_first(rows, self.meshes.control_group) or []
-        found = [row for each in gathered for row in each]
-        return {number: _scored(found, number) for number in {row[0] for row in found}}
+        found = self._gathered(rows, "that are held out")
+        return {number: _of_rows(found, number) for number in {row[0] for row in found}}
 
 
-def _commit(part: Part, stored: ScoreStore, known: dict[int, Scored], rows: Sequence[Row]) -> int:
+def _commit(part: Part, stored: ScoreStore, known: Known, rows: Sequence[Row]) -> int:
     """Write what was not known, and return how much that is; the first rank alone does."""
     made = 0
     for source, samples in part.pairs:
-        fresh = _scored(rows, source).only(samples[~known[source].has(samples)])
+        fresh = _of_rows(rows, source).only(known.lacks(source, samples))
         if fresh.samples_N.size:  # placeholders of damaged samples have no score, and are not trained either
-            known[source] = known[source].joined([stored.commit(source, fresh)])
+            known.add(source, stored.commit(source, samples, fresh))
         made += fresh.samples_N.size
     return made
 
@@ -221,19 +312,10 @@ def _rows(batch: PackedBatch, scores: Sequence[float]) -> list[Row]:
     return [(*sample, score) for sample, score in zip(samples, scores, strict=True)] if scores else []
 
 
-def _scored(rows: Sequence[Row], source: int) -> Scored:
+def _of_rows(rows: Sequence[Row], source: int) -> Scored:
     """Put the scores of a source together; the two of a pair are neighbours."""
     own = [row for row in rows if row[0] == source]
     return Scored.of([row[1] for row in own[::2]], [row[2] for row in own])
-
-
-def _wanted(known: dict[int, Scored], parts: Sequence[Part]) -> dict[int, Scored]:
-    """Keep the pairs of the stage alone."""
-    wanted: dict[int, list[Any]] = {}
-    for part in parts:
-        for source, samples in part.pairs:
-            wanted.setdefault(source, []).append(samples)
-    return {source: known[source].only(np.concatenate(samples)) for source, samples in wanted.items()}
 
 
 def _turned(parts: Sequence[Part], run: str) -> list[Part]:

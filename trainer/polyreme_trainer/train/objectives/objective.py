@@ -60,9 +60,11 @@ class Weigher:
 
         def weighed(logp_N: Tensor) -> tuple[Tensor, Tensor]:
             scores_B = branches.scores(logp_N.detach())
+            known_K = branches.known_K
             with torch.enable_grad():
                 scores_B.requires_grad_()
-                loss, measured_M = self.objective.loss(scores_B, branches)
+                scores_K = scores_B if known_K is None else scores_B[known_K]
+                loss, measured_M = self.objective.loss(scores_K, branches.known())
                 (slope_B,) = torch.autograd.grad(loss, scores_B)
             measured_M = measured_M.detach() * branches.speaks
             self._measured_M = measured_M if self._measured_M is None else self._measured_M + measured_M

@@ -1,8 +1,9 @@
-"""``make soak-grid``: the gradient of one process in every layout of up to eight ranks, on three kinds of batches.
+"""``make soak-grid``: the gradient of one process in every layout of up to eight ranks, on five kinds of batches.
 
-A fourth time rows are dropped, and one process that drops the same is what each layout is compared with.
-``ONLY=`` keeps the layouts whose name has that word. Figures: ``layouts`` and ``max_relative_error``, over all tensors
-of all layouts; ``dropped``, the fewest rows that a layer of a layout with a capacity dropped.
+Once more rows are dropped, and one process that drops the same is what each layout is compared with.
+``ONLY=`` keeps the layouts whose name has that word, ``BATCHES=`` kinds of batches (``drops`` is the last). Figures:
+``layouts`` and ``max_relative_error``, over all tensors of all layouts; ``dropped``, the fewest rows that a layer of a
+layout with a capacity dropped.
 """
 
 from __future__ import annotations
@@ -21,9 +22,20 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.parallel.gangs import Gang, gradients, largest_difference, start_gang, warm
 from tests.parallel.grid import ALL, CAPACITY, TOLERANCE, UNEVEN, Degrees, name, senders_key, ways
 
-BATCHES: dict[str, dict[str, Any]] = {"short": {}, "long": {"long": True}, "uneven": UNEVEN}
+PAIRS: dict[str, Any] = {
+    "pairs_from": 1,
+    "stages": [{"name": "prefer", "steps": 1, "objective": {"kind": "Preference", "beta": "0.5"}}],
+}
+BATCHES: dict[str, dict[str, Any]] = {
+    "short": {},
+    "long": {"long": True},
+    "uneven": UNEVEN,
+    "pairs": PAIRS,
+    "long pairs": {**PAIRS, "long": True},
+}
 """Many short pages with an image each; few long documents across the cuts, three images, an expert without a token; all
-images in one pack."""
+images in one pack; two answers to each prompt, by their preference; the same with answers across the cuts."""
+DROPS = "drops"
 
 
 def main() -> int:
@@ -33,14 +45,15 @@ def main() -> int:
     layouts = [layout for layout in ALL if (os.environ.get("ONLY") or "") in name(layout)]
     worst = 0.0
     with tempfile.TemporaryDirectory() as directory:
-        for kind, pages in BATCHES.items():
+        kinds = (os.environ.get("BATCHES") or ",".join([*BATCHES, DROPS])).split(",")
+        for kind, pages in ((kind, BATCHES[kind]) for kind in kinds if kind != DROPS):
             alone = _run(context, Path(directory) / kind, {"dp": 1}, **pages)
             for number, layout in enumerate(layouts):
                 seen = _run(context, Path(directory) / f"{kind} {name(layout)}", layout, number=number, **pages)
                 error = largest_difference(seen, alone)
                 worst = max(worst, error)
-                sys.stderr.write(f"{kind:6} {name(layout):32} {error:.1e}{'' if error <= TOLERANCE else '  WRONG'}\n")
-        found, dropped = _capacity(context, Path(directory), layouts)
+                sys.stderr.write(f"{kind:10} {name(layout):32} {error:.1e}{'' if error <= TOLERANCE else '  WRONG'}\n")
+        found, dropped = _capacity(context, Path(directory), layouts) if DROPS in kinds else (0.0, 1)
         worst = max(worst, found)
     figures = {
         "layouts": len(layouts),

@@ -33,8 +33,9 @@ from polyreme_operator.settings import Settings
 from polyreme_system.clock import SystemClock
 from tests.cluster.kube import InNamespace, api_client, kubectl, new_namespace
 
-STEPS, STEPS_LEFT = 100_000, 200
-"""More than the job ever trains, and what it is left with: more than it trains until its ranks have read that."""
+STEPS = 6
+ENDLESS_STEPS, STEPS_LEFT = 100_000, 200
+"""More than a job ever trains, and what it is left with: more than it trains until its ranks have read that."""
 PATIENCE_S = 240.0
 HEARTBEAT_S = 10.0
 TOKEN_S = 3600
@@ -149,7 +150,7 @@ def test_a_job_that_kubectl_applies_trains_to_its_end_and_goes_when_it_is_delete
     async def story(machine: Machine) -> None:
         async with machine.serving() as port:
             path = tmp_path / "job.yaml"
-            path.write_text(yaml.safe_dump(machine.manifest("tiny")))
+            path.write_text(yaml.safe_dump(machine.manifest("tiny", steps=ENDLESS_STEPS)))
             await kubectl_in(machine, "apply", "-f", str(path))
             ref = ObjectRef(kind=labels.KIND_JOB, namespace=machine.namespace, name="tiny")
             await machine.process_data(await port.get(ref))

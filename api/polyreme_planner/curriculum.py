@@ -110,7 +110,7 @@ def scored_steps(spec: TrainingJobSpec) -> list[tuple[int, int]]:
     return [
         (stage.first_step, STEPS_MAX if stage is stages[-1] else stage.last_step)
         for stage in stages
-        if stage.objective.kind != SUPERVISED.kind
+        if stage.objective.compares
     ]
 
 

@@ -12,8 +12,6 @@ from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_planner.curriculum import CurriculumStage, curriculum_stages
 from polyreme_planner.mixture import Segment
 
-PREFERENCE = "Preference"
-
 
 def check_sources(spec: TrainingJobSpec, segments: Sequence[Segment], *, preferences: Sequence[bool]) -> None:
     """Refuse a stage that draws from records of another kind, or from augmented pairs whose scores are cached.
@@ -31,7 +29,7 @@ def check_sources(spec: TrainingJobSpec, segments: Sequence[Segment], *, prefere
     # The end of the last one may move.
     stages = (*stages[:-1], dataclasses.replace(stages[-1], steps=STEPS_MAX - stages[-1].first_step))
     for number, stage in enumerate(stages):
-        wants = stage.objective.kind == PREFERENCE
+        wants = stage.objective.compares
         field = f"spec.training.stages[{number}].objective" if stage.name else "spec.training.stages"
         for at, source in enumerate(spec.data.sources):
             if not _draws(stage, segments, at):

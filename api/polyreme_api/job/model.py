@@ -267,7 +267,7 @@ class Training(Part):
         names = [stage.name for stage in self.stages]
         if doubled := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"two stages are named {doubled[0]!r}; names are unique")
-        preferring = [stage.name for stage in self.stages if stage.objective and stage.objective.kind == "Preference"]
+        preferring = [stage.name for stage in self.stages if stage.objective and stage.objective.compares]
         if preferring and self.capacity_factor is not None:
             raise ValueError(
                 f"capacityFactor {self.capacity_factor} cannot be combined with the objective Preference of stage "

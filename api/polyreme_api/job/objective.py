@@ -39,6 +39,11 @@ class Objective(Part):
     reference: Reference = Field(default_factory=Reference)
     """The model that a preference is measured against."""
 
+    @property
+    def compares(self) -> bool:
+        """Whether answers are compared with a reference's."""
+        return self.kind != "Supervised"
+
     @field_validator("beta")
     @classmethod
     def _some_scale(cls, text: str) -> str:

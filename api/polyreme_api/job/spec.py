@@ -236,7 +236,7 @@ def check_early_start(training: Training, data: Data) -> None:
             f"data.startWhileProcessing: {of_sizes[0]} needs the size of every source, which is known when all are "
             "processed; drop one of the two"
         )
-    preferring = [stage.name for stage in training.stages if stage.objective and stage.objective.kind == "Preference"]
+    preferring = [stage.name for stage in training.stages if stage.objective and stage.objective.compares]
     if preferring:
         raise ValueError(
             f"data.startWhileProcessing: stage {preferring[0]!r} scores all of its pairs before its first step; leave "

@@ -12,8 +12,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
+
+StoredScores = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.float64]]
+"""Source and place of each branch's sample ``[B, 2]`` -> the branch's stored score (B); NaN: it has none."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -93,11 +93,12 @@ def _chunks(hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor) -> list[tuple
 
 
 def _scored(chunks: list[tuple[Tensor, Tensor]], head_VD: Tensor, ranks: TensorRanks) -> Tensor:
-    scores = [
-        _cross_entropy(F.linear(hidden_CD, head_VD).float(), targets_C, ranks)[0].neg_()
-        for hidden_CD, targets_C in chunks
-    ]
+    scores = [_chunk_loss(*chunk, head_VD, ranks)[0].neg() for chunk in chunks]
     return scores[0] if len(scores) == 1 else torch.cat(scores)
+
+
+def _chunk_loss(hidden_CD: Tensor, targets_C: Tensor, head_VD: Tensor, ranks: TensorRanks) -> tuple[Tensor, Tensor]:
+    return _cross_entropy(F.linear(hidden_CD, head_VD).float(), targets_C, ranks)
 
 
 class _HeadLoss(torch.autograd.Function):
@@ -113,17 +114,16 @@ class _HeadLoss(torch.autograd.Function):
         grad_VD = torch.zeros_like(head_VD, dtype=torch.float32 if len(chunks) > 1 else None) if head_wanted else None
         losses: list[Tensor] = []
         weights: list[Tensor] = []
-        if weigh is not None and len(chunks) > 1:
-            loss, weights_N = weigh(_scored(chunks, head_VD, ranks))
+        # With one chunk its logits serve for the scores and for the gradient.
+        only = _chunk_loss(*chunks[0], head_VD, ranks) if weigh is not None and len(chunks) == 1 else None
+        if weigh is not None:
+            loss, weights_N = weigh(_scored(chunks, head_VD, ranks) if only is None else only[0].neg())
             losses, weights = [loss], list(weights_N.split(chunks[0][1].shape[0]))
         for number, (hidden_CD, targets_C) in enumerate(chunks):
-            losses_C, grad_CV = _cross_entropy(F.linear(hidden_CD, head_VD).float(), targets_C, ranks)
+            losses_C, grad_CV = only or _chunk_loss(hidden_CD, targets_C, head_VD, ranks)
             if weigh is None:
                 losses.append(losses_C.sum())
             else:
-                if not weights:
-                    loss, weights_C = weigh(losses_C.neg_())
-                    losses, weights = [loss], [weights_C]
                 grad_CV.mul_(weights[number].unsqueeze(1))
             grad_CV = grad_CV.to(head_VD.dtype)
             if hidden_wanted:

@@ -138,7 +138,8 @@ def _step(settings: TrainSettings, state: TrainState, meshes: Meshes, batch: Pac
     device = settings.rank.device_type
     count = settings.pipeline.microbatches
     microbatches = (
-        to_inputs(batch, device=device, media_token=state.media_token, sharing=state.sharing) for _ in range(count)
+        to_inputs(batch, device=device, media_token=state.media_token, sharing=state.sharing, dtype=state.computes_in)
+        for _ in range(count)
     )
     local = backward(state, *microbatches)
     spans.end()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from polyreme_api.errors import InvalidConfigError
 from polyreme_planner.flops import image_flops
 from polyreme_planner.shapes import ModelShape
 from polyreme_trainer.model.attention_tiles import Documents
-from polyreme_trainer.model.branches import Branches
+from polyreme_trainer.model.branches import Branches, StoredScores
 from polyreme_trainer.model.patch_grid import Grid
 from polyreme_trainer.model.segment_attention import Attend
 from polyreme_trainer.model.transfer import on_device
@@ -61,10 +61,6 @@ class Inputs:
     """The answers of documents with several; None: there are none."""
 
 
-Reference = Callable[[Places], npt.NDArray[np.float64]]
-"""Source and ordinal of each branch's sample, ``[B, 2]`` -> the branch's score under the reference (B)."""
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Sharing:
     """The ranks that share a stream: first by context (cp), then the rows of each context part (tp)."""
@@ -76,7 +72,6 @@ class Sharing:
     group: dist.ProcessGroup
     media_token: int
     shape: ModelShape
-    dtype: torch.dtype = torch.float32
 
     @property
     def ranks(self) -> int:
@@ -84,9 +79,7 @@ class Sharing:
         return self.context.ring * self.context.ulysses * self.tp
 
 
-def sharing_of(
-    meshes: Meshes, *, media_token: int, shape: ModelShape, dtype: torch.dtype = torch.float32
-) -> Sharing | None:
+def sharing_of(meshes: Meshes, *, media_token: int, shape: ModelShape) -> Sharing | None:
     """Return how this rank shares its streams, or None if no other rank has them."""
     layout = meshes.layout
     if layout.cp * layout.tp == 1:
@@ -106,7 +99,6 @@ def sharing_of(
         group=meshes.shard_group,
         media_token=media_token,
         shape=shape,
-        dtype=dtype,
     )
 
 
@@ -118,7 +110,7 @@ def to_inputs(
     sharing: Sharing | None = None,
     balanced: BalancedImages | None = None,
     dtype: torch.dtype = torch.float32,
-    reference: Reference | None = None,
+    reference: StoredScores | None = None,
 ) -> Inputs:
     """Copy a batch's arrays, or this rank's part of them, to tensors.
 
@@ -176,12 +168,12 @@ def to_inputs(
 def _attend(documents: Documents, device: torch.device, sharing: Sharing | None, dtype: torch.dtype) -> Attend | None:
     """Lay out attention, unless the model does: for a stream that is this rank's alone, without branches."""
     if sharing is not None:
-        return sharing.context.attend(documents, device=device, dtype=sharing.dtype)
+        return sharing.context.attend(documents, device=device, dtype=dtype)
     return attend_alone(documents, device=device, dtype=dtype) if documents.prompts else None
 
 
 def _branch_arrays(
-    branches_B4: Places, targets_A: Places, offsets: Sequence[int], learned_N: Places, reference: Reference | None
+    branches_B4: Places, targets_A: Places, offsets: Sequence[int], learned_N: Places, reference: StoredScores | None
 ) -> dict[str, npt.NDArray[Any]]:
     """Find the branch of each unmasked target of a rank, and how many targets each branch has in the stream."""
     begins_B, places = branches_B4[:, 1], np.flatnonzero(targets_A != IGNORED_TARGET)

@@ -105,30 +105,29 @@ class ReferenceScores:
         Raises:
             RefusedError: If a pair has none.
         """
-        return self._of(self.by_source, samples_B2)
+        return _scores_of(self.by_source, samples_B2, gaps=False)
 
     def of_held_out(self, samples_B2: Samples) -> Numbers:
         """Return the same of held-out pairs, whose source is the number of their set."""
-        every = {number: self.held_out.get(number, Scored.nothing()) for number in np.unique(samples_B2[:, 0]).tolist()}
-        wanted = {number: samples_B2[samples_B2[:, 0] == number, 1] for number in every}
-        return self._of({of: part.joined([Scored.unknown(wanted[of])]) for of, part in every.items()}, samples_B2)
+        return _scores_of(self.held_out, samples_B2, gaps=True)
 
-    @staticmethod
-    def _of(by_source: Mapping[int, Scored], samples_B2: Samples) -> Numbers:
-        scores_B = np.zeros(len(samples_B2))
-        for source in np.unique(samples_B2[:, 0]).tolist():
-            rows = np.flatnonzero(samples_B2[:, 0] == source)
-            wanted, scored = samples_B2[rows, 1], by_source.get(source, Scored.nothing())
-            if not scored.has(wanted).all():
-                lost = int(wanted[~scored.has(wanted)][0])
-                raise RefusedError(
-                    f"a pair has no reference score: sample {lost} of source {source} was not among the pairs of the "
-                    "stage when it began, and its reference is the model of then; begin a new stage with more pairs",
-                    field="spec.training.stages[].steps or spec.data.schedule",
-                )
-            places = np.searchsorted(scored.samples_N, wanted)
-            scores_B[rows] = scored.scores_N2[places, np.arange(rows.size) % 2]
-        return scores_B
+
+def _scores_of(by_source: Mapping[int, Scored], samples_B2: Samples, *, gaps: bool) -> Numbers:
+    """Return the score of each branch; with gaps, NaN of those that are not there."""
+    scores_B = np.full(len(samples_B2), np.nan)
+    for source in np.unique(samples_B2[:, 0]).tolist():
+        rows = np.flatnonzero(samples_B2[:, 0] == source)
+        wanted, scored = samples_B2[rows, 1], by_source.get(source, Scored.nothing())
+        there = scored.has(wanted)
+        if not gaps and not there.all():
+            raise RefusedError(
+                f"a pair has no reference score: sample {int(wanted[~there][0])} of source {source} was not among the "
+                "pairs of the stage when it began, and its reference is the model of then; begin a new job with more",
+                field="spec.training.stages[].steps or spec.data.schedule",
+            )
+        places = np.searchsorted(scored.samples_N, wanted[there])
+        scores_B[rows[there]] = scored.scores_N2[places, np.arange(rows.size)[there] % 2]
+    return scores_B
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,11 +251,8 @@ def of_run(store: ObjectStore, stage: CurriculumStage, *, root: str = "") -> Ref
 def keep(store: ObjectStore, stage: CurriculumStage, scores: ReferenceScores) -> ReferenceScores:
     """Keep a run's scores, and return them; what an attempt before has kept stays as it is."""
     if (kept := of_run(store, stage)) is not None:
-        nothing = Scored.nothing()
-        by_source = {of: kept.by_source.get(of, nothing).joined([part]) for of, part in scores.by_source.items()}
-        if all(len(part.samples_N) == len(kept.by_source.get(of, nothing).samples_N) for of, part in by_source.items()):
-            return kept
-        scores = ReferenceScores({**kept.by_source, **by_source}, {**scores.held_out, **kept.held_out})
+        both = {of: kept.by_source.get(of, Scored.nothing()).joined([part]) for of, part in scores.by_source.items()}
+        scores = ReferenceScores({**kept.by_source, **both}, {**scores.held_out, **kept.held_out})
     parts = {str(source): part for source, part in scores.by_source.items()}
     parts |= {f"{HELD_OUT}{number}": part for number, part in scores.held_out.items()}
     store.put(run_key(stage), packed(parts))

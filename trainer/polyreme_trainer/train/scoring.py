@@ -63,6 +63,10 @@ class Known:
         """Return which of some samples have no score."""
         return samples[~self._base.get(source, Scored.nothing()).has(samples)]
 
+    def count_lacking(self, parts: Sequence[Part]) -> int:
+        """Count the pairs of parts that have no score."""
+        return sum(len(self.lacks(*pairs)) for part in parts for pairs in part.pairs)
+
     def add(self, source: int, scored: Scored) -> None:
         """Add scores that were not known."""
         self._added.setdefault(source, []).append(scored)
@@ -104,7 +108,7 @@ class Scoring:
         """
         parts = parts_of(self.source, stage)
         kept = self._kept(stage)
-        lacking = sum(len(Known(kept.by_source).lacks(*pairs)) for part in parts for pairs in part.pairs) if kept else 0
+        lacking = 0 if kept is None else Known(kept.by_source).count_lacking(parts)
         kept, lacking = collectives.from_first((kept, lacking) if self._is_first else None, self.meshes.control_group)
         if kept is not None and not lacking:
             return kept
@@ -126,8 +130,10 @@ class Scoring:
         """Return, on the first rank, what the run has kept, or the run whose checkpoint it has started from."""
         if not self._is_first:
             return None
-        kept, start = of_run(self._run_store, stage), self.settings.checkpoint.start_from
-        if kept is None and start is not None and self.state.step >= stage.first_step:
+        saved = self.settings.checkpoint
+        kept, start = of_run(self._run_store, stage), saved.start_from
+        # Without a checkpoint of its own, it continues after a step only where the other run had the same data.
+        if kept is None and start is not None and saved.resume_from is None and self.state.step >= stage.first_step:
             kept = of_run(start.store, stage, root=start.root)
             return None if kept is None else keep(self._run_store, stage, kept)
         return kept
@@ -148,7 +154,7 @@ class Scoring:
         known = self._known(stored, parts, before)
         settle(self.state)
         total = sum(part.count for part in parts)
-        have = total - sum(len(known.lacks(*pairs)) for part in parts for pairs in part.pairs) if self._is_first else 0
+        have = total - known.count_lacking(parts)
         made = 0
         self._report(have, total, made)
         for part in _turned(parts, "" if self.settings.scores is None else self.settings.scores.run):
@@ -180,11 +186,9 @@ class Scoring:
         had, waited_s = -1, 0.0
         while True:
             known = self._known(stored, parts, before)
-            lacking = sum(len(known.lacks(*pairs)) for part in parts for pairs in part.pairs) if self._is_first else 0
+            has = total - known.count_lacking(parts)
             stops = collectives.gather_to_first(self.stop(), group)
-            has, stopped = collectives.from_first(
-                (total - lacking, any(stops or ())) if self._is_first else None, group
-            )
+            has, stopped = collectives.from_first((has, any(stops or ())) if self._is_first else None, group)
             self._report(has, total, 0)
             if stopped or has == total:
                 return None if stopped else self._keep(stage, parts, known, {})

@@ -133,12 +133,7 @@ def open_state(settings: TrainSettings, meshes: Meshes, *, media_token: int) -> 
         optimizer=Optimizer(flat, settings.optimizer, tensor_group=meshes.tp_group if layout.tp > 1 else None),
         zero1=_zero1(settings, flat, stages, groups),
         router_biases=_router_biases(stages, dense_layers=settings.shape.decoder.dense_layers),
-        sharing=sharing_of(
-            meshes,
-            media_token=media_token,
-            shape=settings.shape,
-            dtype=DTYPES[settings.precision],
-        ),
+        sharing=sharing_of(meshes, media_token=media_token, shape=settings.shape),
         image_balancer=image_balancer_of(meshes, settings.shape, groups) if _balances(settings, meshes) else None,
     )
 

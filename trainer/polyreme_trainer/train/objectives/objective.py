@@ -7,19 +7,14 @@ Legend: N unmasked targets of this rank, B branches of the stream, M metrics.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from polyreme_trainer.model.branches import Branches
+from polyreme_trainer.model.branches import Branches, StoredScores
 from polyreme_trainer.model.loss import Weigh
-
-Stored = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.float64]]
-"""Source and place of each branch's sample ``[B, 2]`` -> the branch's stored score (B)."""
 
 
 class Objective(Protocol):
@@ -47,9 +42,9 @@ class Weigher:
 
     def __init__(self, objective: Objective) -> None:
         self.objective = objective
-        self.reference: Stored | None = None
+        self.reference: StoredScores | None = None
         """Scores under the reference; None: not yet."""
-        self.held_out: Stored | None = None
+        self.held_out: StoredScores | None = None
         """The same of held-out pairs, whose source is the number of their set."""
         self._measured_M: Tensor | None = None
 

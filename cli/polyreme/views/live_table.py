@@ -9,16 +9,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Self
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from polyreme.views.formatting import NOTHING, duration, in_words, rate, share
+from polyreme.views.live_screen import LiveScreen
 
 LINE_EVERY_S = 5.0
 """Least time between two plain lines that say nothing new but the step."""
@@ -78,31 +76,14 @@ class RunView:
     """Newest last."""
 
 
-class LiveView:
+class LiveView(LiveScreen):
     """Shows a run: ``with LiveView() as live: live.show(view, now_s=clock.steady_s())``."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self._console = console if console is not None else Console(stderr=True)
-        self._live: Live | None = None
+        super().__init__(console)
         self._said: tuple[object, ...] | None = None
         self._said_at_s = -math.inf
         self._events_said: Sequence[str] = ()
-
-    def __enter__(self) -> Self:
-        """Begin; on a terminal the table takes the lines below the cursor."""
-        if self._console.is_terminal and not self._console.is_dumb_terminal:
-            # Standard output stays what the caller prints: data goes through a pipe unchanged.
-            self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=False)
-            self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """End; the last state stays on the screen."""
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
 
     def show(self, view: RunView, *, now_s: float) -> None:
         """Show a run as it is.
@@ -111,14 +92,14 @@ class LiveView:
             view: The run.
             now_s: Time on a steady clock, by which plain lines are spaced.
         """
-        if self._live is not None:
-            self._live.update(render_run(view), refresh=True)
+        if self.is_live:
+            self.draw(render_run(view))
         else:
             self._say(view, now_s=now_s)
 
     def note(self, words: str) -> None:
         """Say something once, above the table."""
-        self._console.print(_plain(words), highlight=False, soft_wrap=True)
+        self.console.print(_plain(words), highlight=False, soft_wrap=True)
 
     def _say(self, view: RunView, *, now_s: float) -> None:
         for event in new_events(self._events_said, view.events):

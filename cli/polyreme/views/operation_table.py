@@ -8,15 +8,15 @@ from __future__ import annotations
 import math
 import threading
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from polyreme.views.formatting import NOTHING, duration
+from polyreme.views.live_screen import LiveScreen
 from polyreme_api.clock import Clock
 
 if TYPE_CHECKING:
@@ -29,33 +29,23 @@ BAR_WIDTH = 20
 ROWS_MAX = 64
 
 
-class OperationTable:
+class OperationTable(LiveScreen):
     """Shows operations in the order in which they were first reported: ``with OperationTable(clock) as table: ...``."""
 
     def __init__(self, clock: Clock, console: Console | None = None) -> None:
+        super().__init__(console)
         self._clock = clock
-        self._console = console if console is not None else Console(stderr=True)
-        self._live: Live | None = None
         self._rows: dict[str, OperationProgress] = {}
         self._shown_s = -math.inf
         self._lock = threading.Lock()
 
-    def __enter__(self) -> Self:
-        """Begin; on a terminal the table takes the lines below the cursor."""
-        if self._console.is_terminal and not self._console.is_dumb_terminal:
-            self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=False)
-            self._live.start()
-        return self
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End; the last state stays on the screen."""
+        """Draw the last state, and end."""
         with self._lock:
-            if self._live is not None:
-                self._live.update(render_operations(self._rows), refresh=True)
-                self._live.stop()
-                self._live = None
+            self.draw(render_operations(self._rows))
+            super().__exit__(kind, error, trace)
 
     def show(self, progress: OperationProgress) -> None:
         """Take the progress of one operation; callable from any thread."""
@@ -63,13 +53,13 @@ class OperationTable:
             if len(self._rows) < ROWS_MAX or progress.operation in self._rows:
                 self._rows[progress.operation] = progress
             now_s = self._clock.steady_s()
-            if now_s - self._shown_s < (LINE_EVERY_S if self._live is None else DRAW_EVERY_S):
+            if now_s - self._shown_s < (DRAW_EVERY_S if self.is_live else LINE_EVERY_S):
                 return
             self._shown_s = now_s
-            if self._live is not None:
-                self._live.update(render_operations(self._rows), refresh=True)
+            if self.is_live:
+                self.draw(render_operations(self._rows))
             else:
-                self._console.print(Text(plain_operation(progress)), highlight=False, soft_wrap=True)
+                self.console.print(Text(plain_operation(progress)), highlight=False, soft_wrap=True)
 
 
 def render_operations(rows: dict[str, OperationProgress]) -> Table:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -102,8 +103,6 @@ def install(folder: Path) -> None:
 @contextlib.contextmanager
 def started(name: str, folder: Path, options: argparse.Namespace) -> Iterator[Any]:
     """Start a side; yield what asks it for steps and returns their times."""
-    import os
-
     sizes = [f"--{size}={getattr(options, size)}" for size in ("pairs", "prompt", "answer")]
     environment = os.environ | ({"PYTHONPATH": str(options.installed)} if name == "trl" else {})
     with subprocess.Popen(

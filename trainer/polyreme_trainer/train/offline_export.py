@@ -18,7 +18,7 @@ from polyreme_trainer.parallel.pipeline import NO_STAGES
 from polyreme_trainer.parallel.world import RankSettings, open_world
 from polyreme_trainer.train.checkpoint_content import content, restored
 from polyreme_trainer.train.export import export
-from polyreme_trainer.train.frozen_digest import digest_of_frozen
+from polyreme_trainer.train.fingerprint import frozen_fingerprint
 from polyreme_trainer.train.initial_weights import begin
 from polyreme_trainer.train.settings import TrainSettings
 from polyreme_trainer.train.state import open_state
@@ -72,7 +72,7 @@ def export_checkpoints(settings: TrainSettings, names: Sequence[str], *, tokens:
         state = open_state(alone, world.meshes, media_token=tokens.media)
         if alone.adapters is not None:
             begin(state, alone, world.meshes, group=world.meshes.control_group)
-            check_base(last, digest_of_frozen(state, world.meshes), name=names[-1])
+            check_base(last, frozen_fingerprint(state, world.meshes), name=names[-1])
         held = content(state, world.meshes, with_rng=False, with_optimizer=False)
         sums: dict[str, Tensor] = {}
         for name, marker in markers.items():

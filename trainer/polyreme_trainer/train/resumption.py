@@ -27,7 +27,7 @@ from polyreme_trainer.checkpoint.host_copy import HostCopies
 from polyreme_trainer.checkpoint.load import load_checkpoint, name_unusable, open_checkpoint
 from polyreme_trainer.parallel.world import World
 from polyreme_trainer.train.checkpoint_content import adopted, content, restored
-from polyreme_trainer.train.frozen_digest import digest_of_frozen
+from polyreme_trainer.train.fingerprint import frozen_fingerprint
 from polyreme_trainer.train.initial_weights import begin
 from polyreme_trainer.train.settings import StartPoint, TrainSettings
 from polyreme_trainer.train.state import TrainState
@@ -62,7 +62,7 @@ def resume(settings: TrainSettings, state: TrainState, source: BatchSource, worl
     if fresh or settings.adapters is not None:
         begin(state, settings, world.meshes, group=world.meshes.control_group)
     if settings.adapters is not None:
-        base = digest_of_frozen(state, world.meshes)
+        base = frozen_fingerprint(state, world.meshes)
     elif fresh and settings.weights is not None:
         adopted(state)
     if saved.resume_from is not None:

@@ -26,9 +26,8 @@ from polyreme_api.store import ObjectStore
 from polyreme_planner.curriculum import CurriculumStage
 from polyreme_trainer.parallel import collectives
 from polyreme_trainer.parallel.mesh import Meshes
-from polyreme_trainer.train.fingerprint import weights_fingerprint
+from polyreme_trainer.train.fingerprint import frozen_fingerprint, saved_fingerprint
 from polyreme_trainer.train.forward import answering, branch_scores, held_out_packs
-from polyreme_trainer.train.frozen_digest import digest_of_frozen
 from polyreme_trainer.train.microbatches import PackReader, to_microbatches
 from polyreme_trainer.train.records import Reporter
 from polyreme_trainer.train.reference_scores import (
@@ -219,8 +218,8 @@ class Scoring:
         """Name all that a score depends on beside the pair."""
         named = {
             "form": FORM,
-            "weights": weights_fingerprint(self.state, self.meshes),
-            "frozen": "" if self.state.adapters is None else digest_of_frozen(self.state, self.meshes),
+            "weights": saved_fingerprint(self.state, self.meshes),
+            "frozen": "" if self.state.adapters is None else frozen_fingerprint(self.state, self.meshes),
             "shape": dataclasses.asdict(self.settings.shape_at(stage.first_step)),
             "precision": str(self.settings.precision),
             "products": [self.settings.rank.device_type, torch.get_float32_matmul_precision()],

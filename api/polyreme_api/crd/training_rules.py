@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 from polyreme_api.crd.rule import Rule
 from polyreme_api.job.model import CAPACITY_FACTOR_MAX
-from polyreme_api.job.objective import BETA_MAX
+from polyreme_api.job.objective import BETA_MAX, Objective
 
+_PLAIN = Objective()
 _STAGE_STEPS = "self.stages.map(s, s.steps).sum()"
 
 TRAINING_RULES: Mapping[str, tuple[Rule, ...]] = {
@@ -62,8 +63,9 @@ TRAINING_RULES: Mapping[str, tuple[Rule, ...]] = {
     ),
     "Objective": (
         Rule(
-            rule="self.kind != 'Supervised' || self.loss == 'Sigmoid' && self.beta == '0.1' && "
-            "self.labelSmoothing == '0' && self.supervisedWeight == '0' && !has(self.reference.name)",
+            rule=f"self.kind != 'Supervised' || self.loss == '{_PLAIN.loss}' && self.beta == '{_PLAIN.beta}' && "
+            f"self.labelSmoothing == '{_PLAIN.label_smoothing}' && self.supervisedWeight == "
+            f"'{_PLAIN.supervised_weight}' && !has(self.reference.name)",
             words="loss, beta, labelSmoothing, supervisedWeight and reference are given for kind {self.kind}; only "
             "kind Preference has them: add kind: Preference, or leave them out",
         ),

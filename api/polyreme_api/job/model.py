@@ -267,11 +267,10 @@ class Training(Part):
         names = [stage.name for stage in self.stages]
         if doubled := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"two stages are named {doubled[0]!r}; names are unique")
-        preferring = [stage.name for stage in self.stages if stage.objective and stage.objective.compares]
-        if preferring and self.capacity_factor is not None:
+        if self.comparing and self.capacity_factor is not None:
             raise ValueError(
                 f"capacityFactor {self.capacity_factor} cannot be combined with the objective Preference of stage "
-                f"{preferring[0]!r}: which rows are dropped depends on their neighbours, so scores could not be "
+                f"{self.comparing[0]!r}: which rows are dropped depends on their neighbours, so scores could not be "
                 "compared; leave it out"
             )
         total = sum(stage.steps for stage in self.stages)
@@ -281,6 +280,11 @@ class Training(Part):
                 f"change steps to {total}, or those of a stage"
             )
         return self
+
+    @property
+    def comparing(self) -> list[str]:
+        """Names of the stages that compare answers with a reference's."""
+        return [stage.name for stage in self.stages if stage.objective is not None and stage.objective.compares]
 
     @property
     def steps_known(self) -> int:

@@ -236,11 +236,10 @@ def check_early_start(training: Training, data: Data) -> None:
             f"data.startWhileProcessing: {of_sizes[0]} needs the size of every source, which is known when all are "
             "processed; drop one of the two"
         )
-    preferring = [stage.name for stage in training.stages if stage.objective and stage.objective.compares]
-    if preferring:
+    if training.comparing:
         raise ValueError(
-            f"data.startWhileProcessing: stage {preferring[0]!r} scores all of its pairs before its first step; leave "
-            "startWhileProcessing out"
+            f"data.startWhileProcessing: stage {training.comparing[0]!r} scores all of its pairs before its first "
+            "step; leave startWhileProcessing out"
         )
     for stage in training.stages:
         tokens = data.sequence_tokens if stage.sequence_tokens is None else stage.sequence_tokens

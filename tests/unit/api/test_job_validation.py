@@ -137,18 +137,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         },
         "weights from step 5 on repeat only after 1113976 samples, expected at most 1048576; use smaller or rounder",
     ),
-    (
-        {
-            **EARLY,
-            "spec.training.steps": 4,
-            "spec.training.stages": [{"name": "a", "steps": 4, "objective": {"kind": "Preference"}}],
-        },
-        "spec.data.startWhileProcessing is refused: stage 'a' scores all of its pairs before its first step",
-    ),
-    (
-        {"spec.training.steps": 4, "spec.training.stages": [{"name": "a", "steps": 4, "objective": {"beta": "0.2"}}]},
-        "beta is given for kind Supervised; only kind Preference has it: add kind: Preference, or leave it out",
-    ),
     ({"spec.data.temperature": "0.5"}, "spec.data.temperature is refused: '0.5', a number from 1 to 100"),
     ({"spec.data.temperature": "1e3"}, "spec.data.temperature is refused: '1e3', a number up to 100"),
     ({"spec.data.sources.0.epochsMax": 0}, "spec.data.sources.0.epochsMax is refused: 0"),

@@ -1,0 +1,50 @@
+"""Objectives that can't be meant are refused with the field and the rule, before anything starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from polyreme_api.errors import InvalidConfigError
+from polyreme_planner.loading import load_job
+from tests.unit.api.jobs import job_with
+
+EARLY = {"spec.data.startWhileProcessing": True, "spec.data.tokenizer": {"location": "file:///tokenizer"}}
+
+
+@pytest.mark.parametrize(
+    ("objective", "more", "words"),
+    [
+        ({"beta": "0.2"}, {}, "beta is given for kind Supervised; only kind Preference has it: add kind: Preference"),
+        ({"kind": "Preference", "beta": "0"}, {}, "beta 0 is outside its range: above 0, at most 1000"),
+        (
+            {"kind": "Preference", "labelSmoothing": "0.5"},
+            {},
+            "labelSmoothing 0.5 is outside its range: from 0 to below",
+        ),
+        (
+            {"kind": "Preference", "labelSmoothing": "0.1", "loss": "IPO"},
+            {},
+            "labelSmoothing 0.1 cannot be combined with loss IPO, which has no sigmoid to smooth",
+        ),
+        (
+            {"kind": "Preference"},
+            {"spec.training.capacityFactor": "1.25"},
+            "capacityFactor 1.25 cannot be combined with the objective Preference of stage 'a'",
+        ),
+        ({"kind": "Preference"}, EARLY, "stage 'a' scores all of its pairs before its first step"),
+    ],
+    ids=str,
+)
+def test_a_wrong_objective_is_refused(objective: dict[str, str], more: dict[str, Any], words: str) -> None:
+    stages = [{"name": "a", "steps": 4, "objective": objective}]
+    with pytest.raises(InvalidConfigError) as refused:
+        load_job(job_with({"spec.training.steps": 4, "spec.training.stages": stages, **more}))
+    assert words in str(refused.value)
+
+
+def test_defaults_that_an_api_server_fills_in_are_no_objective() -> None:
+    filled = {"kind": "Supervised", "loss": "Sigmoid", "beta": "0.1", "reference": {"scores": "Cached"}}
+    stages = [{"name": "a", "steps": 4, "objective": filled}]
+    assert not load_job(job_with({"spec.training.steps": 4, "spec.training.stages": stages})).spec.training.comparing

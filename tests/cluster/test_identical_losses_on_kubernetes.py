@@ -1,11 +1,12 @@
 """What is done to a job on a real API server does not show in its losses: they equal those of a job left in peace."""
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,10 @@ def test_a_killed_rank_and_a_preemption_leave_every_loss_as_it_was(kubeconfig: s
             kill_rank(tmp_path, "disturbed", index=1)
             kubectl.until("disturbed", lambda status: status["attempt"]["number"] == 2)
             kubectl.until("disturbed", lambda status: trained(tmp_path, namespace, "disturbed", attempt=2) >= 12)
-            kubectl.apply(job("urgent", namespace, priority=5, steps=10))
-            asked = kubectl.until("disturbed", lambda status: status.get("preemption") is not None)
+            # Held still, or a fast machine trains the last steps before the queue has decided.
+            with held_still(rank_of(tmp_path, "disturbed", index=1)):
+                kubectl.apply(job("urgent", namespace, priority=5, steps=10))
+                asked = kubectl.until("disturbed", lambda status: status.get("preemption") is not None)
             kubectl.until("urgent", succeeded)
             ended = kubectl.until("disturbed", succeeded)
             kubectl.apply(job("peaceful", namespace))
@@ -128,10 +131,35 @@ def trained(folder: Path, namespace: str, name: str, *, attempt: int) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
+def rank_of(folder: Path, name: str, *, index: int, rank: int | None = None) -> int:
+    """Process of a rank of a worker; of the one that it has, where none is named."""
+    (path,) = (folder / "home/nodes").glob(f"*/{name}-*-{index}-0/{PROCESSES_FILE}")
+    process: int = json.loads(path.read_text())["ranks"][str(index if rank is None else rank)]
+    return process
+
+
 def kill_rank(folder: Path, name: str, *, index: int, rank: int | None = None) -> None:
     """Kill a rank of a worker; the one that it has, where none is named."""
-    (path,) = (folder / "home/nodes").glob(f"*/{name}-*-{index}-0/{PROCESSES_FILE}")
-    os.kill(json.loads(path.read_text())["ranks"][str(index if rank is None else rank)], signal.SIGKILL)
+    os.kill(rank_of(folder, name, index=index, rank=rank), signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def held_still(process: int) -> Iterator[None]:
+    """Stop a process, and let it run again once it has been asked to end."""
+    os.kill(process, signal.SIGSTOP)
+    try:
+        yield
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not is_asked_to_end(process) and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+    finally:
+        os.kill(process, signal.SIGCONT)
+
+
+def is_asked_to_end(process: int) -> bool:
+    """Whether SIGTERM waits for a process that is stopped."""
+    fields = dict(line.split(":", 1) for line in Path(f"/proc/{process}/status").read_text().splitlines())
+    return bool(int(fields["ShdPnd"], 16) & 1 << (signal.SIGTERM - 1))
 
 
 def history(folder: Path, namespace: str, name: str) -> Sequence[StepRecord]:

@@ -218,6 +218,11 @@ class EvaluationSource(Protocol):
         """Which set each held-out pack is of, in the order of the packs."""
         ...
 
+    @property
+    def tokens_max(self) -> int:
+        """Length of the longest sample [tokens]."""
+        ...
+
     def pack(self, number: int) -> PackedBatch:
         """Return one pack of held-out samples, as long as any trained on; past the last one, an empty pack.
 

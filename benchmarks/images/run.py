@@ -27,7 +27,7 @@ from polyreme_planner.flops import Mix, forward_flops, image_flops
 from polyreme_planner.layout import Layout
 from polyreme_planner.model_parts import Part, all_parts
 from polyreme_planner.shapes import KIMI_VL_A3B, ModelShape, model_shape
-from polyreme_trainer.parallel.collectives import all_agree, gather_to_first
+from polyreme_trainer.parallel.collectives import gather_to_first, largest_number
 from polyreme_trainer.parallel.image_balancing import balance_images
 from polyreme_trainer.parallel.world import RankSettings, open_world
 from polyreme_trainer.profile.synthetic import MEDIA_TOKEN, synthetic_packs
@@ -217,13 +217,13 @@ def be_rank(rank: int, ranks: int, rounds: int, listener: socket.socket, path: P
         steps: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
         for number in range(2 * (rounds + 1)):
             state.image_balancer = image_balancer if number % 2 else None
-            all_agree(True, world.meshes.world_group)
+            largest_number(0, world.meshes.world_group)
             begin_s, begin_busy_s = time.perf_counter(), time.process_time()
             microbatches = read_microbatches(state, Source(ranks), settings, world.meshes, number + 1)
             total = reduce(state, backward(state, *microbatches), world.meshes)
             update(state, total, settings.optimizer, rate=LEARNING_RATE)
             busy_s = time.process_time() - begin_busy_s  # before it waits for the others
-            all_agree(True, world.meshes.world_group)
+            largest_number(0, world.meshes.world_group)
             steps[bool(number % 2)].append((time.perf_counter() - begin_s, busy_s))
         medians = gather_to_first([medians_of(steps[way][1:]) for way in (False, True)], world.meshes.world_group)
         if medians is not None:

@@ -240,6 +240,7 @@ class Questions:
         )
 
     set_names = ("odd", "even")
+    tokens_max = 8
 
     @property
     def pack_sets(self) -> list[int]:

@@ -94,6 +94,11 @@ class HeldOutSource:
         """Which set each pack is of."""
         return [at for at, _ in self._packs]
 
+    @property
+    def tokens_max(self) -> int:
+        """Length of the longest sample."""
+        return max((int(self._indexes[at].lengths[sample]) for at, sample in self._places), default=0)
+
     def pack(self, number: int) -> PackedBatch:
         """Return a pack of whole samples of one set, as they are trained on; past the last one, an empty pack."""
         at, samples = self._packs[number] if number < len(self._packs) else (0, [])

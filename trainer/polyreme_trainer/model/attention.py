@@ -4,11 +4,12 @@ Parameter names are those of the Kimi-VL checkpoints. The rotated part of the ke
 Tensor-parallel ranks share the heads; queries' inputs and latents are gathered in one exchange.
 
 Legend: T tokens, S those of this rank between layers (all of them without tensor parallelism), D model width, H heads
-of this rank, N width without rotation, R rotated width, Q = N + R, V value width, C latent width.
+of this rank, N width without rotation, R rotated width, Q = N + R, V value width, C latent width, X = C + R, W = N + V.
 """
 
 from __future__ import annotations
 
+import abc
 from typing import Any
 
 import torch
@@ -67,6 +68,20 @@ class _RMSNorm(torch.autograd.Function):
         return grad_x_TD.to(dtype), grad_weight_D.to(weight_dtype), None
 
 
+class LatentAttend(abc.ABC):
+    """Attention that keeps latents for later tokens, in place of the keys and values of all heads."""
+
+    @abc.abstractmethod
+    def attend(self, attention: LatentAttention, q_THQ: Tensor, latent_TX: Tensor) -> Tensor:
+        """Return (T, H, V).
+
+        Args:
+            attention: The layer, for its projections of latents.
+            q_THQ: Rotated queries.
+            latent_TX: Normalised latent of each token, then the rotated part of its key.
+        """
+
+
 class LatentAttention(nn.Module):
     """MLA with or without query compression (``q_rank``); the caller's ``attend`` decides which tokens see which."""
 
@@ -95,7 +110,7 @@ class LatentAttention(nn.Module):
         self.kv_b_proj = nn.Linear(shape.kv_rank, self.heads * (shape.nope_dim + shape.value_dim), bias=False)
         self.o_proj = nn.Linear(self.heads * shape.value_dim, shape.width, bias=False)
 
-    def forward(self, x_SD: Tensor, turn_TF: Tensor, attend: Attend) -> Tensor:
+    def forward(self, x_SD: Tensor, turn_TF: Tensor, attend: Attend | LatentAttend) -> Tensor:
         """Project, attend, project back.
 
         Args:
@@ -111,13 +126,37 @@ class LatentAttention(nn.Module):
         query = self.q_proj if shape.q_rank is None else self.q_b_proj
         q_THQ = query(asked_TD).unflatten(-1, (self.heads, shape.query_dim))
         q_THN, q_THR = q_THQ.split((shape.nope_dim, shape.rope_dim), dim=-1)
-        kv_THW = recomputable(self.kv_b_proj, latent_TC).unflatten(-1, (self.heads, -1))
-        k_THN, v_THV = kv_THW.split((shape.nope_dim, shape.value_dim), dim=-1)
         q_THQ = torch.cat((q_THN, rotate(q_THR, turn_TF)), dim=-1)
         if self.query_scale != 1:
             q_THQ = q_THQ * self.query_scale
-        k_THQ = recomputable(_keys, k_THN, k_TR, turn_TF)
-        return row_product(attend(q_THQ, k_THQ, v_THV).flatten(1), self.o_proj, self.ranks)
+        if isinstance(attend, LatentAttend):
+            latent_TX = torch.cat((latent_TC, rotate(k_TR.unsqueeze(1), turn_TF).squeeze(1)), dim=-1)
+            o_THV = attend.attend(self, q_THQ, latent_TX)
+        else:
+            kv_THW = recomputable(self.kv_b_proj, latent_TC).unflatten(-1, (self.heads, -1))
+            k_THN, v_THV = kv_THW.split((shape.nope_dim, shape.value_dim), dim=-1)
+            o_THV = attend(q_THQ, recomputable(_keys, k_THN, k_TR, turn_TF), v_THV)
+        return row_product(o_THV.flatten(1), self.o_proj, self.ranks)
+
+    def expand(self, latent_TX: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys (T, H, Q) and values (T, H, V) of latents with their rotated keys."""
+        latent_TC, k_TR = latent_TX.split((self.shape.kv_rank, self.shape.rope_dim), dim=-1)
+        kv_THW = self.kv_b_proj(latent_TC).unflatten(-1, (self.heads, -1))
+        k_THN, v_THV = kv_THW.split((self.shape.nope_dim, self.shape.value_dim), dim=-1)
+        return torch.cat((k_THN, k_TR.unsqueeze(1).expand(-1, self.heads, -1)), dim=-1), v_THV
+
+    def absorbed(self) -> tuple[Tensor, Tensor]:
+        """Return what turns a latent into each head's keys (H, N, C) and values (H, V, C)."""
+        projection = self.kv_b_proj
+        if isinstance(projection, nn.Linear):
+            weight_WC = projection.weight
+        else:  # with an adapter beside it, say: what it makes of each axis
+            first = next(projection.parameters())
+            weight_WC = projection(torch.eye(self.shape.kv_rank, dtype=first.dtype, device=first.device)).T
+        keys_HNC, values_HVC = weight_WC.unflatten(0, (self.heads, -1)).split(
+            (self.shape.nope_dim, self.shape.value_dim), dim=1
+        )
+        return keys_HNC, values_HVC
 
 
 def _keys(k_THN: Tensor, k_TR: Tensor, turn_TF: Tensor) -> Tensor:

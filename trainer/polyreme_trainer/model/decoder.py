@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from polyreme_planner.shapes import DecoderShape
-from polyreme_trainer.model.attention import LatentAttention, RMSNorm
+from polyreme_trainer.model.attention import LatentAttend, LatentAttention, RMSNorm
 from polyreme_trainer.model.compute_options import DEFAULT_OPTIONS, ComputeOptions
 from polyreme_trainer.model.loss import Weigh, token_loss, token_scores
 from polyreme_trainer.model.moe import Dispatcher, FeedForward, MixtureOfExperts, Routed
@@ -26,7 +26,7 @@ from polyreme_trainer.model.section import Section
 from polyreme_trainer.model.segment_attention import Attend
 from polyreme_trainer.model.tensor import ALONE, TensorRanks, share
 
-LayerAttend = Callable[[int], Attend]
+LayerAttend = Callable[[int], Attend | LatentAttend]
 """Attention of layer ``index``: the packed one for all layers, or a cache that differs by layer."""
 
 
@@ -65,7 +65,7 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(shape.width, shape.norm_eps)
 
     def forward(
-        self, x_SD: Tensor, turn_TF: Tensor, attend: Attend, real_N: Tensor | None = None
+        self, x_SD: Tensor, turn_TF: Tensor, attend: Attend | LatentAttend, real_N: Tensor | None = None
     ) -> tuple[Tensor, Routed | None]:
         """Return the stream after this layer, and its routing if it has experts."""
         x_SD = x_SD + self.self_attn(recomputable(self.input_layernorm, x_SD), turn_TF, attend)

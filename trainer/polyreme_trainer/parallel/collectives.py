@@ -89,12 +89,12 @@ def pass_on(sent: Tensor, received: Tensor, group: dist.ProcessGroup, *, tag: in
     return wait
 
 
-def all_agree(mine: bool, group: dist.ProcessGroup) -> bool:
-    """Return whether the flag is set on every rank of the group."""
-    votes = torch.tensor([mine], dtype=torch.int32, device=_device(group))
+def largest_number(mine: int, group: dist.ProcessGroup) -> int:
+    """Return the largest number of the group's ranks, to each of them once all have given theirs."""
+    numbers = torch.tensor([mine], dtype=torch.int64, device=_device(group))
     if dist.get_world_size(group) > 1:
-        dist.all_reduce(votes, op=dist.ReduceOp.MIN, group=group)
-    return bool(votes.item())
+        dist.all_reduce(numbers, op=dist.ReduceOp.MAX, group=group)
+    return int(numbers.item())
 
 
 def send(rows_SX: Tensor, rank: int, group: dist.ProcessGroup) -> None:

@@ -1,9 +1,9 @@
 """Decoding through the stages of a pipeline, one after another: implements the model's ``DecodePipeline``.
 
-A stream goes from rank to rank, and while one rank works the others wait: decoding held-out questions is a small part
-of a run, and each rank only needs memory for the keys and values of its own layers.
+A stream goes from rank to rank. As many streams as there are ranks are under way, so that the ranks work at the same
+time; each rank only needs memory for the latents of its own layers.
 
-Legend: S rows of the stream, D decoder width, B prompts.
+Legend: S rows of the stream, D decoder width, B rows that answer.
 """
 
 from __future__ import annotations
@@ -33,6 +33,12 @@ class PipelineDecoder:
         self._rank_of = rank_of
         self._group = group
         self._rank = dist.get_rank(group)
+        self.groups = dist.get_world_size(group)
+
+    @property
+    def stages(self) -> list[KimiVL]:
+        """Parts of the model that this rank holds."""
+        return list(self._models.values())
 
     def through(
         self, rows: int, begin: Callable[[KimiVL], Tensor], run: Callable[[KimiVL, Tensor], Tensor]
@@ -51,9 +57,9 @@ class PipelineDecoder:
                 collectives.send(stream_SD, self._rank_of[number + 1], self._group)
         return stream_SD if last in self._models else None
 
-    def share_tokens(self, prompts: int, choose: Callable[[], Tensor] | None) -> Tensor:
-        """Broadcast the last stage's tokens."""
+    def share(self, rows: int, choose: Callable[[], Tensor] | None) -> Tensor:
+        """Broadcast what the last stage's rank chose."""
         device = next(iter(self._models.values())).like.device
-        token_B = torch.empty(prompts, dtype=torch.int64, device=device) if choose is None else choose()
-        collectives.from_rank(token_B, self._rank_of[-1], self._group)
-        return token_B
+        chosen_B2 = torch.empty((rows, 2), dtype=torch.float64, device=device) if choose is None else choose()
+        collectives.from_rank(chosen_B2, self._rank_of[-1], self._group)
+        return chosen_B2

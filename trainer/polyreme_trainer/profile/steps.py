@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 from polyreme_api.batch import PackedBatch
 from polyreme_api.clock import Clock
 from polyreme_planner.flops import Mix
-from polyreme_trainer.parallel.collectives import all_agree
+from polyreme_trainer.parallel.collectives import largest_number
 from polyreme_trainer.parallel.mesh import Meshes, dense_place
 from polyreme_trainer.parallel.world import open_world
 from polyreme_trainer.profile.spans import Spans, steady, watched
@@ -99,7 +99,7 @@ def profile_rank(
 
         def timed(count: int) -> float:
             """Train steps; seconds of each, the device's included."""
-            all_agree(True, world.meshes.world_group)  # no rank begins to measure before all are there
+            largest_number(0, world.meshes.world_group)  # no rank begins to measure before all are there
             spans.spent.clear()
             waiting_s = steady(clock.steady_s, device)
             with record_function(MEASURED):

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,10 +24,11 @@ from polyreme_api.batch import EvaluationSample, EvaluationSource
 from polyreme_api.history import evaluation_key
 from polyreme_api.progress import ALL_SETS
 from polyreme_api.store import ObjectStore
-from polyreme_trainer.model.generate import generate
 from polyreme_trainer.parallel import collectives
 from polyreme_trainer.parallel.mesh import Meshes
 from polyreme_trainer.parallel.tensor import whole_rows
+from polyreme_trainer.serve.answers import answers, settings_for
+from polyreme_trainer.serve.engine import Engine
 from polyreme_trainer.train.forward import (
     answering,
     branch_scores,
@@ -40,8 +40,8 @@ from polyreme_trainer.train.inputs import Inputs
 from polyreme_trainer.train.settings import EvaluationSettings, TrainSettings
 from polyreme_trainer.train.state import TrainState, settle
 
-PROMPTS_AT_ONCE = 64
-"""Prompts that a rank decodes together."""
+ROWS_MAX = 64
+"""Answers that a rank decodes together."""
 
 
 def evaluate(
@@ -65,23 +65,18 @@ def evaluate(
     askers = stage_ranks // meshes.layout.tp
     mine = range(meshes.rank % stage_ranks // meshes.layout.tp, count, askers)
     model = max(state.models.items())[1]
-    pages: list[dict[str, Any]] = []
-    # Under expert parallelism, and with sharded parameters, all ranks run the same passes: equally many batches, the
-    # last ones perhaps empty.
-    for batch in range(math.ceil(math.ceil(count / askers) / PROMPTS_AT_ONCE)):
-        samples = [source.sample(index) for index in mine[batch * PROMPTS_AT_ONCE : (batch + 1) * PROMPTS_AT_ONCE]]
-        with whole_rows(model.ranks), answering(state.models.values()):
-            answers = generate(
-                model,
-                samples,
-                stop_token=stop_token,
-                new_tokens_max=settings.answer_tokens_max,
-                agree=_agree(state, meshes),
-                prompts_at_once=PROMPTS_AT_ONCE,
-                pipeline=decode_pipeline(state, meshes),
-            )
-        pages += [_page(source, sample, answer, stop_token) for sample, answer in zip(samples, answers, strict=True)]
-    gathered = collectives.gather_to_first(pages, meshes.control_group)
+    longest = source.tokens_max + settings.answer_tokens_max
+    layers = sum(len(held.section.layers) for held in state.models.values())
+    sizes = settings_for(model.shape.decoder, layers, tokens_max=longest, rows_max=ROWS_MAX)
+    pages: dict[int, dict[str, Any]] = {}
+    with whole_rows(model.ranks), answering(state.models.values()):
+        engine = Engine(model, sizes, pipeline=decode_pipeline(state, meshes), agree=_agree(state, meshes))
+        asked = map(source.sample, mine)
+        for place, sample, answer in answers(
+            engine, asked, stop_token=stop_token, new_tokens_max=settings.answer_tokens_max
+        ):
+            pages[place] = _page(source, sample, answer, stop_token)
+    gathered = collectives.gather_to_first([page for _, page in sorted(pages.items())], meshes.control_group)
     return None if gathered is None else _result(gathered[: stage_ranks : meshes.layout.tp], state.step, attempt)
 
 
@@ -141,13 +136,13 @@ def _loss_sum(state: TrainState, microbatch: Inputs, meshes: Meshes) -> Tensor |
     return loss_sum
 
 
-def _agree(state: TrainState, meshes: Meshes) -> Callable[[bool], bool]:
-    """Whether all ranks that depend on each other are done: for experts, shares of layers, or sharded parameters."""
+def _agree(state: TrainState, meshes: Meshes) -> Callable[[int], int]:
+    """Largest number among ranks that depend on each other: for experts, shares of layers, or sharded parameters."""
     rows = bool(state.flat.sharded)
     if meshes.layout.ep == meshes.layout.tp == 1 and not rows:
-        return bool
+        return int
     group = meshes.stage_group if rows or meshes.layout.tp > 1 else meshes.ep_group
-    return lambda done: collectives.all_agree(done, group)
+    return lambda wanted: collectives.largest_number(wanted, group)
 
 
 def write_evaluation(store: ObjectStore, attempt: int, result: dict[str, Any]) -> None:

@@ -1,0 +1,66 @@
+"""Greedy answers to many prompts, by an engine that takes them as its rows become free: what evaluation asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+from polyreme_planner.shapes import DecoderShape
+from polyreme_trainer.serve.cache import CacheKind
+from polyreme_trainer.serve.engine import PAGE_TOKENS, Engine, EngineSettings, Prompt, Request
+
+CACHE_BYTES_MAX = 1 << 30
+"""Latents that evaluation keeps on a rank, at most, unless one prompt alone needs more."""
+
+Asked = TypeVar("Asked", bound=Prompt)
+
+
+def settings_for(
+    shape: DecoderShape, layers: int, *, tokens_max: int, rows_max: int, cache: CacheKind = CacheKind.AUTO
+) -> EngineSettings:
+    """Return sizes for sequences of at most ``tokens_max`` tokens: room for all rows at once, within bounds of memory.
+
+    Args:
+        shape: Of the decoder.
+        layers: That one rank holds.
+        tokens_max: Of a prompt and its answer.
+        rows_max: Answers that run at once.
+        cache: How latents are held.
+    """
+    page_tokens = PAGE_TOKENS
+    longest = -(-tokens_max // page_tokens)
+    page_bytes = (shape.kv_rank + shape.rope_dim) * 4 * page_tokens * max(1, layers)
+    pages = max(longest, min(rows_max * longest, CACHE_BYTES_MAX // page_bytes))
+    return EngineSettings(pages=pages, page_tokens=page_tokens, rows_max=rows_max, cache=cache)
+
+
+def answers(
+    engine: Engine, prompts: Iterable[Asked], *, stop_token: int, new_tokens_max: int
+) -> Iterator[tuple[int, Asked, list[int]]]:
+    """Yield each prompt with its place and its new tokens, the stop token included, in the order in which they end.
+
+    Prompts are taken only as rows become free. Ranks that depend on each other all call it, also without prompts.
+
+    Args:
+        engine: With nothing to do yet.
+        prompts: What to answer.
+        stop_token: Ends an answer.
+        new_tokens_max: Longest answer [tokens].
+
+    Raises:
+        InvalidConfigError: If a prompt is empty, the limit is not positive, or images do not fit their prompt.
+        RefusedError: If the cache has no room for one.
+    """
+    coming = enumerate(prompts)
+    asked: dict[int, tuple[int, Asked, list[int]]] = {}
+    while True:
+        while len(asked) < engine.settings.rows_max and (following := next(coming, None)) is not None:
+            place, prompt = following
+            request = Request(prompt=prompt, new_tokens_max=new_tokens_max, stop_token=stop_token)
+            asked[engine.add(request)] = (place, prompt, [])
+        for made in engine.step():
+            asked[made.request][2].append(made.token)
+            if made.ended:
+                yield asked.pop(made.request)
+        if engine.rests:
+            return

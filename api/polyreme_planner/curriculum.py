@@ -105,12 +105,12 @@ def curriculum_stages(spec: TrainingJobSpec) -> tuple[CurriculumStage, ...]:
 
 
 def scored_steps(spec: TrainingJobSpec) -> list[tuple[int, int]]:
-    """Return first and last step of each stage that compares answers with a reference; the last stage has no end."""
+    """Return first and last step of each stage whose pairs are scored before it; the last stage has no end."""
     stages = curriculum_stages(spec) if spec.training.stages else ()
     return [
         (stage.first_step, STEPS_MAX if stage is stages[-1] else stage.last_step)
         for stage in stages
-        if stage.objective.compares
+        if stage.objective.scores_before
     ]
 
 

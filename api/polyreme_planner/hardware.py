@@ -36,6 +36,8 @@ class Numerics:
     """Whether the ranks that hold the same weights shard their moments (ZeRO-1, arXiv:1910.02054)."""
     sharded_parameters: bool = False
     """Whether they hold rows of them, and gather a layer when it runs (FSDP2)."""
+    weight_copies: int = 1
+    """Copies of the weights that are trained: a second one is the reference of pairs that are scored in each step."""
 
     @property
     def precision(self) -> Precision:

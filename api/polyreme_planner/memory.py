@@ -222,7 +222,7 @@ def _state_bytes(setting: Setting, layout: Layout, held: Held) -> tuple[float, f
     # A rank keeps gradients of everything that it holds, and the reduced sums of its own shares.
     shares = sum(part / ranks for part, ranks in zip((held.common, held.routed), copies, strict=True) if ranks > 1)
     return (
-        numerics.weight_bytes * (held.common + held.routed + held.frozen),
+        numerics.weight_bytes * (numerics.weight_copies * (held.common + held.routed) + held.frozen),
         numerics.gradient_bytes * (held.common + held.routed) + FLOAT32_BYTES * shares,
         _moment_bytes(setting, held, copies),
     )
@@ -254,7 +254,7 @@ def _row_bytes(setting: Setting, layout: Layout, held: Held) -> tuple[float, flo
         weights += FLOAT32_BYTES * scalars / ranks
         gradients += FLOAT32_BYTES * scalars / ranks
         moments += (numerics.optimizer_bytes - original) * scalars / ranks
-    return weights, gradients, moments
+    return numerics.weight_copies * weights, gradients, moments
 
 
 def _gathered_bytes(setting: Setting, layout: Layout, held: Held) -> float:

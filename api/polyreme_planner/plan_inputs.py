@@ -95,6 +95,7 @@ def numerics_of(spec: TrainingJobSpec, shape: ModelShape, *, hardware: str | Non
         activation_bytes=working,
         sharded_optimizer=divides_update(training, shape, precision),
         sharded_parameters=training.parameter_sharding == "FSDP2",
+        weight_copies=2 if training.holds_reference else 1,
     )
 
 

@@ -47,10 +47,10 @@ def check_sources(spec: TrainingJobSpec, segments: Sequence[Segment], *, prefere
                     "that is supervised; give it weight 0 there, or the stage objective: {kind: Preference}",
                     field=field,
                 )
-            if wants and _is_augmented(spec, source) and stage.objective.reference.scores == "Cached":
+            if stage.objective.scores_before and _is_augmented(spec, source):
                 raise InvalidConfigError(
                     f"{what} is augmented, but stage {stage.name!r} scores each pair once under its reference; turn "
-                    "augmentation off for it: augment: {} in spec.data.sources",
+                    "augmentation off for it (augment: {} in spec.data.sources), or use reference.scores: Online",
                     field="spec.data.augment",
                 )
 

@@ -154,6 +154,11 @@ RULED: list[Case] = [
                 {"kind": "Preference", "labelSmoothing": "0.1", "loss": "IPO"},
                 "labelSmoothing 0.1 cannot be combined with loss IPO, which has no sigmoid to smooth",
             ),
+            (
+                {"kind": "Preference", "reference": {"scores": "Online", "name": "mine"}},
+                "reference.name mine cannot be combined with scores Online",
+            ),
+            ({"reference": {"scores": "Online"}}, "only kind Preference has them"),
         )
     ),
     (

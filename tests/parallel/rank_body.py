@@ -60,6 +60,7 @@ from polyreme_trainer.train.settings import (
     ParameterSharding,
     Precision,
     SharedScores,
+    StartPoint,
     TrainSettings,
 )
 from polyreme_trainer.train.state import TrainState, backward, enter, open_state, reduce, settle, update
@@ -142,6 +143,14 @@ def pages_of(request: Mapping[str, Any], settings: TrainSettings) -> Pages:
     )
 
 
+def start_point_of(given: Sequence[str] | None) -> StartPoint | None:
+    """A checkpoint of another run: its root, and its name."""
+    if given is None:
+        return None
+    root = Path(given[0]).as_uri()
+    return StartPoint(store=open_store(root), root=root, name=given[1])
+
+
 def settings_of(request: Mapping[str, Any], rank: int, listener: socket.socket | None) -> TrainSettings:
     layout = layout_of(request["layout"])
     return TrainSettings(
@@ -172,6 +181,7 @@ def settings_of(request: Mapping[str, Any], rank: int, listener: socket.socket |
             folder=None if "url" in request else Path(request["root"]),
             copies=copy_files(request["copies"][rank]) if "copies" in request else None,
             resume_from=request.get("resume_from"),
+            start_from=start_point_of(request.get("start_from")),
             interval_steps=request.get("interval", 4),
             kept=request.get("kept", 3),
             plan_hash="p",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from polyreme_api.exit_codes import ExitCode
 from polyreme_api.progress import ALL_SETS
 from tests.parallel.gangs import gradients, largest_difference
 from tests.parallel.grid import TOLERANCE, name
@@ -94,3 +96,64 @@ def test_a_stage_begins_at_log_2_and_a_resume_anywhere_changes_nothing(
     assert set(other.wait()) == {0}, other.logs()
     assert scored(second) == [f"{pairs} of {pairs} pairs have a reference score, 0 made by this run"]
     assert [record["loss"] for record in records(second, 1)] == [record["loss"] for record in whole]
+
+
+ONLINE = {**PREFER, "reference": {"scores": "Online"}}
+OTHER = {"layout": {"dp": 2}, "parameter_sharding": "FSDP2", "pipeline": None}
+
+
+@pytest.mark.parametrize(
+    ("given", "other"),
+    [
+        ({"layout": {"dp": 2, "ep": 2}, "precision": "bfloat16", "optimizer": {"zero1": True}}, {}),
+        ({"layout": {"dp": 1}, "adapters": {}}, {}),
+        ({"layout": {"cp": 2, "pp": 2}, "pipeline": {"schedule": "1F1B", "layers": [1, 2], "microbatches": 2}}, OTHER),
+    ],
+    ids=str,
+)
+def test_scores_of_each_step_train_as_those_of_before(
+    start: Any, tmp_path: Path, given: dict[str, Any], other: dict[str, Any]
+) -> None:
+    """Also after a resume within the stage, in any layout, from the copy of its first weights."""
+    run = online_run(tmp_path / "online", **given)
+    before = {**run, "root": tmp_path / "cached", "stages": stages_of(PREFER)}
+    trained: list[list[dict[str, Any]]] = []
+    for request in (before, run, {**run, **other, "attempt": 2, "resume_from": "a000001-s00000004"}):
+        done = start("train", **request)
+        assert set(done.wait()) == {0}, done.logs()
+        trained.append(records(request["root"], request.get("attempt", 1)))
+    assert scored(run["root"]) == [], "nothing is scored before"
+    cached, online, again = trained
+    assert online[4]["objective"]["referenceDrift"] > 0.0
+    for measured in ("loss", "objective", "heldOutPairs"):
+        assert [record[measured] for record in online] == [record[measured] for record in cached]
+        whole = online[4][measured]
+        assert again[0][measured] == (pytest.approx(whole, rel=1e-5) if other else whole)
+
+
+def test_a_run_that_starts_within_a_stage_takes_its_reference_over(start: Any, tmp_path: Path) -> None:
+    """Without it, the stage can't continue: the model of then is gone."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    whole = start("train", **online_run(first))
+    assert set(whole.wait()) == {0}, whole.logs()
+    taken = start("train", **online_run(second), start_from=[str(first), "a000001-s00000004"])
+    assert set(taken.wait()) == {0}, taken.logs()
+    assert records(second, 1)[0]["loss"] == records(first, 1)[4]["loss"]
+    shutil.rmtree(first / "reference-weights")
+    again = {**online_run(second), "attempt": 2, "resume_from": "a000001-s00000005", "steps": 6}
+    again["stages"] = stages_of(ONLINE, steps=4)
+    done = start("train", **again)
+    assert set(done.wait()) == {0}, "it has a copy of its own"
+    lost = start("train", **online_run(first), attempt=2, resume_from="a000001-s00000004")
+    assert set(lost.wait()) == {ExitCode.USAGE}
+    assert "its reference is the model before step 3" in lost.logs()
+
+
+def stages_of(objective: dict[str, Any], steps: int = 3) -> list[dict[str, Any]]:
+    return [{"name": "text", "steps": 2}, {"name": "prefer", "steps": steps, "objective": objective}]
+
+
+def online_run(root: Path, **given: Any) -> dict[str, Any]:
+    """Two steps of text, then three of pairs that are scored in each step."""
+    run = {"steps": 5, "stages": stages_of(ONLINE), "pairs_from": 3, "kept": 9, "interval": 2, "root": root}
+    return {**run, "layout": {"dp": 1}, "questions": 3, "evaluated_every": 2, **given}

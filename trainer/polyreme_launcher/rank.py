@@ -290,7 +290,7 @@ def _start_point(spec: TrainingJobSpec) -> StartPoint | None:
 
 def _shared_scores(environment: Mapping[str, str], spec: TrainingJobSpec) -> SharedScores | None:
     """Where reference scores are shared, if a stage needs some."""
-    if not any(stage.objective.compares for stage in curriculum_stages(spec)):
+    if not any(stage.objective.scores_before for stage in curriculum_stages(spec)):
         return None
     return SharedScores(store=open_store(environment[names.OBJECTS_URL]), run=environment[names.JOB_UID])
 

@@ -65,9 +65,15 @@ TRAINING_RULES: Mapping[str, tuple[Rule, ...]] = {
         Rule(
             rule=f"self.kind != 'Supervised' || self.loss == '{_PLAIN.loss}' && self.beta == '{_PLAIN.beta}' && "
             f"self.labelSmoothing == '{_PLAIN.label_smoothing}' && self.supervisedWeight == "
-            f"'{_PLAIN.supervised_weight}' && !has(self.reference.name)",
+            f"'{_PLAIN.supervised_weight}' && !has(self.reference.name) && self.reference.scores == 'Cached'",
             words="loss, beta, labelSmoothing, supervisedWeight and reference are given for kind {self.kind}; only "
             "kind Preference has them: add kind: Preference, or leave them out",
+        ),
+        Rule(
+            rule="!has(self.reference.name) || self.reference.scores == 'Cached'",
+            words="reference.name {self.reference.name} cannot be combined with scores {self.reference.scores}: other "
+            "programs store its scores before the first step; use scores: Cached, or leave name out",
+            plain="reference.name cannot be combined with scores Online; use scores: Cached, or leave name out",
         ),
         Rule(
             rule=f"double(self.beta) > 0.0 && double(self.beta) <= {BETA_MAX}",

@@ -287,6 +287,12 @@ class Training(Part):
         return [stage.name for stage in self.stages if stage.objective is not None and stage.objective.compares]
 
     @property
+    def holds_reference(self) -> bool:
+        """Whether a stage compares answers with a copy of the weights in memory."""
+        objectives = [stage.objective for stage in self.stages if stage.objective is not None]
+        return any(of.compares and not of.scores_before for of in objectives)
+
+    @property
     def steps_known(self) -> int:
         """Steps, of a training whose steps are known: given, or counted (``with_steps``).
 

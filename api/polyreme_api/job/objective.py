@@ -13,12 +13,21 @@ BETA_MAX = 1000.0
 class Reference(Part):
     """The model that a preference is measured against."""
 
-    scores: Literal["Cached"] = "Cached"
+    scores: Literal["Cached", "Online"] = "Cached"
     """``Cached``: every pair is scored once, before the stage's first step; jobs with the same reference and data share
-    the scores."""
+    the scores. ``Online``: in each step, by one more forward with a copy of the weights in memory."""
     name: Name | None = None
     """Another model whose scores other programs write under this name; none: the weights with which the stage begins,
     scored by the job itself."""
+
+    @model_validator(mode="after")
+    def _scores_of_a_name_are_stored(self) -> "Reference":
+        if self.name is not None and self.scores == "Online":
+            raise ValueError(
+                f"reference.name {self.name!r} cannot be combined with scores Online: other programs store its scores "
+                "before the first step; use scores: Cached, or leave name out"
+            )
+        return self
 
 
 class Objective(Part):
@@ -43,6 +52,11 @@ class Objective(Part):
     def compares(self) -> bool:
         """Whether answers are compared with a reference's."""
         return self.kind != "Supervised"
+
+    @property
+    def scores_before(self) -> bool:
+        """Whether all pairs are scored before the stage's first step."""
+        return self.compares and self.reference.scores == "Cached"
 
     @field_validator("beta")
     @classmethod

@@ -33,6 +33,11 @@ EARLY = {"spec.data.startWhileProcessing": True, "spec.data.tokenizer": {"locati
             {"spec.training.capacityFactor": "1.25"},
             "capacityFactor 1.25 cannot be combined with the objective Preference of stage 'a'",
         ),
+        (
+            {"kind": "Preference", "reference": {"scores": "Online", "name": "mine"}},
+            {},
+            "reference.name 'mine' cannot be combined with scores Online: other programs store its scores before",
+        ),
         ({"kind": "Preference"}, EARLY, "stage 'a' scores all of its pairs before its first step"),
     ],
     ids=str,

@@ -355,7 +355,11 @@ def test_a_stage_draws_from_records_of_the_kind_that_it_trains_on(home: Home) ->
             "has weight in stage 'prefer' that is supervised; give",
         ),
         ([{**tune, "objective": {"kind": "Preference"}}, prefer], {}, "'s0' (plain) has weight in its steps and holds"),
-        ([tune, prefer], {"augment": {"color": {"brightnessPercent": 5}}}, "augmentation off for it: augment: {}"),
+        (
+            [tune, prefer],
+            {"augment": {"color": {"brightnessPercent": 5}}},
+            "turn augmentation off for it (augment: {} in",
+        ),
     ):
         with pytest.raises(InvalidConfigError) as refused:
             job_packs.open_source(home.objects, spec(stages, **more))
@@ -364,6 +368,8 @@ def test_a_stage_draws_from_records_of_the_kind_that_it_trains_on(home: Home) ->
             with pytest.raises(InvalidConfigError) as refused:
                 home.process(spec(stages, **more))
             assert expected in refused.value.message
+    in_steps = {**prefer, "objective": {"kind": "Preference", "reference": {"scores": "Online"}}}
+    job_packs.open_source(home.objects, spec([tune, in_steps], augment={"color": {"brightnessPercent": 5}}))
 
 
 def test_a_running_job_keeps_the_kind_of_the_version_that_it_began_with(home: Home, tmp_path: Path) -> None:

@@ -84,10 +84,11 @@ def test_an_attempt_is_held_to_the_end_that_was_fixed_for_it() -> None:
     assert in_force(spec(100), MixtureRecord()).training.steps == 100, "of a release before there were records"
 
 
-def preferring(steps: int, *schedule: dict[str, Any]) -> TrainingJobSpec:
+def preferring(steps: int, *schedule: dict[str, Any], scores: str = "Cached") -> TrainingJobSpec:
+    objective = {"kind": "Preference", "reference": {"scores": scores}}
     stages = (
         {"name": "a", "steps": 60},
-        {"name": "b", "steps": steps - 60, "objective": {"kind": "Preference"}},
+        {"name": "b", "steps": steps - 60, "objective": objective},
     )
     given = spec(steps, stages=stages).model_dump(mode="json", by_alias=True)
     given["data"]["schedule"] = list(schedule)
@@ -104,3 +105,5 @@ def test_the_pairs_of_a_stage_that_has_begun_stay() -> None:
     mixture = first_mixture(known)
     assert [change.from_step for change in next_mixture(asked, mixture, after_step=50).changes] == [70]
     assert next_mixture(asked, mixture, after_step=60).changes == ()
+    online = preferring(100, scores="Online")
+    assert extended(preferring(130, scores="Online"), online.training, after_step=60).steps == 130, "no score is stored"

@@ -14,9 +14,11 @@ from polyreme_planner.costs import Measured, PartTimes, Recompute, Setting, part
 from polyreme_planner.flops import Mix, forward_flops
 from polyreme_planner.hardware import FLOAT32, HARDWARE, MIXED, hardware_named
 from polyreme_planner.layout import Layout, misfits
+from polyreme_planner.loading import load_job
 from polyreme_planner.memory import Memory, least_states, memory_of
 from polyreme_planner.model_parts import Part, all_parts, parameter_count
 from polyreme_planner.pipeline_simulation import StageTimes, program
+from polyreme_planner.plan_inputs import numerics_of
 from polyreme_planner.refusals import what_does_not_fit
 from polyreme_planner.schedule_picture import picture
 from polyreme_planner.schedules import V_SHAPED, Schedule
@@ -32,6 +34,7 @@ from polyreme_planner.search import (
 )
 from polyreme_planner.shapes import KIMI_VL_A3B, KIMI_VL_NANO, MOONLIGHT_16B_A3B, ModelShape
 from polyreme_planner.stage_split import balanced_split
+from tests.unit.api.jobs import job_with
 from tests.unit.planner.plan_settings import setting_of
 
 
@@ -181,6 +184,25 @@ def test_rows_are_held_in_float32_with_two_moments_and_a_gradient() -> None:
     assert least_states(setting_of(numerics=numerics))(layout) == pytest.approx(16 * (common / 8 + routed / 2 / 4))
     alone = least_states(setting_of(numerics=numerics))(Layout(tp=4, ep=4))
     assert alone == pytest.approx(18 * (common / 4 + routed / 4)), "nobody to share with"
+
+
+@pytest.mark.parametrize(("rows", "size_bytes"), [(False, 2), (True, 4)])
+def test_a_reference_in_memory_is_a_second_copy_of_the_trained_weights(rows: bool, size_bytes: int) -> None:
+    """Of rows, in float32 as they are held."""
+    layout = Layout(dp=8, ep=8) if not rows else Layout(dp=8)
+    numerics = dataclasses.replace(MIXED, sharded_parameters=rows)
+    once, twice = (
+        least_states(setting_of(numerics=dataclasses.replace(numerics, weight_copies=copies)))(layout)
+        for copies in (1, 2)
+    )
+    routed = 26 * 64 * 3 * 2048 * 1408
+    common = parameter_count(KIMI_VL_A3B) - routed
+    held = (common + routed) / 8 if rows else common + routed / 8
+    assert twice - once == pytest.approx(size_bytes * held)
+    for scores, copies in (("Cached", 1), ("Online", 2)):
+        stage = {"name": "a", "steps": 4, "objective": {"kind": "Preference", "reference": {"scores": scores}}}
+        spec = load_job(job_with({"spec.training.steps": 4, "spec.training.stages": [stage]})).spec
+        assert numerics_of(spec, KIMI_VL_A3B).weight_copies == copies
 
 
 def test_rows_do_not_go_with_stages() -> None:

@@ -122,6 +122,17 @@ class CheckpointWriter:
         staged = self._staging.stage(content)
         self._in_flight = self._executor.submit(self._save, staged, step, dict(loader))
 
+    def save_apart(self, store: ObjectStore, content: Content, *, step: int) -> None:
+        """Save other content, the newest alone, under a root of its own, and wait; nothing else may be in flight.
+
+        Raises:
+            EnvironmentFailedError: If it fails.
+        """
+        identity = dataclasses.replace(self._identity, store=store, rule=Rule(kept=1))
+        with CheckpointWriter(identity, group=self._group, now_s=self._now_s, committed=lambda _: None) as apart:
+            apart.start(content, step=step, loader={})
+            apart.wait()
+
     def wait(self, *, failures_max: int = 1) -> None:
         """Wait for the save in flight.
 

@@ -21,6 +21,11 @@ StoredScores = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.float64]]
 """Source and place of each branch's sample ``[B, 2]`` -> the branch's stored score (B); NaN: it has none."""
 
 
+def not_yet(samples_B2: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Return zeros, for scores that the step itself computes."""
+    return np.zeros(len(samples_B2))
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Branches:
     """The branches of a stream, and which tokens of this rank they have."""
@@ -30,7 +35,7 @@ class Branches:
     tokens_B: Tensor
     """Unmasked targets of each branch, of all ranks that share the stream (float64)."""
     reference_B: Tensor
-    """Stored score of each branch under the reference (float64)."""
+    """Score of each branch under the reference (float64)."""
     known_K: Tensor | None = None
     """Branches that have a stored score, rising; None: all. The others are not learned: they could not be read when
     the reference was scored."""

@@ -128,6 +128,10 @@ class FlatParameters:
         """Summed gradients of what this rank updates, one piece after another."""
         return self.gradients if self._own_gradients is None else self._own_gradients
 
+    def memory(self) -> list[Tensor]:
+        """Return all memory of the values with which the model computes, flat."""
+        return [self.values]
+
     def own_values(self, piece: Piece) -> Tensor:
         """Return what the optimizer changes, in float32; ``publish`` then copies it into the values.
 

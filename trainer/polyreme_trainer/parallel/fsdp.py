@@ -97,6 +97,10 @@ class ShardedParameters(FlatParameters):
         """Summed gradients of this rank's rows, one parameter after another."""
         return self._own
 
+    def memory(self) -> list[Tensor]:
+        """Return this rank's rows, flat."""
+        return list(self._rows.values())
+
     def own_values(self, piece: Piece) -> Tensor:
         """Return this rank's rows of a parameter, which the optimizer changes."""
         return self._rows[piece.start]

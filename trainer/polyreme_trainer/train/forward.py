@@ -1,6 +1,6 @@
 """One microbatch forwards through all pipeline stages, outside of a step: nothing is counted, no row is dropped.
 
-Legend: S rows that a rank holds between layers, D decoder width, N unmasked targets.
+Legend: S rows that a rank holds between layers, D decoder width, N unmasked targets, B branches of the stream.
 """
 
 from __future__ import annotations
@@ -83,15 +83,22 @@ def hidden_states(state: TrainState, microbatch: Inputs, meshes: Meshes) -> Tens
 
 
 @torch.no_grad()
-def branch_scores(state: TrainState, microbatch: Inputs, meshes: Meshes) -> list[float]:
-    """Score the branches of a stream, on the one rank that speaks for them; elsewhere, and without branches, none."""
+def stream_scores(state: TrainState, microbatch: Inputs, meshes: Meshes) -> Tensor | None:
+    """Score the branches of a stream (B), on all ranks with the last stage; None elsewhere and without branches."""
     hidden_SD = hidden_states(state, microbatch, meshes)
     if hidden_SD is None:
-        return []
-    last = max(state.models.items())[1]
+        return None
+    head = max(state.models.items())[1].language_model.lm_head
     # Also without branches: with sharded parameters all ranks gather the head together.
-    logp_N = last.language_model.lm_head(hidden_SD, microbatch.targets_T, microbatch.learned_N, scores=True)
-    if microbatch.branches is None:
+    logp_N = head(hidden_SD, microbatch.targets_T, microbatch.learned_N, scores=True)
+    return None if microbatch.branches is None else microbatch.branches.scores(logp_N)
+
+
+def branch_scores(state: TrainState, microbatch: Inputs, meshes: Meshes) -> list[float]:
+    """Score the branches of a stream, on the one rank that speaks for them; elsewhere, and without branches, none."""
+    scores_B = stream_scores(state, microbatch, meshes)
+    if scores_B is None or microbatch.branches is None:
         return []
-    scores: list[float] = microbatch.branches.scores(logp_N).tolist()
-    return scores if last.ranks.place == 0 and microbatch.branches.speaks else []
+    scores: list[float] = scores_B.tolist()
+    place = max(state.models.items())[1].ranks.place
+    return scores if place == 0 and microbatch.branches.speaks else []

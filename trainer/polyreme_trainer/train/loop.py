@@ -15,6 +15,7 @@ from polyreme_api.errors import StepFailedError
 from polyreme_api.progress import RankPhase, StepRecord
 from polyreme_planner.curriculum import times_learned
 from polyreme_trainer.checkpoint.save import CheckpointWriter
+from polyreme_trainer.model.branches import not_yet
 from polyreme_trainer.model.routing import Routing, Summary
 from polyreme_trainer.parallel.gradients import GlobalStep
 from polyreme_trainer.parallel.mesh import Meshes
@@ -22,7 +23,7 @@ from polyreme_trainer.train.checkpoint_content import content
 from polyreme_trainer.train.evaluation import HeldOut, held_out
 from polyreme_trainer.train.learning_rate import rate_of
 from polyreme_trainer.train.microbatches import PackReader, to_microbatches
-from polyreme_trainer.train.objectives.kinds import objective_of
+from polyreme_trainer.train.online_reference import compared, hold, reference_in_place
 from polyreme_trainer.train.records import ObjectStepLog, Reporter, StepLog
 from polyreme_trainer.train.routing_tables import RoutingTable
 from polyreme_trainer.train.scoring import Scoring
@@ -104,15 +105,16 @@ class Loop:
         return LoopEnd.DONE if self.state.step == self.settings.steps else LoopEnd.STOPPED
 
     def _scores_next(self) -> bool:
-        """Whether the next step begins a stage whose reference is the model as it is now: it must not be lost."""
+        """Whether pairs of the stage that begins with the next step are scored by the model as it is now."""
         stage = self.settings.stage_at(self.state.step + 1)
-        return stage.first_step == self.state.step + 1 and objective_of(stage.objective) is not None
+        return stage.first_step == self.state.step + 1 and stage.objective.scores_before
 
     def _knows_reference(self, number: int) -> bool:
-        """Enter the stage of a step, and score its pairs if it needs that; False if asked to stop meanwhile."""
+        """Enter the stage of a step, and prepare its reference if it needs one; False if asked to stop meanwhile."""
         stage = self.settings.stage_at(number)
         enter(self.state, stage)
-        if self.state.weigher is None or self.state.weigher.reference is not None:
+        weigher = self.state.weigher
+        if weigher is None or weigher.reference is not None:
             return True
         self.writer.wait()  # the saving thread uses the same group
         scoring = Scoring(
@@ -125,11 +127,18 @@ class Loop:
             reporter=self.reporter,
             stop=lambda: self.requests.stop,
         )
-        scores = scoring.run(stage)
-        if scores is not None:
-            self.state.weigher.reference = scores.of
-            self.state.weigher.held_out = scores.of_held_out if scores.held_out else None
-        return scores is not None
+        if stage.objective.scores_before:
+            scores = scoring.run(stage)
+            if scores is None:
+                return False
+            weigher.reference = scores.of
+        else:
+            self.state.reference = hold(stage, self.state, self.settings, self.meshes, self.writer)
+            with reference_in_place(self.state):
+                scores = scoring.held_out()
+            weigher.reference = not_yet
+        weigher.held_out = scores.of_held_out if scores.held_out else None
+        return True
 
     def _step(self) -> GlobalStep:
         begun_s = self.clock.steady_s()
@@ -137,7 +146,7 @@ class Loop:
         waits_s = self.clock.steady_s()
         packs = self.reader.take(number)
         data_wait_s = self.clock.steady_s() - waits_s
-        microbatches = to_microbatches(self.state, packs, settings)
+        microbatches = compared(self.state, to_microbatches(self.state, packs, settings), self.meshes)
         stop, save = self.requests.stop, self.requests.save
         local = backward(
             self.state, *microbatches, stop=stop, save=save, refresh=self.amend(number, self.reporter.note)

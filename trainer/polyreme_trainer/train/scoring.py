@@ -287,6 +287,12 @@ class Scoring:
             for row in _rows(read.batch, branch_scores(self.state, microbatch, self.meshes))
         ]
 
+    def held_out(self) -> ReferenceScores:
+        """Score the held-out pairs alone; every rank calls it, and gets the same."""
+        held_out = self._held_out()
+        scores = ReferenceScores({}, held_out) if self._is_first else None
+        return collectives.from_first(scores, self.meshes.control_group)
+
     def _held_out(self) -> dict[int, Scored]:
         """Score the held-out pairs, by their set, on the first rank; only this run needs them."""
         if self.evaluation is None or not self.settings.evaluation.every_steps:

@@ -48,6 +48,7 @@ from polyreme_trainer.train.muon import whole_names
 from polyreme_trainer.train.objectives.kinds import objective_of
 from polyreme_trainer.train.objectives.objective import Weigher
 from polyreme_trainer.train.optimizer import Optimizer, learner_of, update_router_biases
+from polyreme_trainer.train.reference_weights import ReferenceWeights
 from polyreme_trainer.train.settings import (
     ImagesOver,
     OptimizerName,
@@ -89,6 +90,8 @@ class TrainState:
     """Curriculum stage that was entered; not part of a checkpoint, since it follows from the step."""
     weigher: Weigher | None = None
     """Weighs tokens by that stage's objective; None: each counts one."""
+    reference: ReferenceWeights | None = None
+    """Weights of the stage's reference, where its pairs are scored in every step."""
 
     @property
     def models(self) -> dict[int, KimiVL]:
@@ -380,6 +383,8 @@ def enter(state: TrainState, stage: CurriculumStage) -> None:
         return
     objective = objective_of(stage.objective)
     state.weigher = None if objective is None else Weigher(objective)
+    if state.reference is not None and state.reference.first_step != stage.first_step:
+        state.reference = None
     for part in state.stages.values():
         let_learn(part.model, stage)
         part.weigh = None if state.weigher is None else state.weigher.weigh

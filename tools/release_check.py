@@ -35,6 +35,7 @@ IMPORTS = {
     "trainer": ("polyreme_launcher.main", "polyreme_launcher.rank"),
     "cli": ("polyreme.main",),
     "kubectl": ("polyreme.plugin.main", "polyreme.plugin.completion"),
+    "processor": ("polyreme_processor",),
     "samples": (),  # a data file; the package is never imported
     "run": ("polyreme.local_run.session", "polyreme.commands.quickstart"),
     "datahub-service": ("polyreme_datahub_service.service", "polyreme.main", "polyreme_datahub.topics.pulsar"),

@@ -81,7 +81,7 @@ TEMPLATE_FILE = "polyreme-template.json"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerFile:
-    """A tokenizer in the form that other programs read."""
+    """A tokenizer and how images become its tokens, in the form that other programs read."""
 
     content: bytes
     """``tokenizer.json``."""
@@ -89,6 +89,10 @@ class TokenizerFile:
     """Jinja, as transformers renders it, with one token for each image."""
     template: bytes = b""
     """``TEMPLATE_FILE``, with which the tokenizer can be that of another job; empty: none."""
+    image_tokens_max: int
+    """Most tokens of one image; larger images are shrunk."""
+    pixel_version: int
+    """How an image is resized, by the datahub's number."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -196,7 +196,7 @@ def settings_of(request: Mapping[str, Any], rank: int, listener: socket.socket |
             every_steps=request.get("evaluated_every", 0), samples_max=50, answer_tokens_max=4
         ),
         weights=Path(request["weights"]) if "weights" in request else None,
-        tokenizer=TokenizerFile(content=text.encode(), chat_template="")
+        tokenizer=TokenizerFile(content=text.encode(), chat_template="", image_tokens_max=80, pixel_version=2)
         if (text := request.get("tokenizer"))
         else None,
         export_to=Path(request["export"]) if "export" in request else None,

@@ -30,7 +30,7 @@ def weights(tmp_path: Path) -> Path:
         if tensor.ndim == 1:
             tensor.copy_(torch.randn(tensor.shape, generator=torch.Generator().manual_seed(len(name))))
     tokens = TokenIds(media=5, end=1, pad=0)
-    tokenizer = TokenizerFile(content=TOKENIZER.encode(), chat_template="")
+    tokenizer = TokenizerFile(content=TOKENIZER.encode(), chat_template="", image_tokens_max=80, pixel_version=2)
     export_model(state, KIMI_VL_NANO, tmp_path / "weights", tokens=tokens, tokenizer=tokenizer)
     return tmp_path / "weights"
 

@@ -29,7 +29,7 @@ from polyreme_planner.plan import plan_for
 from polyreme_system.files import read_json
 
 EXPORTED = re.compile(
-    r"config\.json|model\.safetensors\.index\.json|model-\d+-of-\d+\.safetensors|tokenizer(_config)?\.json"
+    r"(preprocessor_|generation_)?config\.json|model\.safetensors\.index\.json|model-\d+-of-\d+\.safetensors|tokenizer(_config)?\.json"
     r"|polyreme-template\.json|text|adapter_config\.json|adapter_model\.safetensors"
 )
 """Names in the folder of an export."""

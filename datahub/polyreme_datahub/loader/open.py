@@ -38,7 +38,7 @@ from polyreme_datahub.index.format import (
     steps_in,
 )
 from polyreme_datahub.index.succession import IDENTITIES, identity_of
-from polyreme_datahub.job_data import longest_pack, plan_data
+from polyreme_datahub.job_data import ImageSizes, longest_pack, plan_data
 from polyreme_datahub.loader.evaluation import HeldOutSource
 from polyreme_datahub.loader.order.balance import StepSplit
 from polyreme_datahub.loader.order.epochs import steps_of_epochs
@@ -284,12 +284,15 @@ def open_held_out(
 
 def open_tokenizer(objects_url: str, spec: TrainingJobSpec, *, job: str, gate: Gate | None = None) -> TokenizerFile:
     """Return the tokenizer that a processed job's data was made with; waits for no processing."""
-    content, template = split_template(_stored(objects_url, spec, job, gate).tokenizer().data)
+    data = _stored(objects_url, spec, job, gate)
+    content, template = split_template(data.tokenizer().data)
     parsed = OWN_TEMPLATE if template is None else ChatTemplate.model_validate(template)
     return TokenizerFile(
         content=content,
         chat_template=jinja_of(parsed),
         template=canonical_json(parsed.model_dump(mode="json", by_alias=True)),
+        image_tokens_max=ImageSizes.of(spec).image_tokens_max,
+        pixel_version=pixels_of(data.plan),
     )
 
 

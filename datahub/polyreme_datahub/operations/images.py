@@ -116,20 +116,29 @@ def open_upright(
             _check_header(image, rules)
             is_jpeg = image.format in {"JPEG", "MPO"}
             loaded = _load_jpeg(image, data, least, accepted=accepted) if is_jpeg else _load(image)
-            # Most photographs have pixels in that form already.
-            is_plain = loaded.mode in {"L", "RGB"} and not {"icc_profile", "transparency"} & loaded.info.keys()
-            colored = loaded if is_plain else to_srgb(in_eight_bits(loaded, rules))
-            turn = TURNS.get(_orientation(image))
-            upright = colored if turn is None else colored.transpose(turn)
-            plain = upright if is_plain else on_white(upright)
-            plain.info.clear()
-            return plain
+            return upright(loaded, _orientation(image), rules)
     except UnidentifiedImageError as error:
         raise _unknown_format(data) from error
     except UNREADABLE as error:
         if _is_cut_webp(data):
             raise _unknown_format(data) from error
         _refuse(error)
+
+
+def upright(image: Image.Image, orientation: int, rules: OpenRules) -> Image.Image:
+    """Return a decoded image upright, gray or RGB, in sRGB, on white.
+
+    Raises:
+        BadRecordError: If its pixels break a rule.
+    """
+    # Most photographs have pixels in that form already.
+    is_plain = image.mode in {"L", "RGB"} and not {"icc_profile", "transparency"} & image.info.keys()
+    colored = image if is_plain else to_srgb(in_eight_bits(image, rules))
+    turn = TURNS.get(orientation)
+    turned = colored if turn is None else colored.transpose(turn)
+    plain = turned if is_plain else on_white(turned)
+    plain.info.clear()
+    return plain
 
 
 def open_header(data: bytes | memoryview) -> Image.Image:

@@ -235,7 +235,7 @@ def test_weights_with_a_tokenizer_use_it_or_are_refused(
     shape, content = model_shape("kimi-vl-nano"), train_tokenizer({"Which digits?": 9}, vocabulary=300)
     state = {name: torch.zeros(tensor.shape) for name, tensor in outline(shape).items()}
     template = OWN_TEMPLATE.model_dump_json(by_alias=True).encode()
-    file = TokenizerFile(content=content, chat_template="", template=template)
+    file = TokenizerFile(content=content, chat_template="", template=template, image_tokens_max=80, pixel_version=2)
     export_model(state, shape, tmp_path / "weights", tokens=TokenIds(media=2, end=1, pad=0), tokenizer=file)
     job = manifest()
     put("model.weights.location", (tmp_path / "weights").as_uri())(job)

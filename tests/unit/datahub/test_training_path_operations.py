@@ -11,14 +11,16 @@ from PIL import Image
 
 from polyreme_datahub.digests import digest_bytes
 from polyreme_datahub.errors import BadRecordError
-from polyreme_datahub.index.format import BY_PILLOW
+from polyreme_datahub.index.format import BY_CONVOLUTION, BY_PILLOW
 from polyreme_datahub.index.sample_bytes import check_of, sample_bytes
 from polyreme_datahub.index.tar_shards import SampleFiles, members_of
+from polyreme_datahub.loader.sample.image_patches import image_patches
 from polyreme_datahub.loader.sample.pixels import cut_patches
 from polyreme_datahub.loader.sample.reader import SampleReader, StoredSample
 from polyreme_datahub.operations.decode_images import DecodeParameters, decode
 from polyreme_datahub.operations.encode_text import TokenizeParameters, tokenize
 from polyreme_datahub.operations.fit_pages import ComposeParameters, compose
+from polyreme_datahub.operations.images import open_upright
 from polyreme_datahub.operations.values import Blob, Value
 from polyreme_datahub.sources.digits import DigitsSource, describe
 from polyreme_datahub.tokens import train_tokenizer
@@ -34,6 +36,7 @@ ON_RECORD: dict[str, list[str]] = {
     "digits": ["968c2b849daab914", "d7b6761fa06e27df", "b836217c0640c29f"],
 }
 """Digests of what decode, compose and tokenize make."""
+TOKENIZER = train_tokenizer({"What is it? A picture. 0123456789": 9}, vocabulary=300)
 TURNS = [{"role": "user", "content": "What is <image>?"}, {"role": "assistant", "content": "A picture."}]
 
 
@@ -83,15 +86,9 @@ def test_facts_patches_and_tokens_are_those_on_record(name: str) -> None:
     assert not decoded.new
     composed = compose(decoded, NEW)
     assert not composed.new
-    file = train_tokenizer({"What is it? A picture. 0123456789": 9}, vocabulary=300)
-    shared = Value.of({"tokenizer": digest_bytes(file)}, kept=[Blob(file)])
+    shared = Value.of({"tokenizer": digest_bytes(TOKENIZER)}, kept=[Blob(TOKENIZER)])
     planned = tokenize(record, composed, shared, TokenizeParameters(token_px=28)).data
-    images = {digest: blob.data for digest, blob in record.blobs.items()}
-    members = members_of(SampleFiles(key="0", files=sample_bytes(record.data, composed.data["pages"], images)))
-    data = b"".join(header + body + bytes(-len(body) % 512) for _, header, body in members)
-    grids = np.array([[page["height"] // 14, page["width"] // 14] for page in composed.data["pages"]], np.int32)
-    reader = SampleReader(patch_px=14, merge=2, tokenizer=Blob(file), pixel_version=BY_PILLOW)
-    sample = reader.read(data, grids)
+    sample = read_back(record, composed, BY_PILLOW)
     assert (len(sample.tokens_T), check_of(sample.tokens_T, sample.learned_T)) == (planned["tokens"], planned["check"])
     made = Value.of(kept_before(record, composed, sample))
     encoded = Value.of(
@@ -102,6 +99,30 @@ def test_facts_patches_and_tokens_are_those_on_record(name: str) -> None:
         }
     )
     assert [value.digest[:16] for value in (decoded, made, encoded)] == ON_RECORD[name]
+
+
+@pytest.mark.parametrize("pixel_version", [BY_PILLOW, BY_CONVOLUTION])
+@pytest.mark.parametrize("name", ["jpeg", "turned", "gray jpeg", "transparent", "large"])
+def test_an_image_in_no_dataset_has_the_patches_of_training(name: str, pixel_version: int) -> None:
+    record = images_record(picture(1600, 1200)) if name == "large" else RECORDS[name]()
+    sample = read_back(record, compose(decode(record, DecodeParameters()), NEW), pixel_version)
+    (image,) = (blob.data for blob in record.blobs.values())
+    patches, grid = image_patches(image, NEW, pixel_version=pixel_version)
+    assert np.array_equal(patches, sample.patches_P)
+    assert grid == tuple(sample.grids_I2[0])
+    if name != "large":
+        # Decoded already: the same unless training decodes at a smaller scale.
+        assert np.array_equal(patches, image_patches(open_upright(image), NEW, pixel_version=pixel_version)[0])
+
+
+def read_back(record: Value, composed: Value, pixel_version: int) -> StoredSample:
+    """Store a sample and read it."""
+    images = {digest: blob.data for digest, blob in record.blobs.items()}
+    members = members_of(SampleFiles(key="0", files=sample_bytes(record.data, composed.data["pages"], images)))
+    data = b"".join(header + body + bytes(-len(body) % 512) for _, header, body in members)
+    grids = np.array([[page["height"] // 14, page["width"] // 14] for page in composed.data["pages"]], np.int32)
+    reader = SampleReader(patch_px=14, merge=2, tokenizer=Blob(TOKENIZER), pixel_version=pixel_version)
+    return reader.read(data, grids)
 
 
 def kept_before(record: Value, composed: Value, sample: StoredSample) -> dict[str, Any]:

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 # Stands in for an environment where one extra alone is installed: other libraries are not found.
 ALONE = """
-import importlib, importlib.abc, json, sys
+import importlib, importlib.abc, importlib.util, json, sys
 
 class Alone(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
@@ -28,6 +28,8 @@ class Alone(importlib.abc.MetaPathFinder):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 hidden = frozenset(json.loads(sys.argv[1]))
+looked_up = importlib.util.find_spec
+importlib.util.find_spec = lambda name, package=None: None if name in hidden else looked_up(name, package)
 sys.meta_path.insert(0, Alone())
 for module in sys.argv[2:]:
     importlib.import_module(module)

@@ -1,4 +1,4 @@
-"""``config.json`` as plain data: the whole model in Kimi-VL's form, its text part in DeepSeek-V3's.
+"""Configuration files as plain data: the whole model in Kimi-VL's form, its text part in DeepSeek-V3's.
 
 The fields are those of the released configurations of Kimi-VL-A3B, Moonlight-16B-A3B, DeepSeek-V3 and Kimi-K2.
 ``rms_norm_eps`` must be stated: the readers' default is 1e-6, not 1e-5.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from polyreme_api.batch import IGNORED_TARGET, TokenIds
+from polyreme_api.batch import IGNORED_TARGET, TokenIds, TokenizerFile
 from polyreme_planner.shapes import DecoderShape, ModelShape, VisionShape
 
 POSITIONS_MAX = 131_072
@@ -113,4 +113,24 @@ def model_config(shape: ModelShape, *, tokens: TokenIds, dtype: str = "float32")
         "tie_word_embeddings": False,
         "torch_dtype": dtype,
         "vocab_size": shape.decoder.vocabulary,
+    }
+
+
+def generation_config(tokens: TokenIds) -> dict[str, Any]:
+    """Describe how answers are decoded: greedily, as in the evaluation of a run."""
+    return {"do_sample": False, "eos_token_id": tokens.end, "pad_token_id": tokens.pad}
+
+
+def preprocessor_config(shape: VisionShape, tokenizer: TokenizerFile, *, image_token: str) -> dict[str, Any]:
+    """Describe how images become patches, under the names of Kimi-VL's processor; ``polyreme_processor`` reads it."""
+    return {
+        "processor_class": "PolyremeProcessor",
+        "image_processor_type": "PolyremeImageProcessor",
+        "patch_size": shape.patch_px,
+        "merge_kernel_size": [shape.merge, shape.merge],
+        "in_token_limit": tokenizer.image_tokens_max * shape.merge**2,
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+        "image_token": image_token,
+        "pixel_version": tokenizer.pixel_version,
     }

@@ -6,7 +6,8 @@ need ``transformers``.
 Tensors may come one by one, and none is kept: files are laid out by the sizes of all tensors before the first one
 comes, and each is written to its place. ``safetensors`` itself writes a file from tensors that are all in memory.
 
-    directory/           the whole model: config.json, model-0000i-of-0000n.safetensors, model.safetensors.index.json
+    directory/           the whole model: config.json, model-0000i-of-0000n.safetensors, model.safetensors.index.json,
+                         preprocessor_config.json for ``polyreme_processor``
     directory/text/      the decoder alone, for ``AutoModelForCausalLM.from_pretrained``
 
 For a model that takes no images, ``directory/`` holds the decoder under that part's names.
@@ -27,7 +28,7 @@ from torch import Tensor
 
 from polyreme_api.batch import TEMPLATE_FILE, TokenIds, TokenizerFile
 from polyreme_planner.shapes import ModelShape
-from polyreme_trainer.export.config import model_config, text_config
+from polyreme_trainer.export.config import generation_config, model_config, preprocessor_config, text_config
 from polyreme_trainer.export.names import text_part, to_checkpoint
 
 SHARD_BYTES_MAX = 4 << 30
@@ -37,6 +38,8 @@ INDEX_FILE = "model.safetensors.index.json"
 CONFIG_FILE = "config.json"
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+GENERATION_CONFIG_FILE = "generation_config.json"
+PREPROCESSOR_CONFIG_FILE = "preprocessor_config.json"
 _TYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 _HEADER_ALIGNMENT = 8
 
@@ -105,9 +108,14 @@ def export_tensors(
         text.finish(text_config(shape.decoder, tokens=tokens, dtype=dtype))
         if whole is not None:
             whole.finish(model_config(shape, tokens=tokens, dtype=dtype))
-        if tokenizer is not None:
-            for folder in {partial, text_folder}:
+        for folder in {partial, text_folder}:
+            _write_json(folder / GENERATION_CONFIG_FILE, generation_config(tokens))
+            if tokenizer is not None:
                 _write_tokenizer(folder, tokenizer, tokens)
+        if tokenizer is not None and whole is not None:
+            image_token = _special_tokens(tokenizer)[tokens.media]
+            config = preprocessor_config(shape.vision, tokenizer, image_token=image_token)
+            _write_json(partial / PREPROCESSOR_CONFIG_FILE, config)
 
 
 @contextlib.contextmanager
@@ -208,8 +216,12 @@ def _lay_out(group: Mapping[str, Tensor]) -> tuple[bytes, dict[str, int]]:
     return len(text).to_bytes(8, "little") + text, {name: 8 + len(text) + begin for name, begin in begins.items()}
 
 
+def _special_tokens(tokenizer: TokenizerFile) -> dict[int, str]:
+    return {entry["id"]: entry["content"] for entry in json.loads(tokenizer.content)["added_tokens"]}
+
+
 def _write_tokenizer(directory: pathlib.Path, tokenizer: TokenizerFile, tokens: TokenIds) -> None:
-    words = {entry["id"]: entry["content"] for entry in json.loads(tokenizer.content)["added_tokens"]}
+    words = _special_tokens(tokenizer)
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "pad_token": words[tokens.pad],

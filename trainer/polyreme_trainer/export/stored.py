@@ -16,7 +16,9 @@ from polyreme_api.store import Data, ObjectStore
 from polyreme_trainer.export import peft
 from polyreme_trainer.export.huggingface import (
     CONFIG_FILE,
+    GENERATION_CONFIG_FILE,
     INDEX_FILE,
+    PREPROCESSOR_CONFIG_FILE,
     TEXT_DIRECTORY,
     TOKENIZER_CONFIG_FILE,
     TOKENIZER_FILE,
@@ -25,7 +27,16 @@ from polyreme_trainer.export.huggingface import (
 PART_BYTES = 8 << 20
 """Bytes of a file that are handed over at a time."""
 _CONFIGS = (CONFIG_FILE, peft.CONFIG_FILE)
-_FILES = (*_CONFIGS, peft.WEIGHTS_FILE, INDEX_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE, TEMPLATE_FILE)
+_FILES = (
+    *_CONFIGS,
+    peft.WEIGHTS_FILE,
+    INDEX_FILE,
+    TOKENIZER_FILE,
+    TOKENIZER_CONFIG_FILE,
+    TEMPLATE_FILE,
+    GENERATION_CONFIG_FILE,
+    PREPROCESSOR_CONFIG_FILE,
+)
 _NAMES = "|".join(re.escape(name) for name in _FILES)
 EXPORTED = re.compile(rf"({TEXT_DIRECTORY}/)?({_NAMES}|model-[0-9]{{5}}-of-[0-9]{{5}}\.safetensors)")
 """Keys that an export writes; others under the same root are never touched."""

@@ -229,6 +229,12 @@ def cut_patches(pixels: Pixels, *, patch_px: int) -> Pixels:
     return np.ascontiguousarray(grid.transpose(0, 2, 4, 1, 3)).reshape(-1, channels * patch_px * patch_px)
 
 
+def page_patches(image: Image.Image, change: ImageChange, *, patch_px: int, pixel_version: int) -> Pixels:
+    """Return the patches [P, C] of a page, in color; see ``change_pixels``."""
+    pixels = change_pixels(image, change, pixel_version=pixel_version)
+    return colored(cut_patches(pixels, patch_px=patch_px), patch_px=patch_px)
+
+
 def colored(patches_PC: Pixels, *, patch_px: int) -> Pixels:
     """Return patches [P, C] in colour: gray ones are repeated over the channels."""
     return np.tile(patches_PC, (1, CHANNELS)) if patches_PC.shape[1] == patch_px**2 else patches_PC

@@ -27,9 +27,8 @@ from polyreme_datahub.loader.sample.pixels import (
     CHANNELS,
     ImageChange,
     change_pixels,
-    colored,
-    cut_patches,
     least_size,
+    page_patches,
     unchanged,
 )
 from polyreme_datahub.operations.values import Blob
@@ -172,8 +171,7 @@ class SampleReader:
         for page, change in pages:
             image = page_image(files, page, least_size(change) if self._pixel_version == BY_CONVOLUTION else None)
             if pixels:
-                changed = change_pixels(image, change, pixel_version=self._pixel_version)
-                cut.append(colored(cut_patches(changed, patch_px=side), patch_px=side))
+                cut.append(page_patches(image, change, patch_px=side, pixel_version=self._pixel_version))
         if len(cut) == 1:
             return cut[0]
         return np.concatenate(cut) if cut else np.zeros((0, CHANNELS * side**2), np.uint8)

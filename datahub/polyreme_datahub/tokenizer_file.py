@@ -54,9 +54,13 @@ class TokenText:
         }
         self._bytes |= {token["id"]: token["content"].encode() for token in added if not token["special"]}
 
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes of a token, which may be a part of a character's."""
+        return self._bytes.get(token, b"")
+
     def decode(self, tokens: Sequence[int]) -> str:
         """Decode tokens; what is no UTF-8 becomes the replacement character."""
-        return b"".join(self._bytes.get(int(token), b"") for token in tokens).decode("utf-8", "replace")
+        return b"".join(self.token_bytes(int(token)) for token in tokens).decode("utf-8", "replace")
 
 
 def byte_characters() -> dict[int, str]:

@@ -6,19 +6,20 @@ import dataclasses
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from polyreme.commands.runs import find
 from polyreme.job_files import read_job
 from polyreme.local_run.preflight import check_writable
-from polyreme.run_files.paths import Home
+from polyreme.run_files.paths import Home, RunDirectory
 from polyreme.run_files.records import CheckpointEntry, checkpoint_url, read_records_at
 from polyreme.views.output import Format, emit, nearest, note
 from polyreme.views.spinner import busy
 from polyreme_api.errors import InvalidConfigError, NotFoundError, RefusedError
 from polyreme_api.fields import STEPS_MAX
+from polyreme_api.job import TrainingJob
 from polyreme_api.urls import is_bucket, is_folder
 from polyreme_datahub.loader.open import open_token_ids, open_tokenizer
 from polyreme_datahub.objects import open_store
@@ -27,6 +28,9 @@ from polyreme_planner.adapters import adapters_of
 from polyreme_planner.curriculum import curriculum_stages
 from polyreme_planner.plan import plan_for
 from polyreme_system.files import read_json
+
+if TYPE_CHECKING:
+    from polyreme_trainer.train.settings import TrainSettings
 
 EXPORTED = re.compile(
     r"(preprocessor_|generation_)?config\.json|model\.safetensors\.index\.json|model-\d+-of-\d+\.safetensors|tokenizer(_config)?\.json"
@@ -103,7 +107,7 @@ def verify(
     from polyreme_trainer.checkpoint.load import read_marker
 
     url = _url(context.obj, root)
-    chosen = _chosen(url, root, checkpoint, damaged_too=True)
+    chosen = chosen_checkpoint(url, root, checkpoint, damaged_too=True)
     store = open_store(url)
     marker = read_marker(store, chosen)
     with busy(f"reading {chosen}"):
@@ -141,7 +145,7 @@ def export(
     """
     home: Home = context.obj
     run = find(home, name)
-    chosen = _chosen(checkpoint_url(run, read_job(run.job_file)), name, checkpoint)
+    chosen = chosen_checkpoint(checkpoint_url(run, read_job(run.job_file)), name, checkpoint)
     _export(home, name, [chosen], to, output, adapters_alone=adapters)
 
 
@@ -178,9 +182,7 @@ def _export(
     home: Home, name: str, chosen: Sequence[str], to: Path, output: Format, *, adapters_alone: bool = False
 ) -> None:
     """Write the model of a checkpoint, the mean of several, or adapters alone to a folder, and say so."""
-    from polyreme_trainer.parallel.world import RankSettings
     from polyreme_trainer.train.offline_export import export_checkpoints
-    from polyreme_trainer.train.settings import CheckpointSettings, TrainSettings
 
     run = find(home, name)
     job = read_job(run.job_file)
@@ -190,12 +192,33 @@ def _export(
             field="--to",
         )
     check_writable(to.absolute(), field="--to")
-    plan = plan_for(job.spec)
-    adapters = adapters_of(job.spec.training, plan.shape)
-    if adapters_alone and adapters is None:
+    settings = saved_settings(run, job)
+    if adapters_alone and settings.adapters is None:
         raise RefusedError(f"run {name!r} has no adapters: its job has no training.adapters", field="--adapters")
     uid = str((read_json(run.data_report) or {}).get("job", ""))
-    settings = TrainSettings(
+    words = chosen[0] if len(chosen) == 1 else f"the mean of {', '.join(chosen)}"
+    note(f"exporting {words} of {name}")
+    with busy(f"exporting {words}"):
+        tokens = open_token_ids(home.objects_url, job.spec, job=uid)
+        tokenizer = open_tokenizer(home.objects_url, job.spec, job=uid)
+        wanted = dataclasses.replace(settings, tokenizer=tokenizer, adapters_alone=adapters_alone)
+        step = export_checkpoints(wanted, chosen, tokens=tokens, directory=to.absolute())
+    value = {"checkpoint": chosen[-1], "step": step, "folder": str(to.absolute())}
+    columns = [("checkpoint", "checkpoint"), ("step", "step"), ("folder", "folder")]
+    if len(chosen) > 1:
+        value |= {"meanOf": ", ".join(chosen)}
+        columns.insert(1, ("mean of", "meanOf"))
+    emit("Export", value, output=output, columns=columns)
+
+
+def saved_settings(run: RunDirectory, job: TrainingJob) -> TrainSettings:
+    """Return the settings by which one process reads a run's checkpoints, in float32."""
+    from polyreme_trainer.parallel.world import RankSettings
+    from polyreme_trainer.train.settings import CheckpointSettings, TrainSettings
+
+    plan = plan_for(job.spec)
+    adapters = adapters_of(job.spec.training, plan.shape)
+    return TrainSettings(
         rank=RankSettings(rank=0, world=1, attempt=1),
         layout=plan.layout,
         shape=plan.shape,
@@ -204,22 +227,8 @@ def _export(
         seed=job.spec.training.seed,
         weights=weights_place(job.spec.model.weights.location) if adapters and job.spec.model.weights else None,
         adapters=adapters,
-        adapters_alone=adapters_alone,
         checkpoint=CheckpointSettings(store=open_store(checkpoint_url(run, job))),
     )
-    words = chosen[0] if len(chosen) == 1 else f"the mean of {', '.join(chosen)}"
-    note(f"exporting {words} of {name}")
-    with busy(f"exporting {words}"):
-        tokens = open_token_ids(home.objects_url, job.spec, job=uid)
-        tokenizer = open_tokenizer(home.objects_url, job.spec, job=uid)
-        with_tokenizer = dataclasses.replace(settings, tokenizer=tokenizer)
-        step = export_checkpoints(with_tokenizer, chosen, tokens=tokens, directory=to.absolute())
-    value = {"checkpoint": chosen[-1], "step": step, "folder": str(to.absolute())}
-    columns = [("checkpoint", "checkpoint"), ("step", "step"), ("folder", "folder")]
-    if len(chosen) > 1:
-        value |= {"meanOf": ", ".join(chosen)}
-        columns.insert(1, ("mean of", "meanOf"))
-    emit("Export", value, output=output, columns=columns)
 
 
 def _is_replaceable(folder: Path) -> bool:
@@ -257,7 +266,7 @@ def _age(entry: CheckpointEntry) -> tuple[int, int]:
     return entry.reference.attempt, entry.reference.step
 
 
-def _chosen(url: str, name: str, wanted: str | None, *, damaged_too: bool = False) -> str:
+def chosen_checkpoint(url: str, name: str, wanted: str | None, *, damaged_too: bool = False) -> str:
     """Return the wanted checkpoint, or the newest of the committed history; those that are damaged are named.
 
     Args:

@@ -230,7 +230,7 @@ def open_steps(
     if epochs is None:
         return spec
     while True:
-        plan = _plan(samples_store(objects_url, None), spec, job, wait_s=wait_s, sleep=sleep)
+        plan = read_plan(samples_store(objects_url, None), spec, job, wait_s=wait_s, sleep=sleep)
         if (steps := steps_in(plan, epochs)) is not None:
             return with_steps(spec, steps)
         if waited_s >= wait_s:
@@ -299,7 +299,7 @@ def open_tokenizer(objects_url: str, spec: TrainingJobSpec, *, job: str, gate: G
 def open_token_ids(objects_url: str, spec: TrainingJobSpec, *, job: str) -> TokenIds:
     """Return the special tokens of a processed job's data; reads a manifest, and no samples."""
     store = open_store(objects_url, patience=SAMPLES)
-    plan = _plan(store, spec, job)
+    plan = read_plan(store, spec, job)
     manifest = read_blob(store, plan["manifests"][spec.data.sources[0].dataset])
     return TokenIds(**special_tokens(manifest))
 
@@ -314,7 +314,7 @@ def entries_of_state(
     Raises:
         EnvironmentFailedError: If the data is not processed.
     """
-    plan = _plan(samples_store(objects_url, gate), spec, job)
+    plan = read_plan(samples_store(objects_url, gate), spec, job)
     for count in range(len(spec.data.schedule), -1, -1):
         mixture = MixtureRecord(base=tuple(spec.data.schedule[:count]))
         order = _order(spec, (), segments_of(spec, mixture), version=order_of(plan))
@@ -455,10 +455,10 @@ def _stored(
     sleep: Sleep = sleep_really,
 ) -> _Data:
     store = samples_store(objects_url, gate)
-    return _Data(store, blob_files(objects_url, gate=gate), _plan(store, spec, job, wait_s=wait_s, sleep=sleep))
+    return _Data(store, blob_files(objects_url, gate=gate), read_plan(store, spec, job, wait_s=wait_s, sleep=sleep))
 
 
-def _plan(
+def read_plan(
     store: ObjectStore, spec: TrainingJobSpec, job: str, *, wait_s: float = 0.0, sleep: Sleep = sleep_really
 ) -> Mapping[str, Any]:
     """Read the plan object; one that is not there yet is waited for.

@@ -162,6 +162,21 @@ def _build(content: Mapping[str, Any], sample_id: str, files: Files, rules: int)
 
 
 def _turns(value: Any, images: int, rules: int) -> list[dict[str, str]]:
+    turns = checked_turns(value, images)
+    answers = [turn["content"] for turn in turns if turn["role"] == "assistant"]
+    if rules < PREFERENCE_RULES and not any(answer.strip() if rules > 1 else answer for answer in answers):
+        raise BadRecordError(
+            "conversations has no assistant turn with text, so there is nothing to learn", rule="conversations"
+        )
+    return turns
+
+
+def checked_turns(value: Any, images: int) -> list[dict[str, str]]:
+    """Return the turns of a conversation with so many images; whether one answers is not checked.
+
+    Raises:
+        BadRecordError: Naming the first rule that is broken.
+    """
     if not isinstance(value, list) or not 1 <= len(value) <= TURNS_MAX:
         raise BadRecordError(
             f"conversations is not valid, expected a list of 1 to {TURNS_MAX} turns", rule="conversations"
@@ -177,11 +192,6 @@ def _turns(value: Any, images: int, rules: int) -> list[dict[str, str]]:
             raise BadRecordError("turn: content is not text, or has lone surrogates", rule="conversations")
         marks += turn["content"].count(IMAGE_MARK)
         turns.append({"role": turn["role"], "content": turn["content"]})
-    answers = [turn["content"] for turn in turns if turn["role"] == "assistant"]
-    if rules < PREFERENCE_RULES and not any(answer.strip() if rules > 1 else answer for answer in answers):
-        raise BadRecordError(
-            "conversations has no assistant turn with text, so there is nothing to learn", rule="conversations"
-        )
     if marks not in {0, images}:
         raise BadRecordError(
             f"conversations: {marks} {IMAGE_MARK} marks, {images} images; expected no marks, or one for each image",

@@ -26,6 +26,8 @@ from polyreme_trainer.model.vlm import KimiVL
 
 STACKED = tuple(f".experts.{matrix}{end}" for matrix in ("gate_up_proj", "down_proj") for end in ("", f"_{A}", f"_{B}"))
 """Suffixes of the names of parameters that stack experts."""
+EXACT = ".mlp.gate.weight"
+"""Suffix of the names of parameters that stay float32: the scores that choose experts are computed in it."""
 
 
 Rows = tuple[Tensor, int]

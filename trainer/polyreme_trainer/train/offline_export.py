@@ -2,93 +2,30 @@
 
 from __future__ import annotations
 
-import dataclasses
-import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from torch import Tensor, nn
-
 from polyreme_api.batch import TokenIds
-from polyreme_api.errors import RefusedError
-from polyreme_planner.checkpoint_model import check_base
-from polyreme_planner.layout import Layout
-from polyreme_trainer.checkpoint.load import load_checkpoint, open_checkpoint
-from polyreme_trainer.parallel.pipeline import NO_STAGES
-from polyreme_trainer.parallel.world import RankSettings, open_world
-from polyreme_trainer.train.checkpoint_content import content, restored
 from polyreme_trainer.train.export import export
-from polyreme_trainer.train.fingerprint import frozen_fingerprint
-from polyreme_trainer.train.initial_weights import begin
+from polyreme_trainer.train.saved_model import open_saved
 from polyreme_trainer.train.settings import TrainSettings
-from polyreme_trainer.train.state import open_state
-
-LOOPBACK = "127.0.0.1"
 
 
 def export_checkpoints(settings: TrainSettings, names: Sequence[str], *, tokens: TokenIds, directory: Path) -> int:
     """Write the model of a checkpoint, or the mean of those of several, to a folder; return the last one's step.
 
-    Means are of parameters and router biases, taken in float32 (arXiv:1803.05407; Izmailov et al., "Averaging weights
-    leads to wider optima").
-
     Args:
-        settings: Shape and checkpoint root; rank and layout are not read: this process is the only rank.
+        settings: As of ``open_saved``.
         names: Of the checkpoints, the newest last.
         tokens: Special tokens for the configuration.
         directory: Where the export shall be.
 
     Raises:
-        NotFoundError: If there is no such checkpoint.
-        InvalidConfigError: If adapters were trained beside weights that can't be read any more.
-        RefusedError: If one is torn, damaged, of another format or model, if their stages have different positions, or
-            if they hold adapters of other weights, or several adapters.
+        NotFoundError: As ``open_saved``, and so for the others.
+        InvalidConfigError: See there.
+        RefusedError: See there.
         OSError: If the disk refuses.
     """
-    store = settings.checkpoint.store
-    markers = {name: open_checkpoint(store, name, settings.shape, settings.adapters) for name in names}
-    if settings.adapters is not None and len(names) > 1:
-        raise RefusedError(
-            "no mean of adapters: that of their two matrices is not that of their product; export one checkpoint",
-            field="--last",
-        )
-    last = markers[names[-1]]
-    shape = settings.shape_at(last.step)
-    for name, marker in markers.items():
-        if settings.shape_at(marker.step) != shape:
-            raise RefusedError(
-                f"no mean of checkpoints: {name} and {names[-1]} are of stages with different positions; take fewer",
-                field="--last",
-            )
-    with socket.create_server((LOOPBACK, 0)) as server:
-        port, descriptor = server.getsockname()[1], server.detach()
-    alone = dataclasses.replace(
-        settings,
-        layout=Layout(),
-        pipeline=NO_STAGES,
-        rank=RankSettings(rank=0, world=1, attempt=1, master_port=port, master_fd=descriptor),
-    )
-    with open_world(alone.rank, alone.layout) as world:
-        state = open_state(alone, world.meshes, media_token=tokens.media)
-        if alone.adapters is not None:
-            begin(state, alone, world.meshes, group=world.meshes.control_group)
-            check_base(last, frozen_fingerprint(state, world.meshes), name=names[-1])
-        held = content(state, world.meshes, with_rng=False, with_optimizer=False)
-        sums: dict[str, Tensor] = {}
-        for name, marker in markers.items():
-            load_checkpoint(held, marker, store, name, group=world.meshes.control_group)
-            restored(state)
-            if len(names) > 1:
-                _add(state.models[0], sums)
-        for key, value in state.models[0].state_dict().items():
-            if key in sums:
-                value.copy_(sums[key] / len(names))
-        export(state, dataclasses.replace(alone, shape=shape), world.meshes, directory, tokens=tokens)
-    return last.step
-
-
-def _add(model: nn.Module, sums: dict[str, Tensor]) -> None:
-    """Add a model's numbers to sums."""
-    for key, value in model.state_dict().items():
-        if value.is_floating_point():
-            sums[key] = value.float() + sums[key] if key in sums else value.float().clone()
+    with open_saved(settings, names, media_token=tokens.media) as saved:
+        export(saved.state, saved.settings, saved.meshes, directory, tokens=tokens)
+        return saved.step

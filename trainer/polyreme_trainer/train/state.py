@@ -19,7 +19,7 @@ from polyreme_planner.schedules import V_SHAPED
 from polyreme_trainer.model.adapters import is_trained
 from polyreme_trainer.model.compute_options import ComputeOptions
 from polyreme_trainer.model.empty_groups import leaves_empty_groups_zero
-from polyreme_trainer.model.initialise import STACKED, build_model, drawn_rows, open_buffers
+from polyreme_trainer.model.initialise import EXACT, STACKED, build_model, drawn_rows, open_buffers
 from polyreme_trainer.model.moe import MixtureOfExperts
 from polyreme_trainer.model.routing import Routing, numbers_of_a_layer
 from polyreme_trainer.model.sharding import cut_of
@@ -61,8 +61,6 @@ from polyreme_trainer.train.settings import (
 _log = logging.getLogger(__name__)
 
 DTYPES = {Precision.FLOAT32: torch.float32, Precision.BFLOAT16: torch.bfloat16}
-_EXACT = ".mlp.gate.weight"
-"""Suffix of the names of parameters that stay float32: the scores that choose experts are computed in it."""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -185,7 +183,7 @@ def _hold_frozen(settings: TrainSettings, stages: Mapping[int, Stage]) -> None:
         for name, parameter in list(stage.model.named_parameters()):
             if is_trained(stage.model, name):
                 continue
-            dtype = torch.float32 if name.endswith(_EXACT) else DTYPES[settings.precision]
+            dtype = torch.float32 if name.endswith(EXACT) else DTYPES[settings.precision]
             empty = torch.empty(parameter.shape, dtype=dtype, device=settings.rank.device_type)
             module, _, own = name.rpartition(".")
             stage.model.get_submodule(module).register_parameter(own, nn.Parameter(empty, requires_grad=False))
@@ -281,7 +279,7 @@ def _update(settings: TrainSettings, parameters: Mapping[str, Tensor]) -> Update
             device=settings.rank.device_type,
             state_on_host=settings.optimizer.state_on_host,
         ),
-        exact=frozenset(name for name in parameters if name.endswith(_EXACT)),
+        exact=frozenset(name for name in parameters if name.endswith(EXACT)),
         whole=whole,
         zero1=_uses_zero1(settings),
         bucket_scalars=settings.optimizer.bucket_scalars,

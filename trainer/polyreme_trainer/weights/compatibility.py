@@ -127,6 +127,19 @@ def check_fit(catalogue: Catalogue, shape: ModelShape) -> Names:
     return names
 
 
+def decoder_fields(text: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sizes that a decoder's configuration sets, by our names."""
+    rope = {**(text.get("rope_parameters") or {}), **(text.get("rope_scaling") or {})}
+    scaled = rope.get("rope_type", rope.get("type", "default")) != "default"
+    found: dict[str, Any] = {}
+    for theirs, ours in _OVERRIDES.items():
+        group, _, field = theirs.rpartition(".")
+        value = rope.get(field) if group else text.get(field, rope.get(field))
+        if value is not None and (scaled or not group):
+            found[ours.removeprefix("decoder.")] = value
+    return found
+
+
 def _check_class(catalogue: Catalogue) -> None:
     """Refuse a model of another class in one sentence: no preset and no override makes it fit."""
     whole = catalogue.config or {}

@@ -1,0 +1,140 @@
+"""The model that ``ask`` and ``serve`` answer with: of a run's checkpoint, or of a folder of exported weights."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from polyreme.commands.checkpoint import chosen_checkpoint, saved_settings
+from polyreme.commands.runs import find
+from polyreme.job_files import read_job
+from polyreme.run_files.paths import Home, RunDirectory
+from polyreme.run_files.records import checkpoint_url
+from polyreme.views.output import note
+from polyreme.views.spinner import busy
+from polyreme_api.errors import InvalidConfigError, NotFoundError
+from polyreme_api.history import COMMIT_MARKER
+from polyreme_api.urls import folder_path, is_folder
+from polyreme_datahub.prompts import PromptReader, PromptRules, rules_of_export, rules_of_job
+from polyreme_launcher.urls import checkpoint_folder
+from polyreme_planner.plan import plan_for
+from polyreme_planner.precision import precision_of
+from polyreme_system.files import read_json
+
+if TYPE_CHECKING:
+    from polyreme_trainer.model.vlm import KimiVL
+
+TARGET_HELP = "Name of a run, NAMESPACE/NAME, or a folder: a checkpoint of a run, or an exported model."
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AskedModel:
+    """A model in memory, with what its prompts follow from."""
+
+    name: str
+    """What a person calls it."""
+    place: str
+    """Where it was read from, for people."""
+    model: KimiVL
+    rules: PromptRules
+
+    def reader(self) -> PromptReader:
+        """Return what makes prompts for it."""
+        return PromptReader(self.rules)
+
+
+def open_asked(home: Home, target: str, checkpoint: str | None, *, device: str | None = None) -> AskedModel:
+    """Read the model that a person named, and move it to its device.
+
+    Args:
+        home: Where runs are.
+        target: Name of a run, or a folder.
+        checkpoint: Name of one of the run's checkpoints; None: the newest on its committed history.
+        device: ``cpu`` or ``cuda``; None: an accelerator if there is one.
+
+    Raises:
+        NotFoundError: If there is no such run, checkpoint or folder.
+        InvalidConfigError: If the folder holds no whole model, or there is no such device.
+        RefusedError: If the checkpoint is torn, damaged, or of another model.
+    """
+    run, folder, checkpoint = _located(home, target, checkpoint)
+    with busy(f"loading {target}"):
+        asked = _of_run(home, run, target, checkpoint) if run is not None else _of_export(Path(folder))
+        place = _device(device)
+        asked.model.to(place)
+    note(f"loaded {asked.place} on {place}")
+    return asked
+
+
+def _located(home: Home, target: str, checkpoint: str | None) -> tuple[RunDirectory | None, str, str | None]:
+    """Find what a person named: a run with a checkpoint's name, or the folder of an export."""
+    path = Path(folder_path(target, field="RUN") if is_folder(target) else target)
+    namespace, _, short = target.rpartition("/")
+    if home.run(namespace or "default", short).exists or not path.is_dir():
+        return find(home, target, field="RUN"), "", checkpoint
+    if not (path / COMMIT_MARKER).is_file():
+        if checkpoint is not None:
+            raise InvalidConfigError(f"{target} is an export, which has one model", field="--checkpoint")
+        return None, str(path.resolve()), None
+    root = path.resolve().parent
+    for run in home.runs():
+        saved_in = checkpoint_folder(checkpoint_url(run, read_job(run.job_file)))
+        if saved_in is not None and saved_in.resolve() == root:
+            return run, "", path.resolve().name
+    raise NotFoundError(
+        f"checkpoint of no run under {home.path}: {path}, and without its run's tokenizer it can't be asked; name the "
+        "home by --home, or export the model where the run is",
+        field="RUN",
+    )
+
+
+def _of_run(home: Home, run: RunDirectory, name: str, checkpoint: str | None) -> AskedModel:
+    from polyreme_trainer.train.saved_model import answering_model
+    from polyreme_trainer.train.settings import Precision
+
+    job = read_job(run.job_file)
+    chosen = chosen_checkpoint(checkpoint_url(run, job), name, checkpoint)
+    # As the run computes: its own answers to held-out samples are those of this precision.
+    precision = Precision(precision_of(job.spec.training, plan_for(job.spec).hardware))
+    settings = dataclasses.replace(saved_settings(run, job), precision=precision)
+    uid = str((read_json(run.data_report) or {}).get("job", ""))
+    rules = rules_of_job(home.objects_url, job.spec, job=uid, sees=settings.shape.sees)
+    with PromptReader(rules) as reader:
+        media = reader.token_ids.media
+    model, _ = answering_model(settings, chosen, media_token=media)
+    return AskedModel(name=run.name, place=f"checkpoint {chosen} of run {run.name}", model=model, rules=rules)
+
+
+def _of_export(folder: Path) -> AskedModel:
+    from polyreme_trainer.weights.whole_model import open_model, positions_of, read_config, shape_of
+
+    config = read_config(folder)
+    shape = shape_of(config)
+    rules = rules_of_export(
+        folder,
+        embedded=shape.decoder.vocabulary,
+        tokens_max=positions_of(config),
+        patch_px=shape.vision.patch_px if shape.sees else None,
+        merge=shape.vision.merge,
+    )
+    with PromptReader(rules) as reader:
+        media = reader.token_ids.media
+    return AskedModel(
+        name=folder.name, place=f"export {folder}", model=open_model(folder, media_token=media), rules=rules
+    )
+
+
+def _device(wanted: str | None) -> str:
+    """Return the device to answer on; an accelerator gets the kernels that ranks use."""
+    import torch
+
+    from polyreme_trainer.parallel.flash import use_newest_flash
+
+    there = torch.cuda.is_available()
+    if wanted == "cuda" and not there:
+        raise InvalidConfigError("no accelerator: torch sees no CUDA device on this machine", field="--device")
+    if wanted == "cpu" or not there:
+        return "cpu"
+    use_newest_flash(torch.cuda.get_device_capability())
+    return "cuda"

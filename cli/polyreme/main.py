@@ -31,6 +31,8 @@ Examples:
 
   polyreme data register pages ./pages  register your own data
 
+  polyreme ask NAME --image page.png "..."  ask the trained model
+
   polyreme runs ls                      list the runs on this machine
 
 Exit codes: 0 success, 1 internal error, 2 usage or refused spec, 3 not found, 4 refused by the state, 5 timed out,
@@ -44,6 +46,7 @@ COMMANDS: tuple[Declared, ...] = (
     Command("polyreme.commands.profile", "profile"),
     Command("polyreme.commands.sweep", "sweep"),
     Command("polyreme.commands.node", "node"),
+    Command("polyreme.commands.ask", "ask"),
     *commands("polyreme.commands.machine", "doctor", "version"),
     Group(
         "runs",

@@ -89,9 +89,7 @@ def rules_of_job(objects_url: str, spec: TrainingJobSpec, *, job: str, sees: boo
     )
 
 
-def rules_of_export(
-    folder: Path, *, embedded: int, tokens_max: int, patch_px: int | None, merge: int
-) -> PromptRules:
+def rules_of_export(folder: Path, *, embedded: int, tokens_max: int, patch_px: int | None, merge: int) -> PromptRules:
     """Return the rules of an exported model, or of released weights with a template beside them.
 
     Args:

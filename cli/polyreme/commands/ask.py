@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import reprlib
 import sys
+from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,18 +21,23 @@ from polyreme_datahub.errors import BadRecordError
 from polyreme_datahub.prompts import Prompt, PromptReader
 from polyreme_datahub.sources.records import IMAGE_BYTES_MAX
 
+if TYPE_CHECKING:
+    from polyreme.serving.answers import Answer
+
 STANDARD_INPUT = "-"
 TOKENS_MAX = 64
+LINE_TOKENS_MAX = 16_384
+"""Longest prompt of a line, if the model was made for longer ones [tokens]."""
+ROWS_MAX = 16
+"""Lines that are answered at once."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class _Question:
     """What a person asks."""
 
     text: str
     images: Sequence[Path]
-    number: int = 1
-    """Of its line."""
 
 
 def ask(
@@ -63,14 +70,132 @@ def ask(
         raise InvalidConfigError("each line names its own images", field="--image")
     if not many and not question.strip() and not images:
         raise InvalidConfigError("question is empty, expected text", field="QUESTION")
-    if not many:
-        _check_files(images or ())
-    asked = open_asked(context.obj, target, checkpoint, device=device)
-    with asked.reader() as reader:
+    asked = _Question(text=question, images=images or ())
+    data = [] if many else _read(asked.images)
+    opened = open_asked(context.obj, target, checkpoint, device=device)
+    with opened.reader() as reader:
         if many:
-            return _answer_lines(asked, reader, tokens_max, output)
-        one = Question(text=question, images=images or ())
-        (answer,) = _answers(asked, reader, [_prompt(reader, one)], tokens_max)
-    item = _item(one, answer)
-    emit("Answer", item, output=output) if output is Format.JSON else print(answer["answer"])
+            return _answer_lines(opened, reader, tokens_max, output)
+        prompt = _prompt(reader, asked, data)
+        (answer,) = opened.answers(
+            [prompt],
+            stop_token=reader.token_ids.end,
+            prompt_tokens_max=len(prompt.prompt_tokens),
+            new_tokens_max=tokens_max,
+            rows=1,
+        )
+        assert answer is not None
+        item = _item(reader, asked, answer)
+    if output is Format.JSON:
+        emit("Answer", item, output=output)
+    else:
+        sys.stdout.write(item["answer"] + "\n")
+        if not answer.ended:
+            note(f"the answer is cut after {tokens_max} tokens; --max-tokens allows more")
     return ExitCode.OK
+
+
+def _answer_lines(opened: AskedModel, reader: PromptReader, tokens_max: int, output: Format) -> int:
+    """Answer each line of standard input by a line; return the exit code."""
+    wrong = 0
+    asked: deque[_Question | str] = deque()
+
+    def prompts() -> Iterator[Prompt | None]:
+        for number, line in enumerate(sys.stdin, start=1):
+            if not line.strip():
+                continue
+            try:
+                question = _parse(line)
+                prompt = _prompt(reader, question, _read(question.images))
+            except (InvalidConfigError, NotFoundError) as error:
+                asked.append(f"line {number}: {error.message}")
+                yield None
+            else:
+                asked.append(question)
+                yield prompt
+
+    for answer in opened.answers(
+        prompts(),
+        stop_token=reader.token_ids.end,
+        prompt_tokens_max=min(reader.tokens_max, LINE_TOKENS_MAX),
+        new_tokens_max=tokens_max,
+        rows=ROWS_MAX,
+    ):
+        question = asked.popleft()
+        if isinstance(question, str) or answer is None:
+            wrong += 1
+            note(f"polyreme ask: {question}")
+            item: dict[str, Any] = {"answer": "", "error": question}
+        else:
+            item = _item(reader, question, answer)
+        line = json.dumps(item) if output is Format.JSON else " ".join(item["answer"].splitlines())
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+    return ExitCode.USAGE if wrong else ExitCode.OK
+
+
+def _parse(line: str) -> _Question:
+    """Read a line of JSON.
+
+    Raises:
+        InvalidConfigError: If it is none, or has another form.
+    """
+    try:
+        value = json.loads(line)
+    except ValueError as error:
+        raise InvalidConfigError(f"not JSON: {error}") from error
+    text = value.get("question") if isinstance(value, dict) else None
+    images = value.get("images", []) if isinstance(value, dict) else None
+    if not isinstance(text, str) or not isinstance(images, list) or not all(isinstance(each, str) for each in images):
+        raise InvalidConfigError(
+            f'not a question: {reprlib.repr(value)}, expected {{"images": [paths], "question": text}}'
+        )
+    return _Question(text=text, images=[Path(each) for each in images])
+
+
+def _read(images: Sequence[Path]) -> list[bytes]:
+    """Read files of images.
+
+    Raises:
+        NotFoundError: If there is no such file.
+        InvalidConfigError: If it is a folder, too large, or can't be read.
+    """
+    data = []
+    for path in images:
+        try:
+            if (size := path.stat().st_size) > IMAGE_BYTES_MAX:
+                raise InvalidConfigError(
+                    f"image is too large: {path} has {size} bytes, expected at most {IMAGE_BYTES_MAX}", field="--image"
+                )
+            data.append(path.read_bytes())
+        except FileNotFoundError as error:
+            raise NotFoundError(f"no image {path}", field="--image") from error
+        except OSError as error:
+            raise InvalidConfigError(f"image can't be read: {path}: {error.strerror}", field="--image") from error
+    return data
+
+
+def _prompt(reader: PromptReader, question: _Question, images: Sequence[bytes]) -> Prompt:
+    """Make a prompt.
+
+    Raises:
+        InvalidConfigError: If the question or an image breaks a rule.
+    """
+    try:
+        return reader.read([{"role": "user", "content": question.text}], images)
+    except BadRecordError as error:
+        raise InvalidConfigError(error.message) from error
+
+
+def _item(reader: PromptReader, question: _Question, answer: Answer) -> dict[str, Any]:
+    return {
+        "question": question.text,
+        "images": [str(path) for path in question.images],
+        "answer": reader.text(answer.tokens),
+        "ended": answer.ended,
+        "promptTokens": answer.prompt_tokens,
+        "tokens": [
+            {"token": token, "text": reader.text([token]), "logProb": log_prob}
+            for token, log_prob in zip(answer.tokens, answer.log_probs, strict=True)
+        ],
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,13 +17,14 @@ from polyreme.views.spinner import busy
 from polyreme_api.errors import InvalidConfigError, NotFoundError
 from polyreme_api.history import COMMIT_MARKER
 from polyreme_api.urls import folder_path, is_folder
-from polyreme_datahub.prompts import PromptReader, PromptRules, rules_of_export, rules_of_job
+from polyreme_datahub.prompts import Prompt, PromptReader, PromptRules, rules_of_export, rules_of_job
 from polyreme_launcher.urls import checkpoint_folder
 from polyreme_planner.plan import plan_for
 from polyreme_planner.precision import precision_of
 from polyreme_system.files import read_json
 
 if TYPE_CHECKING:
+    from polyreme.serving.answers import Answer
     from polyreme_trainer.model.vlm import KimiVL
 
 TARGET_HELP = "Name of a run, NAMESPACE/NAME, or a folder: a checkpoint of a run, or an exported model."
@@ -38,6 +40,34 @@ class AskedModel:
     """Where it was read from, for people."""
     model: KimiVL
     rules: PromptRules
+
+    def answers(
+        self,
+        prompts: Iterable[Prompt | None],
+        *,
+        stop_token: int,
+        prompt_tokens_max: int,
+        new_tokens_max: int,
+        rows: int,
+    ) -> Iterator[Answer | None]:
+        """Yield the answer of each prompt, in order; None for one that is None.
+
+        Args:
+            prompts: What to answer.
+            stop_token: Ends an answer.
+            prompt_tokens_max: Longest prompt.
+            new_tokens_max: Longest answer [tokens].
+            rows: Answers that run at once.
+
+        Raises:
+            RefusedError: If the cache has no room for one.
+        """
+        from polyreme.serving.answers import answers, sizes
+        from polyreme_trainer.serve.engine import Engine
+
+        settings = sizes(self.model.shape.decoder, tokens_max=prompt_tokens_max + new_tokens_max, rows_max=rows)
+        engine = Engine(self.model, settings)
+        yield from answers(engine, prompts, stop_token=stop_token, new_tokens_max=new_tokens_max)
 
     def reader(self) -> PromptReader:
         """Return what makes prompts for it."""
@@ -60,7 +90,12 @@ def open_asked(home: Home, target: str, checkpoint: str | None, *, device: str |
     """
     run, folder, checkpoint = _located(home, target, checkpoint)
     with busy(f"loading {target}"):
-        asked = _of_run(home, run, target, checkpoint) if run is not None else _of_export(Path(folder))
+        try:
+            asked = _of_run(home, run, target, checkpoint) if run is not None else _of_export(Path(folder))
+        except (InvalidConfigError, NotFoundError) as error:
+            # Reading weights names the field of a job.
+            error.field = error.field if error.field == "--checkpoint" else "RUN"
+            raise
         place = _device(device)
         asked.model.to(place)
     note(f"loaded {asked.place} on {place}")

@@ -96,7 +96,7 @@ def answering_model(settings: TrainSettings, name: str, *, media_token: int) -> 
         model = saved.state.models[0]
         model.language_model.model.rope_theta = saved.settings.shape.decoder.rope_theta
     for parameter in model.parameters():
-        parameter.requires_grad_(False)  # noqa: FBT003
+        parameter.requires_grad_(False)
         parameter.grad = None
     return model.eval(), saved.step
 

@@ -8,9 +8,10 @@ Shape suffixes as in ``polyreme_api.batch``.
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -37,8 +38,7 @@ from polyreme_datahub.sources.records import IMAGE_BYTES_MAX, IMAGES_MAX, checke
 from polyreme_datahub.tokenizer_file import TokenText, tokenizer_json
 from polyreme_datahub.tokens import TextTokenizer
 
-IMAGE_TOKENS_MAX = 4096
-"""Most tokens of one image where an export names no limit; larger images are shrunk."""
+PREPROCESSOR_FILE = "preprocessor_config.json"
 NO_ANSWER: Mapping[str, str] = {"role": "assistant", "content": ""}
 """The turn that the model shall write."""
 
@@ -89,15 +89,15 @@ def rules_of_job(objects_url: str, spec: TrainingJobSpec, *, job: str, sees: boo
     )
 
 
-def rules_of_export(folder: Path, *, embedded: int, tokens_max: int, patch_px: int | None, merge: int) -> PromptRules:
+def rules_of_export(folder: Path, *, embedded: int, tokens_max: int, sees: bool) -> PromptRules:
     """Return the rules of an exported model, or of released weights with a template beside them.
 
     Args:
-        folder: Holds ``tokenizer.json`` and ``polyreme-template.json``.
+        folder: Holds ``tokenizer.json`` and ``polyreme-template.json``, and ``preprocessor_config.json`` of a model
+            that takes images.
         embedded: Tokens that the model embeds.
         tokens_max: Longest sequence that its configuration names.
-        patch_px: Side of a patch [pixels]; None: the model takes no images.
-        merge: Patches per token, each way.
+        sees: Whether the model takes images.
 
     Raises:
         InvalidConfigError: If a file is missing or damaged, or does not fit the model.
@@ -106,10 +106,27 @@ def rules_of_export(folder: Path, *, embedded: int, tokens_max: int, patch_px: i
         tokenizer = read_released(folder.resolve().as_uri(), embedded=embedded)
     except InvalidConfigError as error:
         raise InvalidConfigError(error.message, field="RUN") from error
-    images = None
-    if patch_px is not None:
-        images = ImageSizes(patch_px=patch_px, merge=merge, image_tokens_max=IMAGE_TOKENS_MAX)
-    return PromptRules(tokenizer=tokenizer, images=images, tokens_max=tokens_max)
+    if not sees:
+        return PromptRules(tokenizer=tokenizer, images=None, tokens_max=tokens_max)
+    file = folder / PREPROCESSOR_FILE
+    try:
+        config = json.loads(file.read_text())
+        merge = int(config["merge_kernel_size"][0])
+        images = ImageSizes(
+            patch_px=int(config["patch_size"]), merge=merge, image_tokens_max=int(config["in_token_limit"]) // merge**2
+        )
+        pixel_version = int(config.get("pixel_version", BY_CONVOLUTION))
+    except FileNotFoundError as error:
+        raise InvalidConfigError(
+            f"export is not whole: there is no {PREPROCESSOR_FILE} in {folder}; export the model again", field="RUN"
+        ) from error
+    except (OSError, ValueError, KeyError, TypeError, IndexError, ZeroDivisionError) as error:
+        raise InvalidConfigError(
+            f"{file} can't be read ({type(error).__name__}: {error}), expected patch_size, merge_kernel_size and "
+            "in_token_limit",
+            field="RUN",
+        ) from error
+    return PromptRules(tokenizer=tokenizer, images=images, tokens_max=tokens_max, pixel_version=pixel_version)
 
 
 class PromptReader:
@@ -124,7 +141,9 @@ class PromptReader:
         self._rules = rules
         self._tokenizer = TextTokenizer(rules.tokenizer)
         self._text = TokenText(tokenizer_json(rules.tokenizer))
-        self._sandbox = Sandbox(_steps(rules), limits) if rules.images is not None else None
+        self._sandbox = None
+        if rules.images is not None:
+            self._sandbox = Sandbox([_step(rules.images, rules.pixel_version)], limits)
 
     def __enter__(self) -> Self:
         return self
@@ -206,29 +225,22 @@ class PromptReader:
         return grids_I2, np.concatenate(patches).reshape(-1, values)
 
 
-def _steps(rules: PromptRules) -> list[SandboxStep]:
-    assert rules.images is not None
-    sizes = dataclasses.asdict(rules.images)
-    cut = {"patch_px": rules.images.patch_px, "pixel_version": rules.pixel_version}
-    return [
-        SandboxStep(name="decode", operation="decode", inputs=(RECORD,)),
-        SandboxStep(name="compose", operation="compose", inputs=("decode",), parameters=sizes),
-        SandboxStep(name="cut-images", operation=cut_images.NAME, inputs=(RECORD, "compose"), parameters=cut),
-    ]
+def _step(images: ImageSizes, pixel_version: int) -> SandboxStep:
+    parameters = {**dataclasses.asdict(images), "pixel_version": pixel_version}
+    return SandboxStep(name="cut-images", operation=cut_images.NAME, inputs=(RECORD,), parameters=parameters)
 
 
 def _record(images: Sequence[bytes]) -> Value:
     digests = [digest_bytes(data) for data in images]
-    data: dict[str, Any] = {"kind": "images", "images": digests, "masks": [None] * len(images), "boxes": []}
     kept = [Blob(content, digest=digest) for content, digest in zip(images, digests, strict=True)]
-    return Value.of(data, kept=kept)
+    return Value.of({"images": digests}, kept=kept)
 
 
 def _outcome(sandbox: Sandbox, record: Value) -> Value:
-    """Run the steps on a record; return what the last one made."""
+    """Run the step on a record; return what it made."""
     (outcome,) = sandbox.run([SampleTask(key="question", values={RECORD: record})])
-    last = outcome.steps[-1]
-    if isinstance(last, StepMade):
-        return last.value
-    assert isinstance(last, StepVerdict)  # no step drops
-    raise BadRecordError(last.message, rule=last.rule)
+    (end,) = outcome.steps
+    if isinstance(end, StepMade):
+        return end.value
+    assert isinstance(end, StepVerdict)  # it drops nothing
+    raise BadRecordError(end.message, rule=end.rule)

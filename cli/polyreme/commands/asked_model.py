@@ -146,13 +146,7 @@ def _of_export(folder: Path) -> AskedModel:
 
     config = read_config(folder)
     shape = shape_of(config)
-    rules = rules_of_export(
-        folder,
-        embedded=shape.decoder.vocabulary,
-        tokens_max=positions_of(config),
-        patch_px=shape.vision.patch_px if shape.sees else None,
-        merge=shape.vision.merge,
-    )
+    rules = rules_of_export(folder, embedded=shape.decoder.vocabulary, tokens_max=positions_of(config), sees=shape.sees)
     with PromptReader(rules) as reader:
         media = reader.token_ids.media
     return AskedModel(

@@ -48,7 +48,9 @@ def asked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     home.register("held", write_jsonl(folder, rows[::-1], "held.jsonl"))
     own = request.param == "trained"
     tokenizer = None if own else released_tokenizer(tmp_path_factory.mktemp("released"))
-    spec = make_spec(["own"], heldout=["held"], sequence_tokens=120, vocabulary=320 if own else 512, tokenizer=tokenizer)
+    spec = make_spec(
+        ["own"], heldout=["held"], sequence_tokens=120, vocabulary=320 if own else 512, tokenizer=tokenizer
+    )
     home.process(spec)
     source = open_evaluation(home.objects, spec)
     assert source is not None

@@ -63,7 +63,7 @@ def ask(
 
       polyreme ask ./model --image page.png "Which digits, left to right?" -o json
 
-      polyreme ask quickstart - -o json < questions.jsonl
+      polyreme ask quickstart - -o json
     """
     many = question == STANDARD_INPUT
     if many and images:

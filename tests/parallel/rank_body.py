@@ -145,10 +145,8 @@ def pages_of(request: Mapping[str, Any], settings: TrainSettings) -> Pages:
 
 def start_point_of(given: Sequence[str] | None) -> StartPoint | None:
     """A checkpoint of another run: its root, and its name."""
-    if given is None:
-        return None
-    root = Path(given[0]).as_uri()
-    return StartPoint(store=open_store(root), root=root, name=given[1])
+    root, name = given or ("", "")
+    return StartPoint(store=open_store(Path(root).as_uri()), root=root, name=name) if root else None
 
 
 def settings_of(request: Mapping[str, Any], rank: int, listener: socket.socket | None) -> TrainSettings:
@@ -186,6 +184,7 @@ def settings_of(request: Mapping[str, Any], rank: int, listener: socket.socket |
             kept=request.get("kept", 3),
             plan_hash="p",
         ),
+        data_wait_s=request.get("data_wait_s", 0.0),
         adapters=adapters_of(request.get("adapters")),
         adapters_alone=request.get("adapters_alone", False),
         scores=SharedScores(store=open_store(Path(request["scores"]).as_uri())) if "scores" in request else None,

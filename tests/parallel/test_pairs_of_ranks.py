@@ -8,12 +8,16 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from polyreme_api.exit_codes import ExitCode
 from polyreme_api.progress import ALL_SETS
+from polyreme_datahub.objects import open_store
+from polyreme_trainer.train.reference_scores import Scored, ScoreStore
 from tests.parallel.gangs import gradients, largest_difference
 from tests.parallel.grid import TOLERANCE, name
+from tests.parallel.pages import Pages
 
 pytestmark = [pytest.mark.parallel, pytest.mark.slow]
 
@@ -147,6 +151,25 @@ def test_a_run_that_starts_within_a_stage_takes_its_reference_over(start: Any, t
     lost = start("train", **online_run(first), attempt=2, resume_from="a000001-s00000004")
     assert set(lost.wait()) == {ExitCode.USAGE}
     assert "its reference is the model before step 3" in lost.logs()
+
+
+def test_a_named_reference_scores_the_pairs_that_can_be_read(start: Any, tmp_path: Path) -> None:
+    """A damaged pair is waited for no longer than it takes to read its step, and is not learned."""
+    objective = {**PREFER, "reference": {"name": "mine"}}
+    pages = Pages(pairs_from=1, hole_every=4)
+    planned = pages.pairs(1, first=0, count=pages.packs_per_step)[:, 1]
+    readable = np.asarray(pages.packs(1, first=0, count=pages.packs_per_step).branches_B4)[::2, 3]
+    assert 0 < len(readable) < len(planned)
+    (of,) = pages.preference_sets
+    assert of is not None
+    scored_by_others = Scored.of(readable, np.zeros((len(readable), 2)))
+    ScoreStore(open_store((tmp_path / "scores").as_uri()), "mine", [of]).commit(0, readable, scored_by_others)
+    run = {"steps": 1, "stages": [{"name": "prefer", "steps": 1, "objective": objective}], "data_wait_s": 60.0}
+    run |= {"pairs_from": 1, "hole_every": 4, "layout": {"dp": 2}, "scores": str(tmp_path / "scores")}
+    done = start("train", **run, root=tmp_path)
+    assert set(done.wait()) == {0}, done.logs()
+    assert records(tmp_path, 1)[0]["objective"]["referenceDrift"] > 0.0
+    assert scored(tmp_path)[-1].startswith(f"{len(readable)} of {len(planned)} pairs have a reference score")
 
 
 def stages_of(objective: dict[str, Any], steps: int = 3) -> list[dict[str, Any]]:

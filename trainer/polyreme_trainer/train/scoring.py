@@ -43,6 +43,8 @@ from polyreme_trainer.train.reference_scores import (
 from polyreme_trainer.train.settings import TrainSettings
 from polyreme_trainer.train.state import TrainState, settle
 
+Pair = tuple[int, int]
+"""Source and sample."""
 Row = tuple[int, int, float]
 """Source and sample of a branch, and its score."""
 SCORES_POLL_S = 1.0
@@ -176,21 +178,26 @@ class Scoring:
     def _written(
         self, stage: CurriculumStage, parts: Sequence[Part], stored: ScoreStore, before: Mapping[int, Scored]
     ) -> ReferenceScores | None:
-        """Wait until other programs have scored every pair; None if some rank was asked to end.
+        """Wait until other programs have scored every pair that can be read; None if some rank was asked to end.
 
         Raises:
             EnvironmentFailedError: If no score comes for ``data_wait_s``.
+            PolyremeError: What reading a pair raised that has no score.
         """
         group, total = self.meshes.control_group, sum(part.count for part in parts)
         had, waited_s = -1, 0.0
+        looked: set[int] = set()
+        damaged: list[Pair] = []
         while True:
-            known = self._known(stored, parts, before)
+            known = self._known(stored, parts, before, damaged)
             has = total - known.count_lacking(parts)
             stops = collectives.gather_to_first(self.stop(), group)
             has, stopped = collectives.from_first((has, any(stops or ())) if self._is_first else None, group)
-            self._report(has, total, 0)
+            self._report(has - len(damaged), total, 0)
             if stopped or has == total:
                 return None if stopped else self._keep(stage, parts, known, {})
+            if has == had:
+                damaged += self._damaged(parts, known, looked)
             had, waited_s = has, waited_s * (has == had)
             if waited_s >= self.settings.data_wait_s:
                 raise EnvironmentFailedError(
@@ -226,12 +233,31 @@ class Scoring:
         }
         return hashlib.sha256(json.dumps(named, sort_keys=True, default=str).encode()).hexdigest()
 
-    def _known(self, stored: ScoreStore, parts: Sequence[Part], before: Mapping[int, Scored]) -> Known:
-        """Read what is stored, on the first rank."""
-        sources = {source for part in parts for source, _ in part.pairs} if self._is_first else set()
-        return Known(
-            {source: before.get(source, Scored.nothing()).finite().joined([stored.load(source)]) for source in sources}
-        )
+    def _known(
+        self,
+        stored: ScoreStore,
+        parts: Sequence[Part],
+        before: Mapping[int, Scored],
+        damaged: Sequence[Pair] = (),
+    ) -> Known:
+        """Read what is stored, on the first rank; damaged pairs count as known, without a score."""
+        found: dict[int, Scored] = {}
+        for source in {source for part in parts for source, _ in part.pairs} if self._is_first else ():
+            nothing = Scored.unknown(np.array([sample for of, sample in damaged if of == source], dtype=np.int64))
+            found[source] = before.get(source, Scored.nothing()).finite().joined([stored.load(source), nothing])
+        return Known(found)
+
+    def _damaged(self, parts: Sequence[Part], known: Known, looked: set[int]) -> list[Pair]:
+        """Read one more step that lacks scores, and return its pairs that can't be read, on the first rank."""
+        group = self.meshes.control_group
+        lacking = _lacking(self.source, parts, known, looked) if self._is_first else None
+        step = collectives.from_first(lacking, group)
+        if step is None:
+            return []
+        looked.add(step)
+        read = {pair for packs in self.reader.read(step) for pair in _pairs(packs.batch)}
+        everywhere = collectives.gather_to_first(read, group)
+        return [] if everywhere is None else sorted(set(_planned(self.source, step)).difference(*everywhere))
 
     def _score(self, part: Part, stored: ScoreStore, known: Known) -> tuple[int, int] | None:
         """Score a part unless it is known.
@@ -305,6 +331,21 @@ class Scoring:
         return {number: _of_rows(found, number) for number in {row[0] for row in found}}
 
 
+def _lacking(source: BatchSource, parts: Sequence[Part], known: Known, looked: set[int]) -> int | None:
+    """Find a step, not yet looked at, with a pair that has no score."""
+    for part in parts:
+        for step in part.steps if known.count_lacking([part]) else ():
+            if step not in looked and any(known.lacks(of, np.array([at])).size for of, at in _planned(source, step)):
+                return step
+    return None
+
+
+def _planned(source: BatchSource, step: int) -> list[Pair]:
+    """Return the pairs of a step, damaged ones too."""
+    rows = np.asarray(source.pairs(step, first=0, count=source.packs_in(step))).tolist()
+    return [(of, sample) for of, sample in rows]
+
+
 def _commit(part: Part, stored: ScoreStore, known: Known, rows: Sequence[Row]) -> int:
     """Write what was not known, and return how much that is; the first rank alone does."""
     made = 0
@@ -316,9 +357,13 @@ def _commit(part: Part, stored: ScoreStore, known: Known, rows: Sequence[Row]) -
     return made
 
 
+def _pairs(batch: PackedBatch) -> list[Pair]:
+    """Return the pair of each branch."""
+    return [(source, sample) for source, sample in np.asarray(batch.branches_B4)[:, 2:].tolist()]
+
+
 def _rows(batch: PackedBatch, scores: Sequence[float]) -> list[Row]:
-    samples = np.asarray(batch.branches_B4)[:, 2:].tolist()
-    return [(*sample, score) for sample, score in zip(samples, scores, strict=True)] if scores else []
+    return [(*pair, score) for pair, score in zip(_pairs(batch), scores, strict=True)] if scores else []
 
 
 def _of_rows(rows: Sequence[Row], source: int) -> Scored:

@@ -76,13 +76,6 @@ def order(pieces: list[Piece]) -> list[Piece]:
 
 def lay_out(pieces: list[Piece], pages: Pages, *, like: Tensor) -> StepLayout:
     """Lay out pieces, which are in order."""
-    device = like.device
-    places, positions = [], []
-    for piece in pieces:
-        table = torch.tensor(pages.tables[piece.sequence.number])
-        positions.append(torch.arange(piece.begin, piece.end))
-        page_T = table[positions[-1] // pages.page_tokens]
-        places.append(page_T * pages.page_tokens + positions[-1] % pages.page_tokens)
     lengths = [piece.end for piece in pieces if piece.begin == 0]
     first = sum(lengths)
     later, single = [], []
@@ -93,11 +86,12 @@ def lay_out(pieces: list[Piece], pages: Pages, *, like: Tensor) -> StepLayout:
             later.append(_later(piece, rows, pages, like=like))
         else:
             single.append((rows.start, piece))
-    none = torch.zeros(0, dtype=torch.int64)
+    places = [place for piece in pieces for place in pages.places(piece.sequence.number, piece.begin, piece.end)]
+    positions = [position for piece in pieces for position in range(piece.begin, piece.end)]
     return StepLayout(
-        place_T=torch.cat([none, *places]).to(device),
-        position_T=torch.cat([none, *positions]).to(device),
-        whole=segments(lengths, causal=True, device=device, dtype=like.dtype) if lengths else None,
+        place_T=torch.tensor(places, dtype=torch.int64, device=like.device),
+        position_T=torch.tensor(positions, dtype=torch.int64, device=like.device),
+        whole=segments(lengths, causal=True, device=like.device, dtype=like.dtype) if lengths else None,
         whole_rows=sum(lengths),
         later=later,
         buckets=[_bucket(part, pages, like=like) for part in bucketed(single)],
@@ -127,11 +121,11 @@ def _later(piece: Piece, rows: slice, pages: Pages, *, like: Tensor) -> Later:
 
 def _bucket(single: list[tuple[int, Piece]], pages: Pages, *, like: Tensor) -> Bucket:
     counts = [pages.count(piece.end) for _, piece in single]
-    page_BN = torch.zeros(len(single), max(counts), dtype=torch.int64)
-    for row, ((_, piece), count) in enumerate(zip(single, counts, strict=True)):
-        page_BN[row, :count] = torch.tensor(pages.tables[piece.sequence.number][:count])
+    longest = max(counts)
+    tables = [pages.tables[piece.sequence.number][:count] for (_, piece), count in zip(single, counts, strict=True)]
+    page_BN = torch.tensor([[*table, *(longest - len(table)) * [0]] for table in tables])
     end_B1 = torch.tensor([piece.end for _, piece in single]).unsqueeze(1)
-    beyond_BL = torch.arange(max(counts) * pages.page_tokens) >= end_B1
+    beyond_BL = torch.arange(longest * pages.page_tokens) >= end_B1
     unseen_BL = torch.zeros(beyond_BL.shape).masked_fill_(beyond_BL, -math.inf)
     return Bucket(
         rows=slice(single[0][0], single[-1][0] + 1),

@@ -45,6 +45,11 @@ class Pages:
         """Pages that so many tokens fill."""
         return -(-tokens // self.page_tokens)
 
+    def places(self, sequence: int, begin: int, end: int) -> list[int]:
+        """Return where tokens of a sequence are: page * page_tokens + place within the page."""
+        table, size = self.tables[sequence], self.page_tokens
+        return [table[token // size] * size + token % size for token in range(begin, end)]
+
     def missing(self, sequence: int, written: int, tokens: int) -> int:
         """Free pages that ``grow`` would take."""
         table = self.tables.get(sequence, [])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import multiprocessing
 import multiprocessing.forkserver
 import os
@@ -88,6 +89,15 @@ def gradients(start: Start, root: Path, layout: tuple[int, int] | dict[str, int]
     assert set(gang.wait()) == {0}, gang.logs()
     result: Mapping[str, Any] = torch.load(output)
     return result
+
+
+def answered(start: Start, root: Path, *, rows: int, **way: Any) -> list[str]:
+    """What a gang answers, with so many rows at once."""
+    output = root / "answers.json"
+    gang = start("answer", root=root, output=str(output), rows=rows, new=8, **way)
+    assert set(gang.wait()) == {0}, gang.logs()
+    answers: list[str] = json.loads(output.read_text())
+    return answers
 
 
 def largest_difference(seen: Mapping[str, Any], expected: Mapping[str, Any]) -> float:

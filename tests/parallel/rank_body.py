@@ -44,12 +44,11 @@ from polyreme_trainer.parallel import collectives, flat_buffers, gradients
 from polyreme_trainer.parallel.fsdp import ShardedParameters, is_sharded
 from polyreme_trainer.parallel.pipeline import NO_STAGES, PipelineSettings
 from polyreme_trainer.parallel.world import RankSettings, open_world
-from polyreme_trainer.train import image_assignment, initial_weights, microbatches, run
+from polyreme_trainer.train import image_assignment, microbatches, run
 from polyreme_trainer.train import inputs as inputs_module
 from polyreme_trainer.train.checkpoint_content import content
-from polyreme_trainer.train.export import export, join_slices
+from polyreme_trainer.train.export import join_slices
 from polyreme_trainer.train.microbatches import read_microbatches
-from polyreme_trainer.train.offline_export import export_checkpoints
 from polyreme_trainer.train.settings import (
     CheckpointSettings,
     EvaluationSettings,
@@ -64,11 +63,13 @@ from polyreme_trainer.train.settings import (
     TrainSettings,
 )
 from polyreme_trainer.train.state import TrainState, backward, enter, open_state, reduce, settle, update
+from tests.parallel.answering_ranks import answer
 from tests.parallel.capacity import Dropped, senders
 from tests.parallel.faults import fill_disk, kill_at, signal_of, store_of
 from tests.parallel.pages import MEDIA, Pages, Questions
 from tests.parallel.planted import plant
 from tests.parallel.planted_pipeline import plant as plant_in_pipeline
+from tests.parallel.weight_ranks import offline, start_from
 
 
 class Journal:
@@ -259,24 +260,6 @@ def _count_regions() -> list[object]:
 
     vars(recompute)["_Region"] = counted
     return made
-
-
-def offline(request: Mapping[str, Any], _rank: int, settings: TrainSettings) -> int:
-    """Export a checkpoint in this one process."""
-    alone = dataclasses.replace(settings, layout=Layout(dp=4, ep=2))  # as the job has it; not read
-    names = [settings.checkpoint.resume_from or ""]
-    export_checkpoints(alone, names, tokens=Pages.token_ids, directory=Path(request["output"]))
-    return 0
-
-
-def start_from(_request: Mapping[str, Any], _rank: int, settings: TrainSettings) -> int:
-    """Begin with weights, and export them before any step."""
-    assert isinstance(settings.export_to, Path)
-    with open_world(settings.rank, settings.layout) as world:
-        state = open_state(settings, world.meshes, media_token=MEDIA)
-        initial_weights.begin(state, settings, world.meshes, group=world.meshes.control_group)
-        export(state, settings, world.meshes, settings.export_to, tokens=Pages.token_ids)
-    return 0
 
 
 def gradient(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> int:
@@ -482,6 +465,7 @@ def main(request: Mapping[str, Any], rank: int, listener: socket.socket | None) 
     log = Path(request["root"]) / f"rank-{rank}.log"
     logging.basicConfig(filename=log, level=logging.INFO)
     bodies = {"train": train, "gradient": gradient, "digests": digests, "offline": offline, "start from": start_from}
+    bodies["answer"] = answer
     body = bodies[request["body"]]
     code = 1
     try:

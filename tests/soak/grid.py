@@ -1,9 +1,9 @@
 """``make soak-grid``: the gradient of one process in every layout of up to eight ranks, on five kinds of batches.
 
 Once more rows are dropped, and one process that drops the same is what each layout is compared with.
-``ONLY=`` keeps the layouts whose name has that word, ``BATCHES=`` kinds of batches (``drops`` is the last). Figures:
-``layouts`` and ``max_relative_error``, over all tensors of all layouts; ``dropped``, the fewest rows that a layer of a
-layout with a capacity dropped.
+``ONLY=`` keeps the layouts whose name has that word, ``BATCHES=`` kinds of batches (``drops`` and ``answers`` are the
+last). Figures: ``layouts`` and ``max_relative_error``, over all tensors of all layouts; ``dropped``, the fewest rows
+that a layer of a layout with a capacity dropped; ``other_answers``, layouts whose answers are not those of one process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.parallel.gangs import Gang, gradients, largest_difference, start_gang, warm
+from tests.parallel.gangs import Gang, answered, gradients, largest_difference, start_gang, warm
 from tests.parallel.grid import ALL, CAPACITY, TOLERANCE, UNEVEN, Degrees, name, senders_key, ways
 
 PAIRS: dict[str, Any] = {
@@ -35,7 +35,18 @@ BATCHES: dict[str, dict[str, Any]] = {
 }
 """Many short pages with an image each; few long documents across the cuts, three images, an expert without a token; all
 images in one pack; two answers to each prompt, by their preference; the same with answers across the cuts."""
-DROPS = "drops"
+DROPS, ANSWERS = "drops", "answers"
+PIPELINES: tuple[dict[str, Any], ...] = (
+    {
+        "layout": {"pp": 2, "dp": 2, "cp": 2, "ep": 4},
+        "pipeline": {"schedule": "1F1B", "layers": [1, 2], "microbatches": 2},
+    },
+    {
+        "layout": {"pp": 2, "tp": 2, "dp": 2, "ep": 2},
+        "pipeline": {"schedule": "ZBVZeroBubble", "layers": [1, 1, 1, 0], "microbatches": 4},
+    },
+)
+"""More layouts of eight ranks that answer."""
 
 
 def main() -> int:
@@ -46,7 +57,7 @@ def main() -> int:
     worst = 0.0
     with tempfile.TemporaryDirectory() as directory:
         kinds = (os.environ.get("BATCHES") or ",".join([*BATCHES, DROPS])).split(",")
-        for kind, pages in ((kind, BATCHES[kind]) for kind in kinds if kind != DROPS):
+        for kind, pages in ((kind, BATCHES[kind]) for kind in kinds if kind in BATCHES):
             alone = _run(context, Path(directory) / kind, {"dp": 1}, **pages)
             for number, layout in enumerate(layouts):
                 seen = _run(context, Path(directory) / f"{kind} {name(layout)}", layout, number=number, **pages)
@@ -55,14 +66,21 @@ def main() -> int:
                 sys.stderr.write(f"{kind:10} {name(layout):32} {error:.1e}{'' if error <= TOLERANCE else '  WRONG'}\n")
         found, dropped = _capacity(context, Path(directory), layouts) if DROPS in kinds else (0.0, 1)
         worst = max(worst, found)
+        other = _answers(context, Path(directory), layouts) if ANSWERS in kinds else 0
     figures = {
         "layouts": len(layouts),
         "max_relative_error": worst,
         "dropped": dropped,
+        "other_answers": other,
         "wall_s": round(time.perf_counter() - began_s, 1),
     }
-    ok = worst <= TOLERANCE and dropped > 0
-    report = {"name": "grid", "figures": figures, "bar": {"max_relative_error": TOLERANCE}, "ok": ok}
+    ok = worst <= TOLERANCE and dropped > 0 and not other
+    report = {
+        "name": "grid",
+        "figures": figures,
+        "bar": {"max_relative_error": TOLERANCE, "other_answers": 0},
+        "ok": ok,
+    }
     sys.stdout.write(json.dumps(report) + "\n")
     return 0 if ok else 1
 
@@ -84,6 +102,21 @@ def _capacity(context: Any, directory: Path, layouts: Sequence[Degrees]) -> tupl
         right = error <= TOLERANCE and same_drops
         sys.stderr.write(f"drops  {name(layout):32} {error:.1e}{'' if right else '  WRONG'}\n")
     return worst, fewest
+
+
+def _answers(context: Any, directory: Path, layouts: Sequence[Degrees]) -> int:
+    """Answer in every layout; return in how many the answers are not those of one process."""
+
+    def start(body: str, *, layout: Degrees, root: Path, **request: Any) -> Gang:
+        return start_gang(context, body, layout=layout, root=root, **request)
+
+    alone = answered(start, directory / "answers alone", rows=1, layout={"dp": 1})
+    other = 0
+    for way in [*({"layout": layout} for layout in layouts), *PIPELINES]:
+        seen = answered(start, directory / f"answers {name(way['layout'])}", rows=4, **way)
+        other += seen != alone
+        sys.stderr.write(f"answers    {name(way['layout']):32} {'same' if seen == alone else 'OTHERS'}\n")
+    return other
 
 
 def _run(context: Any, root: Path, layout: Degrees, *, number: int = 3, **more: Any) -> Any:

@@ -31,10 +31,11 @@ class KimiVLConfig(Kimi_K25Config):
 
     model_type = MODEL_TYPE
     attribute_map: ClassVar[dict[str, str]] = {"media_placeholder_token_id": "image_token_id"}
-    sub_configs_defaults: ClassVar[Any] = {**Kimi_K25Config.sub_configs_defaults, "vision_config": KimiVLVisionConfig}
 
     def __post_init__(self, **kwargs: Any) -> None:
-        """Take the projector's width from the tower, and name no token as that of a video."""
+        """Read the tower's part, take the projector's width from it, and name no token as that of a video."""
+        if isinstance(self.vision_config, dict):
+            self.vision_config = KimiVLVisionConfig(**self.vision_config)
         super().__post_init__(**kwargs)
         tower: Any = self.vision_config
         self.projection_hidden_size = tower.hidden_size

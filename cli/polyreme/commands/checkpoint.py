@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,6 +31,7 @@ from polyreme_planner.plan import plan_for
 from polyreme_system.files import read_json
 
 if TYPE_CHECKING:
+    from polyreme_trainer.export.form import WeightsForm
     from polyreme_trainer.train.settings import TrainSettings
 
 EXPORTED = re.compile(
@@ -37,6 +39,15 @@ EXPORTED = re.compile(
     r"|polyreme-template\.json|text|adapter_config\.json|adapter_model\.safetensors"
 )
 """Names in the folder of an export."""
+
+
+class WeightsType(enum.StrEnum):
+    """Type of exported weights."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    INT4 = "int4"
+
 
 OutputOption = Annotated[Format, typer.Option("-o", "--output", help="Output format.")]
 NameArgument = Annotated[str, typer.Argument(help="Name of the run, or NAMESPACE/NAME.")]
@@ -130,23 +141,32 @@ def export(
     name: NameArgument,
     to: Annotated[Path, typer.Option("--to", help="Folder to write.")],
     checkpoint: Annotated[str | None, typer.Option(help="Name of the checkpoint.", show_default="the newest")] = None,
+    dtype: Annotated[
+        WeightsType, typer.Option(help="Type of the weights; routers stay float32.")
+    ] = WeightsType.FLOAT32,
+    group: Annotated[int, typer.Option(min=8, help="Inputs that share a scale, with --dtype int4.")] = 64,
     adapters: Annotated[bool, typer.Option("--adapters", help="Write the adapters alone, in PEFT's form.")] = False,
     output: OutputOption = Format.TABLE,
 ) -> None:
     """Write a checkpoint's model under Hugging Face's names: sharded safetensors and config.json.
 
-    The folder is created; an earlier export in it is replaced.
+    The folder is created; an earlier export in it is replaced. int4 rounds the decoder's products to 4 bits by groups,
+    as compressed-tensors packs them, and writes all else in bfloat16.
 
     Examples:
 
       polyreme checkpoint export quickstart --to ./model
+
+      polyreme checkpoint export quickstart --to ./model --dtype bfloat16
 
       polyreme checkpoint export quickstart --to ./model --checkpoint a000001-s00000050
     """
     home: Home = context.obj
     run = find(home, name)
     chosen = chosen_checkpoint(checkpoint_url(run, read_job(run.job_file)), name, checkpoint)
-    _export(home, name, [chosen], to, output, adapters_alone=adapters)
+    if adapters and dtype is not WeightsType.FLOAT32:
+        raise InvalidConfigError(f"adapters are exported in float32, not in {dtype}", field="--dtype")
+    _export(home, name, [chosen], to, output, adapters_alone=adapters, dtype=dtype, group=group)
 
 
 def average(
@@ -179,7 +199,15 @@ def average(
 
 
 def _export(
-    home: Home, name: str, chosen: Sequence[str], to: Path, output: Format, *, adapters_alone: bool = False
+    home: Home,
+    name: str,
+    chosen: Sequence[str],
+    to: Path,
+    output: Format,
+    *,
+    adapters_alone: bool = False,
+    dtype: WeightsType = WeightsType.FLOAT32,
+    group: int = 0,
 ) -> None:
     """Write the model of a checkpoint, the mean of several, or adapters alone to a folder, and say so."""
     from polyreme_trainer.train.offline_export import export_checkpoints
@@ -201,7 +229,9 @@ def _export(
     with busy(f"exporting {words}"):
         tokens = open_token_ids(home.objects_url, job.spec, job=uid)
         tokenizer = open_tokenizer(home.objects_url, job.spec, job=uid)
-        wanted = dataclasses.replace(settings, tokenizer=tokenizer, adapters_alone=adapters_alone)
+        wanted = dataclasses.replace(
+            settings, tokenizer=tokenizer, adapters_alone=adapters_alone, export_form=_form(dtype, group)
+        )
         step = export_checkpoints(wanted, chosen, tokens=tokens, directory=to.absolute())
     value = {"checkpoint": chosen[-1], "step": step, "folder": str(to.absolute())}
     columns = [("checkpoint", "checkpoint"), ("step", "step"), ("folder", "folder")]
@@ -229,6 +259,16 @@ def saved_settings(run: RunDirectory, job: TrainingJob) -> TrainSettings:
         adapters=adapters,
         checkpoint=CheckpointSettings(store=open_store(checkpoint_url(run, job))),
     )
+
+
+def _form(dtype: WeightsType, group: int) -> WeightsForm:
+    import torch
+
+    from polyreme_trainer.export.form import WeightsForm
+
+    if dtype is WeightsType.INT4:
+        return WeightsForm(dtype=torch.bfloat16, int4_group=group)
+    return WeightsForm(dtype=getattr(torch, dtype.value))
 
 
 def _is_replaceable(folder: Path) -> bool:

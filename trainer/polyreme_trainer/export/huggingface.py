@@ -29,6 +29,7 @@ from torch import Tensor
 from polyreme_api.batch import TEMPLATE_FILE, TokenIds, TokenizerFile
 from polyreme_planner.shapes import ModelShape
 from polyreme_trainer.export.config import generation_config, model_config, preprocessor_config, text_config
+from polyreme_trainer.export.form import AS_TRAINED, WeightsForm
 from polyreme_trainer.export.names import text_part, to_checkpoint
 
 SHARD_BYTES_MAX = 4 << 30
@@ -40,7 +41,7 @@ TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 GENERATION_CONFIG_FILE = "generation_config.json"
 PREPROCESSOR_CONFIG_FILE = "preprocessor_config.json"
-_TYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+_TYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int32: "I32", torch.int64: "I64"}
 _HEADER_ALIGNMENT = 8
 
 
@@ -51,6 +52,7 @@ def export_model(
     *,
     tokens: TokenIds,
     tokenizer: TokenizerFile | None = None,
+    form: WeightsForm = AS_TRAINED,
     shard_bytes_max: int = SHARD_BYTES_MAX,
 ) -> None:
     """Write a model in memory: the full state dict of ``KimiVL``, with all experts, on any device.
@@ -64,6 +66,7 @@ def export_model(
         directory,
         tokens=tokens,
         tokenizer=tokenizer,
+        form=form,
         shard_bytes_max=shard_bytes_max,
     )
 
@@ -76,6 +79,7 @@ def export_tensors(
     *,
     tokens: TokenIds,
     tokenizer: TokenizerFile | None = None,
+    form: WeightsForm = AS_TRAINED,
     shard_bytes_max: int = SHARD_BYTES_MAX,
 ) -> None:
     """Write the whole model and its text part; an older export at ``directory`` is replaced.
@@ -87,27 +91,30 @@ def export_tensors(
         directory: Where the export shall be; its parent is created.
         tokens: Special tokens for the configuration.
         tokenizer: To put beside the weights, for ``AutoTokenizer`` and for jobs that continue from them.
+        form: How weights are written.
         shard_bytes_max: Largest weights file [bytes].
 
     Raises:
+        InvalidConfigError: If weights have no such form.
         OSError: If the disk refuses; the older export is kept, at the latest by the next call.
         ValueError: If a tensor did not come, or differs from what was expected.
     """
     with written_whole(directory) as partial:
         text_folder = partial / TEXT_DIRECTORY if shape.sees else partial
         text_folder.mkdir(exist_ok=True)
-        dtype = str(expected["language_model.lm_head.weight"].dtype).removeprefix("torch.")
-        text = _Part(text_folder, to_checkpoint(text_part(expected)), shard_bytes_max)
-        whole = _Part(partial, to_checkpoint(expected), shard_bytes_max) if shape.sees else None
+        dtype = str(form.dtype or expected["language_model.lm_head.weight"].dtype).removeprefix("torch.")
+        laid_out = form.of(to_checkpoint({name: tensor.to("meta") for name, tensor in expected.items()}))
+        text = _Part(text_folder, text_part(laid_out), shard_bytes_max)
+        whole = _Part(partial, laid_out, shard_bytes_max) if shape.sees else None
         for name, tensor in tensors:
-            one = {name: tensor}
-            text.write(to_checkpoint(text_part(one)))
+            one = form.of(to_checkpoint({name: tensor}))
+            text.write(text_part(one))
             if whole is not None:
-                whole.write(to_checkpoint(one))
+                whole.write(one)
             del one, tensor  # before the next one is made
-        text.finish(text_config(shape.decoder, tokens=tokens, dtype=dtype))
+        text.finish(text_config(shape.decoder, tokens=tokens, dtype=dtype) | form.config)
         if whole is not None:
-            whole.finish(model_config(shape, tokens=tokens, dtype=dtype))
+            whole.finish(model_config(shape, tokens=tokens, dtype=dtype) | form.config)
         for folder in {partial, text_folder}:
             _write_json(folder / GENERATION_CONFIG_FILE, generation_config(tokens))
             if tokenizer is not None:

@@ -29,6 +29,7 @@ def export(state: TrainState, settings: TrainSettings, meshes: Meshes, directory
     Memory: one gathered tensor at a time, on every rank; on rank 0 all of the adapters.
 
     Raises:
+        InvalidConfigError: On rank 0, if weights have no such form.
         OSError: On rank 0, if the disk refuses; an older export stays as it was.
     """
     held = {name: tensor for model in state.models.values() for name, tensor in model.state_dict().items()}
@@ -45,7 +46,15 @@ def export(state: TrainState, settings: TrainSettings, meshes: Meshes, directory
         if meshes.rank == 0 and settings.adapters is not None and settings.adapters_alone:
             export_adapters(dict(tensors), settings.adapters, directory, base=str(settings.weights or ""))
         elif meshes.rank == 0:
-            export_tensors(expected, tensors, settings.shape, directory, tokens=tokens, tokenizer=settings.tokenizer)
+            export_tensors(
+                expected,
+                tensors,
+                settings.shape,
+                directory,
+                tokens=tokens,
+                tokenizer=settings.tokenizer,
+                form=settings.export_form,
+            )
     finally:
         # Joining takes every rank: the others, and rank 0 even if its disk has refused, go through the rest.
         for _ in tensors:

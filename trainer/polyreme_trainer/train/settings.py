@@ -17,6 +17,7 @@ from polyreme_planner.curriculum import CurriculumStage, shape_at, stage_at
 from polyreme_planner.layout import Layout
 from polyreme_planner.schedules import V_SHAPED
 from polyreme_planner.shapes import ModelShape
+from polyreme_trainer.export.form import AS_TRAINED, WeightsForm
 from polyreme_trainer.export.stored import StoredExport
 from polyreme_trainer.model.compute_options import DEFAULT_OPTIONS, ComputeOptions
 from polyreme_trainer.parallel.flat_layout import BUCKET_SCALARS
@@ -194,6 +195,7 @@ class TrainSettings:
     evaluation: EvaluationSettings = EvaluationSettings()
     export_to: Path | StoredExport | None = None
     """Folder, or place in a bucket, of the trained model, which rank 0 writes after the last step; None: no export."""
+    export_form: WeightsForm = AS_TRAINED
     adapters_alone: bool = False
     """Whether that is the adapters alone, in PEFT's form, and not the model with its adapters merged."""
     scores: SharedScores | None = None

@@ -22,11 +22,12 @@ from tests.parallel.pages import Pages
 pytestmark = [pytest.mark.parallel, pytest.mark.slow]
 
 PREFER = {"kind": "Preference", "beta": "0.5"}
+BUBBLES = {"schedule": "ZBVZeroBubble", "layers": [1, 1, 1, 0], "microbatches": 4}
 LAYOUTS: tuple[tuple[dict[str, int], dict[str, Any]], ...] = (
     ({"cp": 2}, {}),
     ({"cp": 2, "tp": 2, "ep": 4}, {"dense_tokens_max": 0, "logits_max": 1 << 13}),
     ({"dp": 2, "cp": 2, "ulysses": 2, "ep": 4}, {"optimizer": {"zero1": True, "bucket_scalars": 40_000}}),
-    ({"dp": 2, "pp": 2}, {"pipeline": {"schedule": "1F1B", "layers": [1, 2], "microbatches": 2}}),
+    ({"pp": 2}, {"pipeline": BUBBLES}),
     ({"dp": 4}, {"parameter_sharding": "FSDP2", "recompute": "full"}),
 )
 
@@ -111,7 +112,7 @@ OTHER = {"layout": {"dp": 2}, "parameter_sharding": "FSDP2", "pipeline": None}
     [
         ({"layout": {"dp": 2, "ep": 2}, "precision": "bfloat16", "optimizer": {"zero1": True}}, {}),
         ({"layout": {"dp": 1}, "adapters": {}}, {}),
-        ({"layout": {"cp": 2, "pp": 2}, "pipeline": {"schedule": "1F1B", "layers": [1, 2], "microbatches": 2}}, OTHER),
+        ({"layout": {"cp": 2, "pp": 2}, "pipeline": BUBBLES}, OTHER),
     ],
     ids=str,
 )

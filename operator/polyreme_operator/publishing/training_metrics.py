@@ -23,6 +23,12 @@ class TrainingMetrics(Observer):
         self.job_held_out_loss = registry.gauge(
             "job_held_out_loss", f"Newest held-out loss, over all sets; {newest}.", *of_job
         )
+        self.job_objective = registry.gauge(
+            "job_objective",
+            f"What the objective of the stage measured in the newest step: rewardMargin, pairAccuracy, ...; {newest}.",
+            *of_job,
+            "measure",
+        )
         self.job_expert_load_ratio = registry.gauge(
             "job_expert_load_ratio",
             "Tokens of a layer's busiest expert divided by the mean of its experts, in the newest step; 1 is even.",
@@ -42,6 +48,7 @@ class TrainingMetrics(Observer):
             "layer",
         )
         self._jobs: OrderedDict[str, tuple[str, str]] = OrderedDict()
+        self._measures: dict[str, frozenset[str]] = {}
 
     def on_job_observed(self, snapshot: JobSnapshot) -> None:
         """Show the newest step's metrics of the current attempt."""
@@ -55,6 +62,12 @@ class TrainingMetrics(Observer):
         self.job_loss.labels(*own).set(record.loss)
         if record.held_out_loss is not None:
             self.job_held_out_loss.labels(*own).set(record.held_out_loss)
+        measures = frozenset(record.objective)
+        if measures != self._measures.get(job.uid, frozenset()):  # another stage
+            self.job_objective.remove_by_labels(_labels(own))
+            self._measures[job.uid] = measures
+        for measure, value in record.objective.items():
+            self.job_objective.labels(*own, measure).set(value)
         if (routing := record.routing) is not None:
             for gauge, values in (
                 (self.job_expert_load_ratio, routing.load_max),
@@ -68,6 +81,7 @@ class TrainingMetrics(Observer):
 
     def on_job_deleted(self, uid: str) -> None:
         """Drop the series of a job."""
+        self._measures.pop(uid, None)
         own = self._jobs.pop(uid, None)
         if own is None:
             return
@@ -75,12 +89,18 @@ class TrainingMetrics(Observer):
             self.job_step,
             self.job_loss,
             self.job_held_out_loss,
+            self.job_objective,
             self.job_expert_load_ratio,
             self.job_router_entropy_nats,
             self.job_rows_dropped,
         ):
-            gauge.remove_by_labels(dict(zip(("namespace", "job"), own, strict=True)))
+            gauge.remove_by_labels(_labels(own))
 
     def clear(self) -> None:
         """Forget all jobs: another replica leads."""
         self._jobs.clear()
+        self._measures.clear()
+
+
+def _labels(own: tuple[str, str]) -> dict[str, str]:
+    return dict(zip(("namespace", "job"), own, strict=True))

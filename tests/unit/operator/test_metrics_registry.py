@@ -279,6 +279,11 @@ def test_what_ranks_say_of_their_newest_step_is_shown_by_job_and_by_layer() -> N
     assert read(metrics, "polyreme_job_loss", **own) == pytest.approx(0.4)
     assert read(metrics, "polyreme_job_held_out_loss", **own) == 0.75
     assert read(metrics, "polyreme_job_expert_load_ratio", **own, layer="2") == 2.0
+    metrics.on_job_observed(told(view, trained(6, objective={"rewardMargin": 0.5, "pairAccuracy": 1.0})))
+    assert read(metrics, "polyreme_job_objective", **own, measure="rewardMargin") == 0.5
+    metrics.on_job_observed(told(view, trained(7, objective={"other": 2.0})))
+    assert read(metrics, "polyreme_job_objective", **own, measure="rewardMargin") is None, "of a stage that ended"
+    assert read(metrics, "polyreme_job_objective", **own, measure="other") == 2.0
     assert read(metrics, "polyreme_job_router_entropy_nats", **own, layer="1") == 3.0
     assert read(metrics, "polyreme_job_rows_dropped", **own, layer="2") == 7
     metrics.on_job_deleted(view.uid)

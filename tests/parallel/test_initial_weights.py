@@ -17,7 +17,8 @@ from polyreme_trainer.model.initialise import build_model
 
 pytestmark = [pytest.mark.parallel, pytest.mark.slow]
 
-TOKENIZER = '{"added_tokens": [{"id": 0, "content": "pad"}, {"id": 1, "content": "end"}]}'
+TOKENS = [{"id": 0, "content": "pad"}, {"id": 1, "content": "end"}, {"id": 5, "content": "media"}]
+TOKENIZER = json.dumps({"added_tokens": TOKENS})
 MORE_TOKENS = TOKENIZER.replace("]", ', {"id": 2, "content": "more"}]')
 FIRST_OF_THE_SECOND_RANK = "language_model.model.layers.2.mlp.experts.4.down_proj.weight"
 
@@ -78,7 +79,7 @@ def test_weights_of_another_tokenizer_end_all_ranks(start: Any, weights: Path, t
         tokenizer=TOKENIZER.replace("end", "stop"),
     )
     assert gang.wait() == [2, 2], gang.logs()
-    said = "1 of its 2 tokens mean other text in the job's, the first is 1, 'end' in tokenizer.json"
+    said = "1 of its 3 tokens mean other text in the job's, the first is 1, 'end' in tokenizer.json"
     assert gang.logs().count(said) == 2
 
 

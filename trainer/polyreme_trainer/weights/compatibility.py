@@ -20,6 +20,8 @@ from polyreme_trainer.export.names import TEXT_PREFIX, text_part, to_checkpoint
 from polyreme_trainer.model.initialise import outline
 from polyreme_trainer.weights import FIELD
 from polyreme_trainer.weights.catalogue import Catalogue, listed
+from polyreme_trainer.weights.fp8_blocks import DTYPE as FP8
+from polyreme_trainer.weights.fp8_blocks import SCALES, block_scales
 
 DTYPES = ("F32", "BF16", "F16")
 """Types that are read; each is converted to the model's own."""
@@ -103,7 +105,8 @@ def check_fit(catalogue: Catalogue, shape: ModelShape) -> Names:
     wanted = wanted_tensors(shape, names)
     _check_vocabulary(catalogue, names, shape)
     predictors = _predictors(catalogue.config, names, shape)
-    found = {name for name in catalogue.tensors if not name.endswith(_DERIVED) and not name.startswith(predictors)}
+    stored = catalogue.tensors.keys() - block_scales(catalogue)
+    found = {name for name in stored if not name.endswith(_DERIVED) and not name.startswith(predictors)}
     if missing := sorted(wanted.keys() - found):
         raise InvalidConfigError(
             f"weights lack tensors: {listed(missing)}, expected all {len(wanted)} of model {shape.name} under "
@@ -117,10 +120,10 @@ def check_fit(catalogue: Catalogue, shape: ModelShape) -> Names:
             field=f"{FIELD} or spec.model.preset",
         )
     for name, tensor in wanted.items():
-        stored = catalogue.tensors[name]
-        if stored.shape != tuple(tensor.shape):
+        shape_found = catalogue.tensors[name].shape
+        if shape_found != tuple(tensor.shape):
             raise InvalidConfigError(
-                f"weight has another shape: {name} is {stored.shape}, expected {tuple(tensor.shape)} in model "
+                f"weight has another shape: {name} is {shape_found}, expected {tuple(tensor.shape)} in model "
                 f"{shape.name}",
                 field="spec.model.overrides",
             )
@@ -158,16 +161,20 @@ def _check_class(catalogue: Catalogue) -> None:
 
 
 def _check_types(catalogue: Catalogue) -> None:
-    """Refuse weights that are quantised, whose scales are tensors of their own."""
-    other = sorted(name for name, stored in catalogue.tensors.items() if stored.dtype not in DTYPES)
+    """Refuse weights that are quantised, but for FP8 with a scale for each block."""
+    scaled = {name.removesuffix(SCALES) for name in block_scales(catalogue)}
+    other = sorted(
+        name for name, stored in catalogue.tensors.items() if stored.dtype not in DTYPES and name not in scaled
+    )
     if not other:
         return
     first = other[0]
     scales = [name for name in catalogue.tensors if name.endswith(_SCALES)]
     by = f" by scales such as {min(scales)}" if scales else ""
     raise InvalidConfigError(
-        f"weight has another type: {first} is {catalogue.tensors[first].dtype}, expected one of {', '.join(DTYPES)}; "
-        f"{len(other)} of {len(catalogue.tensors)} tensors are quantised{by}: convert them to bfloat16 first",
+        f"weight has another type: {first} is {catalogue.tensors[first].dtype}, expected one of {', '.join(DTYPES)}, "
+        f"or {FP8} with a float32 scale for each block; {len(other)} of {len(catalogue.tensors)} tensors are "
+        f"quantised{by}: convert them to bfloat16 first",
         field=FIELD,
     )
 

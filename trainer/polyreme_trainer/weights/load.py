@@ -16,10 +16,10 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from polyreme_api.errors import InvalidConfigError
-from polyreme_trainer.weights import FIELD
+from polyreme_trainer.weights import FIELD, fp8_blocks
 from polyreme_trainer.weights.catalogue import Catalogue, Stored, unreadable
 from polyreme_trainer.weights.compatibility import Names
-from polyreme_trainer.weights.locations import BadFileError, Folder, Opened
+from polyreme_trainer.weights.locations import BadFileError, Opened
 from polyreme_trainer.weights.slices import Piece, Place, Rows, pieces
 
 MAPPED_BYTES_MAX = 64 << 20
@@ -47,7 +47,7 @@ def load_weights(held: Mapping[str, Rows], catalogue: Catalogue, names: Names, p
     known.sort(key=lambda part: part.stored.file)
     for file, parts in itertools.groupby(known, key=lambda part: part.stored.file):
         for window in _windows(parts):
-            _copy(catalogue.folder, file, window)
+            _copy(catalogue, file, window)
     return sum(part.piece.own.numel() for part in known)
 
 
@@ -75,26 +75,45 @@ def _windows(parts: Iterator[_Known]) -> Iterator[list[_Known]]:
         yield window
 
 
-def _copy(folder: Folder, file: str, window: Sequence[_Known]) -> None:
+def _copy(catalogue: Catalogue, file: str, window: Sequence[_Known]) -> None:
+    folder = catalogue.folder
     try:
         with folder.opened(file) as opened:
             for part in window:
-                _fill(part.piece, opened, part.name)
+                _fill(part, opened, catalogue)
     except (SafetensorError, BadFileError) as error:
         raise unreadable(folder, file, error) from error
 
 
-def _fill(piece: Piece, file: Opened, name: str) -> None:
+def _fill(known: _Known, file: Opened, catalogue: Catalogue) -> None:
+    piece, name = known.piece, known.name
     end = piece.start + piece.own.shape[piece.dim]
     stored = file.get_slice(name)
     rows = slice(piece.row, piece.row + piece.own.shape[0])
-    piece.own.copy_(stored[rows, piece.start : end] if piece.dim else stored[piece.start : end])
+    part = stored[rows, piece.start : end] if piece.dim else stored[piece.start : end]
+    if known.stored.dtype == fp8_blocks.DTYPE:
+        first = (piece.row, piece.start) if piece.dim else (piece.start, 0)
+        part = fp8_blocks.scaled(
+            part, _scales(known, file, catalogue), first=first, sides=fp8_blocks.block_sides(catalogue.config)
+        )
+    piece.own.copy_(part)
     if piece.own.numel() and not all(bound.isfinite() for bound in piece.own.aminmax()):
         raise not_finite(name, file.get_tensor(name))
 
 
+def _scales(known: _Known, file: Opened, catalogue: Catalogue) -> Tensor:
+    """Read the scales of a weight's blocks, which may lie in another file."""
+    name = f"{known.name}{fp8_blocks.SCALES}"
+    place = catalogue.tensors[name].file
+    if place == known.stored.file:
+        return file.get_tensor(name)
+    with catalogue.folder.opened(place) as opened:
+        return opened.get_tensor(name)
+
+
 def not_finite(name: str, whole: Tensor) -> InvalidConfigError:
     """Count the values that are not finite in the whole tensor, so that ranks with different slices report the same."""
+    whole = whole.float()
     nans, infinities = int(whole.isnan().sum()), int(whole.isinf().sum())
     return InvalidConfigError(
         f"weights are not finite: {name} has {nans} NaN and {infinities} Inf among {whole.numel()} values, "

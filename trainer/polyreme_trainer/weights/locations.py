@@ -24,7 +24,13 @@ READ_BYTES_MAX = 64 << 20
 HEADER_BYTES_MAX = 100_000_000
 """Longest header that the format allows (huggingface.co/docs/safetensors, "Format")."""
 _LENGTH_BYTES = 8
-_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
+_DTYPES = {
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F64": torch.float64,
+    "F8_E4M3": torch.float8_e4m3fn,
+}
 
 
 class BadFileError(ValueError):

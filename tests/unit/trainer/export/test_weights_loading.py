@@ -325,15 +325,19 @@ REFUSALS: dict[str, tuple[Damage, list[str]]] = {
     ),
     "another type": (
         _change(EXPERT, lambda tensor: tensor.to(torch.float8_e4m3fn)),
-        [f"weight has another type: {EXPERT} is F8_E4M3, expected one of F32, BF16, F16; ", f"change {FIELD}"],
+        [
+            f"weight has another type: {EXPERT} is F8_E4M3, expected one of F32, BF16, F16, or F8_E4M3 with a ",
+            f"change {FIELD}",
+        ],
     ),
-    "blocks in FP8, as DeepSeek-V3 is released": (
+    "FP8 by other scales": (
         lambda folder: (
             _change(EXPERT, lambda tensor: tensor.to(torch.float8_e4m3fn))(folder),
-            _add(**{f"{EXPERT}_scale_inv": torch.ones(1, 1)})(folder),
+            _add(**{f"{EXPERT}_scale_inv": torch.ones(2, 1)})(folder),
         ),
         [
-            f"weight has another type: {EXPERT} is F8_E4M3, expected one of F32, BF16, F16; 1 of 121 tensors are ",
+            f"weight has another type: {EXPERT} is F8_E4M3, expected one of F32, BF16, F16, or F8_E4M3 with a float32 ",
+            "scale for each block; 1 of 121 tensors are ",
             f"quantised by scales such as {EXPERT}_scale_inv: convert them to bfloat16 first; change {FIELD}",
         ],
     ),

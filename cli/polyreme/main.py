@@ -47,6 +47,7 @@ COMMANDS: tuple[Declared, ...] = (
     Command("polyreme.commands.sweep", "sweep"),
     Command("polyreme.commands.node", "node"),
     Command("polyreme.commands.ask", "ask"),
+    Command("polyreme.commands.serve", "serve"),
     *commands("polyreme.commands.machine", "doctor", "version"),
     Group(
         "runs",

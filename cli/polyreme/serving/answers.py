@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from polyreme_datahub.prompts import Prompt
 from polyreme_planner.shapes import DecoderShape
-from polyreme_trainer.serve.answers import settings_for
+from polyreme_trainer.serve.answers import CACHE_BYTES_MAX, settings_for
 from polyreme_trainer.serve.cache import CacheKind
 from polyreme_trainer.serve.engine import Engine, EngineSettings, Request
 
@@ -26,9 +26,18 @@ class Answer:
     """Whether the model ended it; else it is as long as it may be."""
 
 
-def sizes(shape: DecoderShape, *, tokens_max: int, rows_max: int, cache: CacheKind = CacheKind.AUTO) -> EngineSettings:
+def sizes(
+    shape: DecoderShape,
+    *,
+    tokens_max: int,
+    rows_max: int,
+    cache: CacheKind = CacheKind.AUTO,
+    cache_bytes_max: int = CACHE_BYTES_MAX,
+) -> EngineSettings:
     """Return sizes for a whole model."""
-    return settings_for(shape, shape.layers, tokens_max=tokens_max, rows_max=rows_max, cache=cache)
+    return settings_for(
+        shape, shape.layers, tokens_max=tokens_max, rows_max=rows_max, cache=cache, cache_bytes_max=cache_bytes_max
+    )
 
 
 def answers(

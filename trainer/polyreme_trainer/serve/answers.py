@@ -16,7 +16,13 @@ Asked = TypeVar("Asked", bound=Prompt)
 
 
 def settings_for(
-    shape: DecoderShape, layers: int, *, tokens_max: int, rows_max: int, cache: CacheKind = CacheKind.AUTO
+    shape: DecoderShape,
+    layers: int,
+    *,
+    tokens_max: int,
+    rows_max: int,
+    cache: CacheKind = CacheKind.AUTO,
+    cache_bytes_max: int = CACHE_BYTES_MAX,
 ) -> EngineSettings:
     """Return sizes for sequences of at most ``tokens_max`` tokens: room for all rows at once, within bounds of memory.
 
@@ -26,11 +32,12 @@ def settings_for(
         tokens_max: Of a prompt and its answer.
         rows_max: Answers that run at once.
         cache: How latents are held.
+        cache_bytes_max: Of them, at most, unless one sequence alone needs more.
     """
     page_tokens = PAGE_TOKENS
     longest = -(-tokens_max // page_tokens)
     page_bytes = (shape.kv_rank + shape.rope_dim) * 4 * page_tokens * max(1, layers)
-    pages = max(longest, min(rows_max * longest, CACHE_BYTES_MAX // page_bytes))
+    pages = max(longest, min(rows_max * longest, cache_bytes_max // page_bytes))
     return EngineSettings(pages=pages, page_tokens=page_tokens, rows_max=rows_max, cache=cache)
 
 

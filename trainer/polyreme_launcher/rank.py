@@ -48,6 +48,7 @@ from polyreme_trainer.model.compute_options import ComputeOptions
 from polyreme_trainer.parallel.device import check_shared_memory, full_memory, take_device
 from polyreme_trainer.parallel.pipeline import PipelineSettings, stage_ranks
 from polyreme_trainer.parallel.world import RankSettings
+from polyreme_trainer.serve.cache import CacheKind
 from polyreme_trainer.train.loop import Amend, no_changes
 from polyreme_trainer.train.run import train_rank
 from polyreme_trainer.train.settings import (
@@ -420,6 +421,7 @@ def _evaluation_settings(spec: TrainingJobSpec) -> EvaluationSettings:
         every_steps=spec.evaluation.every_steps,
         samples_max=spec.evaluation.samples_max,
         answer_tokens_max=spec.evaluation.answer_tokens_max,
+        cache=CacheKind(spec.evaluation.cache),
     )
 
 

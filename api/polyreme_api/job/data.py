@@ -198,3 +198,5 @@ class Evaluation(Part):
     """Largest number of samples, spread evenly over all sets."""
     answer_tokens_max: Annotated[int, Field(ge=1, le=4096)] = 16
     """Longest answer decoded [tokens]."""
+    cache: Literal["Auto", "Int8"] = "Auto"
+    """How answers keep the latents of their tokens: in the type of the computation, or in 8 bits."""

@@ -73,6 +73,7 @@ CHANGES: dict[str, Any] = {
     "evaluation.everySteps": 7,
     "evaluation.samplesMax": 7,
     "evaluation.answerTokensMax": 7,
+    "evaluation.cache": "Int8",
     "export.location": "file:///elsewhere",
     "health.firstStepTimeoutSeconds": 77,
     "health.collectiveTimeoutSeconds": 77,

@@ -67,7 +67,7 @@ def evaluate(
     model = max(state.models.items())[1]
     longest = source.tokens_max + settings.answer_tokens_max
     layers = sum(len(held.section.layers) for held in state.models.values())
-    sizes = settings_for(model.shape.decoder, layers, tokens_max=longest, rows_max=ROWS_MAX)
+    sizes = settings_for(model.shape.decoder, layers, tokens_max=longest, rows_max=ROWS_MAX, cache=settings.cache)
     pages: dict[int, dict[str, Any]] = {}
     with whole_rows(model.ranks), answering(state.models.values()):
         engine = Engine(model, sizes, pipeline=decode_pipeline(state, meshes), agree=_agree(state, meshes))

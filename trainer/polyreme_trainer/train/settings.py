@@ -23,6 +23,7 @@ from polyreme_trainer.model.compute_options import DEFAULT_OPTIONS, ComputeOptio
 from polyreme_trainer.parallel.flat_layout import BUCKET_SCALARS
 from polyreme_trainer.parallel.pipeline import NO_STAGES, PipelineSettings
 from polyreme_trainer.parallel.world import RankSettings
+from polyreme_trainer.serve.cache import CacheKind
 from polyreme_trainer.weights.locations import Folder
 
 
@@ -164,6 +165,7 @@ class EvaluationSettings:
     """Steps between two measurements of the held-out loss, which is then also measured after the last step; 0: none."""
     samples_max: int = 2000
     answer_tokens_max: int = 16
+    cache: CacheKind = CacheKind.AUTO
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -72,7 +72,10 @@ COMMANDS: tuple[Declared, ...] = (
     Group(
         "checkpoint",
         "Checkpoints of runs, in a local folder or in a bucket.",
-        commands("polyreme.commands.checkpoint", "ls", "verify", "export", "average"),
+        (
+            *commands("polyreme.commands.checkpoint", "ls", "verify", "export", "average"),
+            Command("polyreme.commands.checkpoint_server", "check-server"),
+        ),
     ),
 )
 app = typer.Typer(

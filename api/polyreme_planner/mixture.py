@@ -19,7 +19,7 @@ from polyreme_api.job.schedule import first_steps, schedule_faults
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.mixture import AppendedChange, MixtureRecord
 from polyreme_planner.curriculum import packs_of_stages, scored_steps
-from polyreme_planner.extension import extended, extension_words
+from polyreme_planner.extension import Count, extended, extension_words, uncounted
 
 WINDOW_PACKS = 256
 """Packs that are filled together; more fill better (99.9 % at 4,096 samples a window) and cost more at once."""
@@ -134,7 +134,9 @@ def first_mixture(spec: TrainingJobSpec, *, entries: int | None = None, resume_s
     return next_mixture(spec, MixtureRecord(base=tuple(schedule[:count]), read=count), after_step=resume_step)
 
 
-def next_mixture(spec: TrainingJobSpec, known: MixtureRecord, *, after_step: int) -> MixtureRecord:
+def next_mixture(
+    spec: TrainingJobSpec, known: MixtureRecord, *, after_step: int, count: Count = uncounted
+) -> MixtureRecord:
     """Return the mixture that follows a known one: with the entries appended since.
 
     Each of these takes effect with the first window that begins neither before its step nor before ``after_step + 1``,
@@ -146,6 +148,7 @@ def next_mixture(spec: TrainingJobSpec, known: MixtureRecord, *, after_step: int
         spec: The job's specification.
         known: Mixture of the attempt before, or that the attempt trains by so far.
         after_step: Newest step that may have been read already: for a new attempt, the one that it resumes from.
+        count: Counts the steps of epochs.
     """
     faults = schedule_faults(spec.data, spec.training)
     # A border between two windows stays one when a change begins there, so all borders follow from what is known.
@@ -168,34 +171,41 @@ def next_mixture(spec: TrainingJobSpec, known: MixtureRecord, *, after_step: int
                 AppendedChange(from_step=entry.from_step, step=step, weights=weights, skip_steps=entry.skip_steps)
             )
     read = max(known.read, len(spec.data.schedule))
-    training = next_training(spec, known, after_step=after_step)
+    training = next_training(spec, known, after_step=after_step, count=count)
     return known.model_copy(update={"changes": tuple(changes), "read": read, "training": training})
 
 
-def next_training(spec: TrainingJobSpec, known: MixtureRecord, *, after_step: int) -> Training | None:
+def next_training(
+    spec: TrainingJobSpec, known: MixtureRecord, *, after_step: int, count: Count = uncounted
+) -> Training | None:
     """Return the training that follows a known one: that of the spec, unless it would alter a trained step.
 
     Args:
         spec: The job's specification.
         known: As in ``next_mixture``.
         after_step: As in ``next_mixture``.
+        count: As in ``extended``.
     """
     if known.training is None:
         return spec.training if "training" in spec.model_fields_set else None
     try:
-        return extended(spec, known.training, after_step=after_step)
+        return extended(spec, known.training, after_step=after_step, count=count)
     except InvalidConfigError:
         return known.training
 
 
-def training_words(spec: TrainingJobSpec, known: MixtureRecord, *, after_step: int) -> list[str]:
+def training_words(
+    spec: TrainingJobSpec, known: MixtureRecord, *, after_step: int, count: Count = uncounted
+) -> list[str]:
     """Say in a sentence what ``next_training`` makes of a changed training; none: it is the same."""
     if known.training is None or spec.training == known.training:
         return []
     try:
-        extended(spec, known.training, after_step=after_step)
+        extended(spec, known.training, after_step=after_step, count=count)
     except InvalidConfigError as error:
-        return [f"the changed training is ignored, the run keeps its end at step {known.training.steps}: {error}"]
+        of = known.training
+        end = f"step {of.steps}" if of.epochs is None else f"epoch {of.epochs}"
+        return [f"the changed training is ignored, the run keeps its end at {end}: {error}"]
     return [extension_words(known.training, spec.training, after_step=after_step)]
 
 

@@ -13,8 +13,9 @@ from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.store import ObjectNotFoundError
 from polyreme_datahub.dataset_views import DatasetDetails, DatasetSummary, details, summaries
 from polyreme_datahub.digests import blob_key
-from polyreme_datahub.index.format import steps_in
+from polyreme_datahub.index.format import plan_key, steps_in
 from polyreme_datahub.ingest_estimate import IngestEstimate, estimate
+from polyreme_datahub.job_data import plan_data
 from polyreme_datahub.job_plan import put_steps, read_plan
 from polyreme_datahub.lakehouse import Lakehouse
 from polyreme_datahub.lakehouse_admin import presigned_link
@@ -157,14 +158,30 @@ def process(
     """
     with _context(registry_url, objects_url, topics_url, workers=workers, only_seals=only_seals) as context:
         report = Processing(context, recipe=recipe, on_progress=progress).process(spec, job=job)
-        if (epochs := spec.training.epochs) is None:
+        if spec.training.epochs is None:
             return report
-        # Counted once: ranks of all attempts read the number.
-        steps = steps_in(read_plan(context.lakehouse, report.plan), epochs)
-        if steps is None:
-            steps = count_steps(objects_url, spec, job=job)
-            put_steps(context.lakehouse, report.plan, epochs, steps)
-        return dataclasses.replace(report, steps=steps)
+        return dataclasses.replace(report, steps=_counted(context.lakehouse, objects_url, spec, report.plan, job=job))
+
+
+def count_epochs(spec: TrainingJobSpec, *, registry_url: str, objects_url: str, job: str) -> int:
+    """Count the steps of a job's epochs, whose data are processed, once for all who ask.
+
+    Raises:
+        InvalidConfigError: If the warm-up would be longer than the run.
+        EnvironmentFailedError: If the data are not processed, or store or registry stay away.
+    """
+    with _context(registry_url, objects_url, "", workers=1) as context:
+        return _counted(context.lakehouse, objects_url, spec, plan_key(job, plan_data(spec)), job=job)
+
+
+def _counted(lakehouse: Lakehouse, objects_url: str, spec: TrainingJobSpec, plan: str, *, job: str) -> int:
+    """Count once: ranks of all attempts read the number."""
+    epochs = spec.training.epochs or 1
+    steps = steps_in(read_plan(lakehouse, plan), epochs)
+    if steps is None:
+        steps = count_steps(objects_url, spec, job=job)
+        put_steps(lakehouse, plan, epochs, steps)
+    return steps
 
 
 def ingest(

@@ -12,7 +12,7 @@ from tests.e2e.small_jobs import record, small, write_jsonl, write_records
 
 pytestmark = [pytest.mark.slow, pytest.mark.parallel]
 
-USAGE, REFUSED = 2, 4
+USAGE = 2
 
 
 def spec(steps: int, **optimizer: Any) -> dict[str, Any]:
@@ -63,10 +63,19 @@ def test_a_run_of_epochs_ends_when_every_sample_was_visited_so_often(home: Polyr
     assert f"4 epochs = {steps} steps, 1 x 96 tokens" in home.call("validate", str(job)).output
     (row,) = home.call("data", "mixture", "--job", "epochs", "-o", "json").item
     assert (row["toStep"], row["visitsMin"]) == (steps, 4)
-    other = home.write_job("epochs", **(spec | {"training": {"steps": 9, "packsPerStep": 1, "seed": 1}}))
-    refused = home.call("run", str(other))
-    assert refused.code == REFUSED, refused.said
-    assert "spec.training.epochs: 4 -> null" in refused.said
+    trained = home.losses("epochs")
+    fewer = home.call("run", str(home.write_job("epochs", **(spec | {"training": {**spec["training"], "epochs": 2}}))))
+    assert fewer.code == USAGE, fewer.said
+    assert f"is below step {steps}, which the run has trained" in fewer.said
+    longer = home.write_job("epochs", **(spec | {"training": {**spec["training"], "epochs": 5}}))
+    done = home.call("run", str(longer), "-o", "json")
+    assert done.code == 0, done.said
+    assert "extends the run from 4 to 5 epochs: spec.training.epochs: 4 -> 5" in done.said
+    assert f"5 epochs = {done.item['steps']} steps" in done.said
+    assert done.item["step"] == done.item["steps"] == len(home.losses("epochs")) > steps
+    assert trained.items() < home.losses("epochs").items(), "no step was trained again"
+    (row,) = home.call("data", "mixture", "--job", "epochs", "-o", "json").item
+    assert row["visitsMin"] == 5
 
 
 def test_a_run_that_starts_from_a_checkpoint_continues_as_its_run_would_have(home: PolyremeHome) -> None:

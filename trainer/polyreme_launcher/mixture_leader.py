@@ -23,6 +23,7 @@ from polyreme_api.job.model import Training
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.mixture import MixtureRecord
 from polyreme_api.store import ObjectExistsError, ObjectStore
+from polyreme_planner.extension import Count, uncounted
 from polyreme_planner.mixture import STEPS_AHEAD_MAX, next_mixture, training_words
 from polyreme_system.files import write_atomically
 
@@ -57,10 +58,13 @@ class MixtureLeader:
         store: The checkpoint root.
         attempt: The attempt of this rank.
         spec: The job's specification as the attempt began with it.
+        count: Counts the steps of epochs.
     """
 
-    def __init__(self, file: Path, store: ObjectStore, *, attempt: int, spec: TrainingJobSpec) -> None:
-        self._file, self._store, self._attempt, self._spec = file, store, attempt, spec
+    def __init__(
+        self, file: Path, store: ObjectStore, *, attempt: int, spec: TrainingJobSpec, count: Count = uncounted
+    ) -> None:
+        self._file, self._store, self._attempt, self._spec, self._count = file, store, attempt, spec, count
         self._seen: tuple[int, int] | None = None
 
     def __call__(self, step: int, note: Callable[[str], None] = lambda _: None) -> bool:
@@ -81,10 +85,10 @@ class MixtureLeader:
         training = changes.training or self._spec.training
         spec = self._spec.model_copy(update={"data": data, "training": training})
         after_step = step + STEPS_AHEAD_MAX
-        for sentence in training_words(spec, known, after_step=after_step):
+        for sentence in training_words(spec, known, after_step=after_step, count=self._count):
             _log.warning("%s", sentence)
             note(sentence)
-        fixed = next_mixture(spec, known, after_step=after_step)
+        fixed = next_mixture(spec, known, after_step=after_step, count=self._count)
         if fixed == known:
             return False
         self._put(fixed)

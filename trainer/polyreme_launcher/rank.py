@@ -27,6 +27,7 @@ from polyreme_api.history import checkpoint_at
 from polyreme_api.job import TrainingJob, TrainingJobSpec, parse_job
 from polyreme_api.progress import ProgressRecord, RankPhase
 from polyreme_datahub.loader.engine.client import EngineSource, OpenRequest
+from polyreme_datahub.loader.epoch_steps import counted_in
 from polyreme_datahub.loader.open import open_held_out, open_packs, open_steps, open_tokenizer, sleep_really
 from polyreme_datahub.loader.order.balance import StepSplit
 from polyreme_datahub.loader.read.origin_budget import OriginBudget, Reader, origin_budget
@@ -169,7 +170,7 @@ def _train(environment: Mapping[str, str]) -> int:
             evaluation=evaluation,
             sink=sink,
             clock=clock,
-            amend=_amend(rank, job.spec),
+            amend=_amend(environment, rank, job.spec),
             renew=lambda known: with_training(known, _in_force(environment, rank, job.spec), plan),
         )
     except (MemoryError, RuntimeError) as error:
@@ -178,12 +179,13 @@ def _train(environment: Mapping[str, str]) -> int:
         raise out_of_memory_error(job.spec, plan, message) from error
 
 
-def _amend(rank: RankEnvironment, spec: TrainingJobSpec) -> Amend:
+def _amend(environment: Mapping[str, str], rank: RankEnvironment, spec: TrainingJobSpec) -> Amend:
     """Return how changes of the mixture are fixed while ranks train: rank 0 does, beside the leader."""
     if rank.rank:
         return no_changes
     file = Path(rank.job_file).with_name(CHANGES_FILE)
-    return MixtureLeader(file, open_store(rank.checkpoint_url), attempt=rank.attempt, spec=spec)
+    count = counted_in(environment.get(names.OBJECTS_URL, ""), spec, job=environment.get(names.JOB_UID, ""))
+    return MixtureLeader(file, open_store(rank.checkpoint_url), attempt=rank.attempt, spec=spec, count=count)
 
 
 def _in_force(environment: Mapping[str, str], rank: RankEnvironment, spec: TrainingJobSpec) -> TrainingJobSpec:

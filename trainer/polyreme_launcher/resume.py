@@ -23,12 +23,14 @@ from polyreme_api.environment import PodEnvironment
 from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError, PolyremeError, RefusedError
 from polyreme_api.history import ResumePoint, attempt_key, attempt_spans, claim_key, is_history
 from polyreme_api.job import parse_job
+from polyreme_api.job.model import Training
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.mixture import MixtureRecord
 from polyreme_api.progress import CheckpointRef
 from polyreme_api.resume_point import fix_resume_point
 from polyreme_api.store import ObjectExistsError, ObjectStore
 from polyreme_datahub.objects import open_store
+from polyreme_planner.extension import Count, uncounted
 from polyreme_planner.mixture import first_mixture, next_mixture, restored_mixture, training_words
 
 RESUME_TRIES_MAX = 5
@@ -63,7 +65,9 @@ class ResumeFixer:
         """
         spec = None if job_json is None else parse_job(json.loads(job_json)).spec
         entries_of = functools.partial(self._entries_of, spec)
-        fix = functools.partial(fix_resume, attempt=attempt, by=self._by, spec=spec, entries_of=entries_of)
+        fix = functools.partial(
+            fix_resume, attempt=attempt, by=self._by, spec=spec, entries_of=entries_of, count=self._count(spec)
+        )
         last = ""
         for _ in range(RESUME_TRIES_MAX):
             try:
@@ -76,6 +80,18 @@ class ResumeFixer:
                 print(f"resume point of attempt {attempt} is not fixed: {last}", file=sys.stderr)
                 await self._clock.sleep(RESUME_RETRY_S)
         raise EnvironmentFailedError(f"checkpoint root failed {RESUME_TRIES_MAX} times: {last}")
+
+    def _count(self, spec: TrainingJobSpec | None) -> Count:
+        """Return what counts the steps of epochs; only asked where a run of epochs changes."""
+
+        def count(training: Training) -> Training:
+            from polyreme_datahub.loader.epoch_steps import counted_in
+
+            if spec is None or not self._objects_url or training.epochs is None:
+                return uncounted(training)
+            return counted_in(self._objects_url, spec, job=self._pod.job_uid)(training)
+
+        return count
 
     def _entries_of(self, spec: TrainingJobSpec | None, state: Mapping[str, Any]) -> int | None:
         """Return how many entries of the schedule the loader knew that saved a state; None if its data is not there."""
@@ -98,6 +114,7 @@ def fix_resume(
     now_s: float,
     spec: TrainingJobSpec | None = None,
     entries_of: EntriesOf = lambda _: None,
+    count: Count = uncounted,
 ) -> ResumePoint | None:
     """Fix the attempt's resume point and return it; None if a process of another name than ``by`` has fixed it.
 
@@ -109,6 +126,7 @@ def fix_resume(
         spec: The job's spec as the leader read it; None for a job whose mixture is not ours.
         entries_of: Returns how many entries of the schedule were known when a loader state was saved, if it can tell:
             asked for a checkpoint of a release whose resume points have no record of the mixture.
+        count: Counts the steps of epochs.
 
     Raises:
         ForeignFormatError: If a checkpoint is of a format that this version does not read.
@@ -123,7 +141,7 @@ def fix_resume(
         attempt=attempt,
         by=by,
         now_s=now_s,
-        mixture_of=lambda points, chosen: root.mixture(spec, points, chosen, entries_of),
+        mixture_of=lambda points, chosen: root.mixture(spec, points, chosen, entries_of, count),
     )
 
 
@@ -167,15 +185,20 @@ class _StoreRoot:
         return point
 
     def mixture(
-        self, spec: TrainingJobSpec, points: Sequence[ResumePoint], chosen: CheckpointRef | None, entries_of: EntriesOf
+        self,
+        spec: TrainingJobSpec,
+        points: Sequence[ResumePoint],
+        chosen: CheckpointRef | None,
+        entries_of: EntriesOf,
+        count: Count,
     ) -> MixtureRecord:
         """Return the changes of the mixture of an attempt: those of the newest one before it, and what came since."""
         step = 0 if chosen is None else chosen.step
         for point in sorted(points, key=lambda point: point.attempt, reverse=True):
             if (known := point.mixture or self._saved_mixture(spec, point.attempt)) is not None:
-                for words in training_words(spec, known, after_step=step):
+                for words in training_words(spec, known, after_step=step, count=count):
                     print(words, file=sys.stderr)
-                return next_mixture(spec, known, after_step=step)
+                return next_mixture(spec, known, after_step=step, count=count)
         # Points of releases before there were records, if any.
         marker = self._marker(lambda reference: reference == chosen)
         entries = None if marker is None or not spec.data.schedule else entries_of(marker.loader)

@@ -95,7 +95,7 @@ def _changed(home: Home, job: TrainingJob, output: Format) -> bool:
     from polyreme.local_run.running import change_running
 
     run = home.run(job.metadata.namespace, job.metadata.name)
-    if (found := change_running(run, job)) is None:
+    if (found := change_running(home, run, job)) is None:
         return False
     appended, words = found
     for sentence in words:

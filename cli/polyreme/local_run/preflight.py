@@ -6,15 +6,17 @@ import os
 import tempfile
 from pathlib import Path
 
+from polyreme.run_files.data import run_uid
 from polyreme.run_files.paths import Home, RunDirectory
 from polyreme.run_files.records import checkpoint_url
 from polyreme_api.checkpoint_inventory import State, Survey, survey
 from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError, NotFoundError, RefusedError
 from polyreme_api.history import COMMIT_MARKER, attempt_key, checkpoint_at, choose_resume
 from polyreme_api.job import TrainingJob
+from polyreme_api.job.model import Training
 from polyreme_api.mixture import MixtureRecord
 from polyreme_api.store import ObjectStore
-from polyreme_datahub.hub import check_datasets
+from polyreme_datahub.hub import check_datasets, count_epochs
 from polyreme_datahub.objects import check_access, open_store
 from polyreme_datahub.released_tokenizer import read_released
 from polyreme_datahub.sources.digits import sample_sources
@@ -24,7 +26,7 @@ from polyreme_local.kubelet.container import unhonoured_fields
 from polyreme_planner.adapters import Adapters, adapters_of
 from polyreme_planner.checkpoint_model import check_adapters, check_model
 from polyreme_planner.curriculum import curriculum_stages, shape_at
-from polyreme_planner.extension import extended, extension_words
+from polyreme_planner.extension import Count, extended, extension_words, uncounted
 from polyreme_planner.hardware import PROCESSOR
 from polyreme_planner.mixture import STEPS_AHEAD_MAX, next_mixture
 from polyreme_planner.plan import shape_of
@@ -86,7 +88,7 @@ def check(home: Home, run: RunDirectory, job: TrainingJob, *, resumes: bool, fre
     check_checkpoints(seen, url, shape, adapters_of(job.spec.training, shape))
     if not resumes:
         check_unused(seen, url)
-    check_changed(seen, job)
+    check_changed(seen, job, count=counting(home, run, job))
 
 
 def check_folders(run: RunDirectory, job: TrainingJob) -> None:
@@ -312,13 +314,27 @@ def check_unused(seen: Survey, url: str) -> None:
         )
 
 
-def check_changed(seen: Survey, job: TrainingJob, *, trained: int | None = None) -> list[str]:
+def counting(home: Home, run: RunDirectory, job: TrainingJob) -> Count:
+    """Return what gives a training of a run the steps of its epochs; they are counted where they are not yet."""
+
+    def count(training: Training) -> Training:
+        if training.epochs is None:
+            return training
+        spec = job.spec.model_copy(update={"training": training})
+        urls = {"registry_url": home.registry_url, "objects_url": home.objects_url}
+        return training.with_steps(count_epochs(spec, **urls, job=run_uid(run)))
+
+    return count
+
+
+def check_changed(seen: Survey, job: TrainingJob, *, trained: int | None = None, count: Count = uncounted) -> list[str]:
     """Refuse a change of the weights that was appended for a step that is past, and an end that alters such a step.
 
     Args:
         seen: The checkpoint root.
         job: The job.
         trained: Newest step; None: that of the checkpoint from which the run continues.
+        count: Counts the steps of epochs.
 
     Returns:
         What a changed end makes of the run, and a sentence for each change of the weights that takes effect later than
@@ -337,8 +353,8 @@ def check_changed(seen: Survey, job: TrainingJob, *, trained: int | None = None)
                 "name a later step",
                 field="spec.data.schedule[].fromStep",
             )
-    appended = next_mixture(job.spec, known, after_step=step).changes[len(known.changes) :]
-    return end_words(seen, job, trained=trained) + [
+    appended = next_mixture(job.spec, known, after_step=step, count=count).changes[len(known.changes) :]
+    return end_words(seen, job, trained=trained, count=count) + [
         f"weights from step {change.from_step} on take effect at step {change.step}, where the next window of the "
         "order begins"
         for change in appended
@@ -346,13 +362,14 @@ def check_changed(seen: Survey, job: TrainingJob, *, trained: int | None = None)
     ]
 
 
-def end_words(seen: Survey, job: TrainingJob, *, trained: int | None = None) -> list[str]:
+def end_words(seen: Survey, job: TrainingJob, *, trained: int | None = None, count: Count = uncounted) -> list[str]:
     """Say what a changed end makes of a run; nothing where it is the same.
 
     Args:
         seen: The checkpoint root.
         job: The job.
         trained: Newest step of a run that trains; None: the run continues from its newest checkpoint.
+        count: Counts the steps of epochs.
 
     Raises:
         InvalidConfigError: If the change would alter a trained step.
@@ -361,19 +378,16 @@ def end_words(seen: Survey, job: TrainingJob, *, trained: int | None = None) -> 
     if known is None or known.training is None or known.training == job.spec.training:
         return []
     after_step = _trained(seen) if trained is None else trained + STEPS_AHEAD_MAX
-    extended(job.spec, known.training, after_step=after_step)
+    extended(job.spec, known.training, after_step=after_step, count=count)
     return [extension_words(known.training, job.spec.training, after_step=after_step)]
 
 
-def is_extended(url: str, job: TrainingJob) -> bool:
+def is_extended(url: str, job: TrainingJob, count: Count) -> bool:
     """Whether a job has more steps than its newest attempt had."""
     known = _known(survey(open_checkpoints(url)))
-    return (
-        known is not None
-        and known.training is not None
-        and known.training.steps is not None
-        and known.training.steps < (job.spec.training.steps or 0)
-    )
+    if known is None or known.training is None or known.training == job.spec.training:
+        return False
+    return count(known.training).steps_known < count(job.spec.training).steps_known
 
 
 def _known(seen: Survey) -> MixtureRecord | None:
@@ -404,7 +418,7 @@ def warnings(job: TrainingJob) -> list[str]:
     return found
 
 
-def continued(run: RunDirectory, job: TrainingJob) -> list[str]:
+def continued(home: Home, run: RunDirectory, job: TrainingJob) -> list[str]:
     """Name, a sentence each, what is new for a run that continues: damaged checkpoints, and changes that wait."""
     url = checkpoint_url(run, job)
     folder = checkpoint_folder(url)
@@ -414,7 +428,7 @@ def continued(run: RunDirectory, job: TrainingJob) -> list[str]:
     damaged = [
         f"checkpoint {stored.name} is damaged and is not used: {stored.why}" for stored in seen.of(State.DAMAGED)
     ]
-    return [*damaged, *check_changed(seen, job)]
+    return [*damaged, *check_changed(seen, job, count=counting(home, run, job))]
 
 
 def idle_fields(job: TrainingJob) -> list[str]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from polyreme.job_files import read_job
-from polyreme.local_run.preflight import check_changed, end_words
+from polyreme.local_run.preflight import check_changed, counting, end_words
 from polyreme.run_files.identity import APPEND_ONLY_FIELDS, changes, is_served
-from polyreme.run_files.paths import RunDirectory
+from polyreme.run_files.paths import Home, RunDirectory
 from polyreme.run_files.records import checkpoint_url, read_records_at
 from polyreme_api.checkpoint_inventory import survey
 from polyreme_api.job import TrainingJob
@@ -14,7 +14,7 @@ from polyreme_datahub.objects import open_store
 from polyreme_datahub_service.stored_job import write_job
 
 
-def change_running(run: RunDirectory, job: TrainingJob) -> tuple[list[MixtureChange], list[str]] | None:
+def change_running(home: Home, run: RunDirectory, job: TrainingJob) -> tuple[list[MixtureChange], list[str]] | None:
     """Change a run that another process serves, which looks at its file now and then.
 
     A run that ends meanwhile finds the changes when it continues.
@@ -36,7 +36,8 @@ def change_running(run: RunDirectory, job: TrainingJob) -> tuple[list[MixtureCha
     url = checkpoint_url(run, known)
     trained = max((record.step for record in read_records_at(url).history), default=0)
     seen = survey(open_store(url))
-    check_changed(seen, job, trained=trained)
-    words = end_words(seen, job, trained=trained)
+    count = counting(home, run, job)
+    check_changed(seen, job, trained=trained, count=count)
+    words = end_words(seen, job, trained=trained, count=count)
     write_job(run.job_file, job)
     return list(job.spec.data.schedule[len(known.spec.data.schedule) :]), words

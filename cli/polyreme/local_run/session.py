@@ -130,7 +130,7 @@ def _serve(home: Home, run: RunDirectory, job: TrainingJob, settings: SessionSet
             field="--inject or spec.checkpoint.location",
         )
     unknown = unknown_fields(job.spec.workers.template)
-    for words in [unknown, *preflight.warnings(job), *(preflight.continued(run, job) if known else ())]:
+    for words in [unknown, *preflight.warnings(job), *(preflight.continued(home, run, job) if known else ())]:
         if words:
             note(words)
     if settings.fresh:
@@ -199,7 +199,9 @@ class _Session:
                 nodes=self._settings.nodes,
                 node_faults=self._settings.node_faults,
             ) as cluster:
-                await cluster.apply(self._job, longer=resumed and preflight.is_extended(self._checkpoints, self._job))
+                count = preflight.counting(self._home, self._run, self._job)
+                longer = resumed and preflight.is_extended(self._checkpoints, self._job, count)
+                await cluster.apply(self._job, longer=longer)
                 remember_uid(self._run, (await cluster.job()).metadata.uid)
                 await self._serve(cluster, resumed=resumed)
                 job = await cluster.job()

@@ -335,7 +335,7 @@ def test_a_run_that_goes_on_names_the_checkpoints_that_are_damaged(home: Home, t
     committed(root, located(root), files={"data": SavedFile.of(b"1234")})
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump(located(root)))
-    said = preflight.continued(home.run("default", "refused"), read_job(path))
+    said = preflight.continued(home, home.run("default", "refused"), read_job(path))
     assert said == ["checkpoint a000001-s00000002 is damaged and is not used: data is missing"]
 
 

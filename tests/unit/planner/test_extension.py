@@ -9,6 +9,7 @@ import pytest
 
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.job import TrainingJobSpec
+from polyreme_api.job.model import Training
 from polyreme_api.mixture import MixtureRecord
 from polyreme_planner.extension import extended
 from polyreme_planner.mixture import first_mixture, in_force, next_mixture, training_words
@@ -82,6 +83,28 @@ def test_an_attempt_is_held_to_the_end_that_was_fixed_for_it() -> None:
     (said,) = training_words(spec(200, decaySteps=20), known, after_step=80)
     assert said == "extends the run from step 100 to 200: spec.training.steps: 100 -> 200"
     assert in_force(spec(100), MixtureRecord()).training.steps == 100, "of a release before there were records"
+
+
+def test_epochs_move_the_end_to_the_steps_that_were_counted_for_them() -> None:
+    def by_epochs(epochs: int) -> TrainingJobSpec:
+        training = spec(100, decaySteps=20).training.model_copy(update={"steps": None, "epochs": epochs})
+        return spec(100).model_copy(update={"training": training})  # type: ignore[no-any-return]
+
+    def count(training: Training) -> Training:
+        return training.with_steps(50 * training.epochs) if training.epochs else training
+
+    known, longer = by_epochs(2), by_epochs(3)
+    assert extended(longer, known.training, after_step=80, count=count) == longer.training
+    (said,) = training_words(longer, first_mixture(known), after_step=80, count=count)
+    assert said == "extends the run from 2 to 3 epochs: spec.training.epochs: 2 -> 3"
+    for asked, after_step, words in (
+        (longer, 90, "the learning rate of step 82 would change"),
+        (by_epochs(1), 60, "training.epochs 1 = 50 steps is below step 60"),
+    ):
+        with pytest.raises(InvalidConfigError, match=words):
+            extended(asked, known.training, after_step=after_step, count=count)
+    (ignored,) = training_words(longer, first_mixture(known), after_step=80)
+    assert "is ignored, the run keeps its end at epoch 2: the number of steps is not known" in ignored
 
 
 def preferring(steps: int, *schedule: dict[str, Any], scores: str = "Cached") -> TrainingJobSpec:

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from polyreme.commands.asked_model import open_asked
+from polyreme.run_files.paths import Home
+from polyreme_datahub.hub import read_images
 from tests.e2e.polyreme_home import PolyremeHome
 from tests.kept.folders import FINISHED, STOPPED, VERSIONS, copy_home, read_values
 from tests.kept.reading import export_tensors
@@ -41,6 +44,25 @@ def test_a_stopped_run_continues_from_its_checkpoint(version: Path, kept: Polyre
     assert {step: losses[int(step)] for step in before["history"]} == before["history"]
     wanted = {int(step): float.fromhex(loss) for step, loss in values["continued"].items()}
     assert {step: float.fromhex(loss) for step, loss in losses.items()} == pytest.approx(wanted, rel=TOLERANCE)
+    _check_asked(kept, STOPPED)
+
+
+def _check_asked(kept: PolyremeHome, name: str) -> None:
+    """Held-out pages that a person asks about are answered as the evaluation of the run answered them."""
+    home, result = Home(path=kept.path), kept.records(name).evaluation
+    assert result is not None
+    pages = result["pages"]
+    images = read_images(home.registry_url, home.objects_url, [page["imageDigest"] for page in pages])
+    asked = open_asked(home, name, None)
+    with asked.reader() as reader:
+        prompts = [
+            reader.read([{"role": "user", "content": page["question"]}], [images[page["imageDigest"]]])
+            for page in pages
+        ]
+        made = asked.answers(prompts, stop_token=reader.token_ids.end, prompt_tokens_max=96, new_tokens_max=16, rows=2)
+        answers = [reader.text(answer.tokens) for answer in made if answer is not None]
+    assert answers == [page["answer"] for page in pages]
+    assert len(set(answers)) > 1
 
 
 def test_a_finished_run_is_reported_and_exported(version: Path, kept: PolyremeHome, tmp_path: Path) -> None:

@@ -106,7 +106,10 @@ def _located(home: Home, target: str, checkpoint: str | None) -> tuple[RunDirect
     """Find what a person named: a run with a checkpoint's name, or the folder of an export."""
     path = Path(folder_path(target, field="RUN") if is_folder(target) else target)
     namespace, _, short = target.rpartition("/")
-    if home.run(namespace or "default", short).exists or not path.is_dir():
+    if is_folder(target) or target.startswith(("/", ".")):
+        if not path.is_dir():
+            raise NotFoundError(f"no folder {path}", field="RUN")
+    elif home.run(namespace or "default", short).exists or not path.is_dir():
         return find(home, target, field="RUN"), "", checkpoint
     if not (path / COMMIT_MARKER).is_file():
         if checkpoint is not None:

@@ -95,6 +95,7 @@ def test_an_export_and_the_folder_of_a_checkpoint_answer_as_the_run(
     ("arguments", "code", "sentence"),
     [
         (("nosuch", "hello"), 3, "no run 'nosuch'"),
+        (("./nosuch", "hello"), 3, "no folder nosuch"),
         (("stopped", "--checkpoint", "a1", "hello"), 3, "no committed checkpoint 'a1' of run 'stopped'"),
         ((FINISHED, " "), 2, "question is empty"),
         ((FINISHED, "--image", "nowhere.png", "hello"), 3, "no image nowhere.png"),

@@ -36,7 +36,7 @@ from polyreme_datahub.sandbox.sandbox import Sandbox
 from polyreme_datahub.sandbox.tasks import Limits, SampleTask, SandboxStep, StepMade, StepVerdict
 from polyreme_datahub.sources.records import IMAGE_BYTES_MAX, IMAGES_MAX, checked_turns
 from polyreme_datahub.tokenizer_file import TokenText, tokenizer_json
-from polyreme_datahub.tokens import TextTokenizer
+from polyreme_datahub.tokens import TOKEN_CHARACTERS_MAX, TextTokenizer
 
 PREPROCESSOR_FILE = "preprocessor_config.json"
 NO_ANSWER: Mapping[str, str] = {"role": "assistant", "content": ""}
@@ -191,6 +191,12 @@ class PromptReader:
         if asked[-1]["role"] != "user" or not (asked[-1]["content"].strip() or images):
             seen = "empty" if asked[-1]["role"] == "user" else f"of {asked[-1]['role']}"
             raise BadRecordError(f"nothing is asked: the last turn is {seen}, expected a question", rule="question")
+        if (characters := sum(len(turn["content"]) for turn in asked)) > self.tokens_max * TOKEN_CHARACTERS_MAX:
+            raise BadRecordError(
+                f"prompt is too long: {characters} characters, expected at most {TOKEN_CHARACTERS_MAX} for each of the "
+                f"{self.tokens_max} tokens that the model was made for",
+                rule="prompt",
+            )
         grids_I2, patches_PC = self._cut(images)
         merge = self._rules.images.merge if self._rules.images is not None else 1
         cells = [int(rows) * int(columns) // merge**2 for rows, columns in grids_I2]

@@ -18,6 +18,7 @@ from polyreme_api.errors import InvalidConfigError, NotFoundError
 from polyreme_api.history import COMMIT_MARKER
 from polyreme_api.urls import folder_path, is_folder
 from polyreme_datahub.prompts import Prompt, PromptReader, PromptRules, rules_of_export, rules_of_job
+from polyreme_datahub.sandbox.tasks import Limits
 from polyreme_launcher.urls import checkpoint_folder
 from polyreme_planner.plan import plan_for
 from polyreme_planner.precision import precision_of
@@ -69,9 +70,9 @@ class AskedModel:
         engine = Engine(self.model, settings)
         yield from answers(engine, prompts, stop_token=stop_token, new_tokens_max=new_tokens_max)
 
-    def reader(self) -> PromptReader:
-        """Return what makes prompts for it."""
-        return PromptReader(self.rules)
+    def reader(self, limits: Limits | None = None) -> PromptReader:
+        """Return what makes prompts for it; limits are those of decoding."""
+        return PromptReader(self.rules, limits)
 
 
 def open_asked(home: Home, target: str, checkpoint: str | None, *, device: str | None = None) -> AskedModel:

@@ -18,6 +18,7 @@ from polyreme.local_run.signals import stop_signals
 from polyreme.serving.access import Access, check_address, read_token
 from polyreme_api.environment import SERVE_TOKEN
 from polyreme_api.errors import EnvironmentFailedError
+from polyreme_datahub.sandbox.tasks import Limits
 from polyreme_system.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ class Cache(StrEnum):
 CONTEXT_TOKENS = 16_384
 """Longest sequence unless --context says another: the cache has room for one at least."""
 MIB = 1 << 20
+DECODING = Limits(wall_s=30.0, cpu_s=15)
+"""What the images of a request may take: others wait meanwhile."""
 STOP_S = 30.0
 """How long answers that have begun may take when the server stops."""
 
@@ -107,7 +110,7 @@ async def _serve(
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     engine = EngineThread(lambda: Engine(opened.model, settings), clock)
     engine.start()
-    server = AnswerServer(opened.name, opened.reader(), engine, access=access, limits=limits, clock=clock)
+    server = AnswerServer(opened.name, opened.reader(DECODING), engine, access=access, limits=limits, clock=clock)
     runner = web.AppRunner(server.application(), access_log=None, handler_cancellation=True, shutdown_timeout=STOP_S)
     await runner.setup()
     try:

@@ -287,10 +287,14 @@ class Training(Part):
         return [stage.name for stage in self.stages if stage.objective is not None and stage.objective.compares]
 
     @property
+    def scored_before(self) -> list[str]:
+        """Names of those that score all of their pairs before their first step."""
+        return [stage.name for stage in self.stages if stage.objective is not None and stage.objective.scores_before]
+
+    @property
     def holds_reference(self) -> bool:
         """Whether a stage compares answers with a copy of the weights in memory."""
-        objectives = [stage.objective for stage in self.stages if stage.objective is not None]
-        return any(of.compares and not of.scores_before for of in objectives)
+        return len(self.scored_before) < len(self.comparing)
 
     @property
     def steps_known(self) -> int:

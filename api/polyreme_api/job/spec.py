@@ -236,10 +236,10 @@ def check_early_start(training: Training, data: Data) -> None:
             f"data.startWhileProcessing: {of_sizes[0]} needs the size of every source, which is known when all are "
             "processed; drop one of the two"
         )
-    if training.comparing:
+    if training.scored_before:
         raise ValueError(
-            f"data.startWhileProcessing: stage {training.comparing[0]!r} scores all of its pairs before its first "
-            "step; leave startWhileProcessing out"
+            f"data.startWhileProcessing: stage {training.scored_before[0]!r} scores all of its pairs before its first "
+            "step; leave startWhileProcessing out, or use its objective.reference.scores: Online"
         )
     for stage in training.stages:
         tokens = data.sequence_tokens if stage.sequence_tokens is None else stage.sequence_tokens

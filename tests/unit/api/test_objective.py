@@ -53,3 +53,9 @@ def test_defaults_that_an_api_server_fills_in_are_no_objective() -> None:
     filled = {"kind": "Supervised", "loss": "Sigmoid", "beta": "0.1", "reference": {"scores": "Cached"}}
     stages = [{"name": "a", "steps": 4, "objective": filled}]
     assert not load_job(job_with({"spec.training.steps": 4, "spec.training.stages": stages})).spec.training.comparing
+
+
+def test_pairs_that_are_scored_in_each_step_need_not_all_be_processed() -> None:
+    stage = {"name": "a", "steps": 4, "objective": {"kind": "Preference", "reference": {"scores": "Online"}}}
+    job = load_job(job_with({"spec.training.steps": 4, "spec.training.stages": [stage], **EARLY}))
+    assert (job.spec.training.comparing, job.spec.training.scored_before) == (["a"], [])

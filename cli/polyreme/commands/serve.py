@@ -19,6 +19,7 @@ from polyreme.serving.access import Access, check_address, read_token
 from polyreme_api.environment import SERVE_TOKEN
 from polyreme_api.errors import EnvironmentFailedError
 from polyreme_datahub.sandbox.tasks import Limits
+from polyreme_system.addresses import listen
 from polyreme_system.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ CONTEXT_TOKENS = 16_384
 MIB = 1 << 20
 DECODING = Limits(wall_s=30.0, cpu_s=15)
 """What the images of a request may take: others wait meanwhile."""
+KEEP_ALIVE_S = 75.0
+"""How long a connection without a request stays open."""
 STOP_S = 30.0
 """How long answers that have begun may take when the server stops."""
 
@@ -81,6 +84,7 @@ def serve(
 
     token = read_token(token_file, os.environ.get(SERVE_TOKEN), name=SERVE_TOKEN)
     check_address(host, token, name=SERVE_TOKEN)
+    _check_free(host, port)
     kind = CacheKind(cache.value)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     opened = open_asked(context.obj, target, checkpoint, device=device)
@@ -93,6 +97,24 @@ def serve(
         opened, name=name or opened.name, rules=dataclasses.replace(opened.rules, tokens_max=longest)
     )
     asyncio.run(_serve(opened, settings, limits, Access(token), host, port))
+
+
+def _check_free(host: str, port: int) -> None:
+    """Refuse an address that is not available, before weights are read.
+
+    Raises:
+        EnvironmentFailedError: If it is not.
+    """
+    try:
+        listen(host, port, backlog=1).close()
+    except OSError as error:
+        raise _not_available(host, port, error) from error
+
+
+def _not_available(host: str, port: int, error: OSError) -> EnvironmentFailedError:
+    return EnvironmentFailedError(
+        f"server can't listen on {host}:{port}: {error.strerror or error}; choose another", field="--host or --port"
+    )
 
 
 async def _serve(
@@ -111,16 +133,20 @@ async def _serve(
     engine = EngineThread(lambda: Engine(opened.model, settings), clock)
     engine.start()
     server = AnswerServer(opened.name, opened.reader(DECODING), engine, access=access, limits=limits, clock=clock)
-    runner = web.AppRunner(server.application(), access_log=None, handler_cancellation=True, shutdown_timeout=STOP_S)
+    runner = web.AppRunner(
+        server.application(),
+        access_log=None,
+        handler_cancellation=True,
+        keepalive_timeout=KEEP_ALIVE_S,
+        shutdown_timeout=STOP_S,
+    )
     await runner.setup()
     try:
         site = web.TCPSite(runner, host, port)
         try:
             await site.start()
         except OSError as error:
-            raise EnvironmentFailedError(
-                f"server can't listen on {host}:{port}: {error.strerror}; choose another port", field="--port"
-            ) from error
+            raise _not_available(host, port, error) from error
         address = f"[{host}]" if ":" in host else host
         sys.stdout.write(f"serving {opened.name} at http://{address}:{runner.addresses[0][1]}/v1; Ctrl-C stops\n")
         sys.stdout.flush()

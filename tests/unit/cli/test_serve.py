@@ -8,6 +8,7 @@ import dataclasses
 import io
 import json
 import shutil
+import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from aiohttp.test_utils import TestServer
 from PIL import Image
 
 from polyreme.commands.asked_model import AskedModel, open_asked
+from polyreme.main import invoke
 from polyreme.run_files.paths import Home
 from polyreme.serving.access import Access, check_address, read_token
 from polyreme.serving.answers import sizes
@@ -329,3 +331,22 @@ def test_a_token_comes_from_a_file_or_the_environment(tmp_path: Path) -> None:
             read_token(file, variable, name="TOKEN")
     with pytest.raises(NotFoundError):
         read_token(tmp_path / "none", None, name="TOKEN")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        (("nosuch", "--port", "0"), 3, "no run 'nosuch'"),
+        (("nosuch", "--host", "0.0.0.0"), 2, "is not loopback and there is no token"),
+        (("nosuch", "--token-file", "none"), 3, "no token file none"),
+        (("nosuch", "--cache", "int9"), 2, "int9"),
+        (("nosuch", "--port", "{port}"), 7, "can't listen on 127.0.0.1:{port}"),
+    ],
+)
+def test_a_server_that_cannot_be_is_refused_before_weights_are_read(
+    arguments: tuple[str, ...], code: int, sentence: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ended = invoke(["--home", str(tmp_path), "serve", *(word.format(port=port) for word in arguments)])
+    assert (ended, sentence.format(port=port) in capsys.readouterr().err) == (code, True)

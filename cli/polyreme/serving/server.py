@@ -32,6 +32,8 @@ from polyreme_trainer.serve.engine import Made, Request
 
 BODY_S = 30.0
 """Longest time to receive a request."""
+CLIENT_LEFT = "499"
+"""Code by which such requests are counted, as nginx does."""
 SEED_BITS = 63
 CHAT, MODELS, METRICS, HEALTH = "/v1/chat/completions", "/v1/models", "/metrics", "/healthz"
 
@@ -112,6 +114,9 @@ class AnswerServer:
             if request.path != HEALTH:
                 self._check_access(request)
             response = await handler(request)
+        except asyncio.CancelledError:
+            self.metrics.requests.labels(CLIENT_LEFT).inc()
+            raise
         except RequestError as error:
             response = _refused(error.code, error.message)
         except web.HTTPException as error:

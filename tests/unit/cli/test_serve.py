@@ -266,7 +266,7 @@ def test_a_client_that_leaves_frees_its_place_and_its_pages(asked: AskedModel) -
         assert (await client.post(question(1)))[0] == 200
         seen = await client.metrics()
         assert seen["polyreme_serve_cache_pages_used"] == 0
-        assert seen['polyreme_serve_requests_total{code="200"}'] == 1
+        assert [seen[f'polyreme_serve_requests_total{{code="{code}"}}'] for code in (200, 499)] == [1, 1]
 
     serve(asked, use, limits=dataclasses.replace(LIMITS, requests=1), engine=Gated)
 

@@ -32,7 +32,7 @@ IMPORTS = {
     "operator": ("polyreme_operator.service",),
     "datahub": ("polyreme_datahub.hub", "polyreme_datahub.loader.open"),
     "services": ("polyreme_datahub.topics.pulsar", "polyreme_datahub.lakehouse_admin"),
-    "trainer": ("polyreme_launcher.main", "polyreme_launcher.rank"),
+    "trainer": ("polyreme_launcher.main", "polyreme_launcher.rank", "polyreme.main", "polyreme.serving.server"),
     "cli": ("polyreme.main",),
     "kubectl": ("polyreme.plugin.main", "polyreme.plugin.completion"),
     "processor": ("polyreme_processor",),
@@ -43,6 +43,7 @@ IMPORTS = {
 """What each extra, installed alone, must be able to import; the first is no extra at all."""
 SCRIPTS = {
     "operator": ("polyreme-operator",),
+    "trainer": ("polyreme",),
     "cli": ("polyreme",),
     "kubectl": ("kubectl-polyreme",),
     "datahub-service": ("polyreme-datahub",),

@@ -22,7 +22,8 @@ from polyreme_datahub.prompts import Prompt, PromptReader
 TEXT_TOKENS = 64
 """Tokens of a text prompt, unless the model was made for shorter ones."""
 ANSWER_TOKENS = 16
-WITHIN = 0.5
+WITHIN = 1.0
+"""Twice what a trained model in bfloat16 differs by in 500 random tokens; a wrong rotation differs by 4 and more."""
 QUESTION = "What is on the picture?"
 
 
@@ -41,7 +42,7 @@ def check_server(
 
     A server with a wrong kernel or configuration answers fluently, so only such a comparison finds it. Texts are random
     tokens. With --image, the answers to the question about each image are compared too, and the prompt's tokens. A
-    server in float32 differs by about 0.0001, one in bfloat16 by some tenths.
+    server in float32 differs by about 0.0001, one in bfloat16 by up to 0.6.
 
     Examples:
 

@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.parallel]
 
 HOW_TO = ROOT / "docs" / "how-to"
 OVERRIDES = "tests/unit/cli/test_job_overrides"
+ASK, SERVE = "tests/unit/cli/test_ask", "tests/unit/cli/test_serve"
 ELSEWHERE = {
     "polyreme run manifests/samples/quickstart.yaml --fresh --inject kill-rank=1@70": "make quickstart",
     "polyreme run in-stages.yaml": "test_e2e_stages",
@@ -39,6 +40,14 @@ ELSEWHERE = {
     ),
     "polyreme runs compare slow fast": "tests/unit/cli/test_runs_compare",
     "polyreme runs compare slow fast -o json": "tests/unit/cli/test_runs_compare",
+    'polyreme ask NAME --image page.png "Which digits, left to right?"': ASK,
+    'polyreme ask quickstart --image page.png "Which digits, left to right?"': ASK,
+    'polyreme ask ./model --image page.png "Which digits, left to right?"': ASK,
+    "polyreme serve quickstart": SERVE,
+    "polyreme serve ./model --host 0.0.0.0 --token-file token": SERVE,
+    'polyreme checkpoint check-server ./further http://127.0.0.1:8000 --image page.png --question "Which digits?"': (
+        "tests/unit/cli/test_check_server"
+    ),
 }
 """Commands that are not run here, and what runs them."""
 BIG_JOB = """

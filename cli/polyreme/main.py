@@ -55,6 +55,7 @@ COMMANDS: tuple[Declared, ...] = (
         (
             *commands("polyreme.commands.runs", "ls", "show", "logs", "stop", "rm"),
             Command("polyreme.commands.runs_compare", "compare"),
+            Command("polyreme.commands.runs_export", "export"),
         ),
     ),
     Group(

@@ -32,6 +32,10 @@ def run(
         int | None, typer.Option(min=1, max=4096, help="Devices that this machine offers.", show_default="enough")
     ] = None,
     nodes: Annotated[int, typer.Option(min=1, max=64, help="Nodes that this machine is divided into.")] = 1,
+    track: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KIND:WHERE", help="Send steps to tensorboard:DIR or mlflow:URL; may be repeated."),
+    ] = None,
     output: OutputOption = Format.TABLE,
 ) -> int:
     """Train a job on this machine, as a cluster would: pods become processes.
@@ -52,12 +56,15 @@ def run(
 
       polyreme run job.yaml --nodes 5 --inject slow-node=1
 
+      polyreme run job.yaml --track tensorboard:./tensorboard --track mlflow:http://127.0.0.1:5000
+
       polyreme run job.yaml --fresh -o json
     """
     # Before the modules of a run are imported: Ctrl-C meanwhile must end the command as it does later.
     cancel_on_signals()
     from polyreme.job_overrides import read_manifest
     from polyreme.local_run.session import SessionSettings, serve
+    from polyreme.tracking.registry import live_target
     from polyreme_planner.loading import load_job
 
     home: Home = context.obj
@@ -65,7 +72,8 @@ def run(
     if not fresh and _changed(home, described, output):
         return ExitCode.OK
     injections = [parse_injection(text) for text in inject or ()]
-    asked = SessionSettings(fresh=fresh, injections=tuple(injections), devices=devices, nodes=nodes)
+    trackers = tuple(live_target(text) for text in track or ())
+    asked = SessionSettings(fresh=fresh, injections=tuple(injections), devices=devices, nodes=nodes, trackers=trackers)
     outcome = serve(home, described, asked)
     emit(
         "Run",

@@ -15,7 +15,7 @@ import shutil
 import signal
 import sys
 import uuid
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,8 @@ from polyreme.run_files.paths import PREVIOUS_SUFFIX, Home, RunDirectory
 from polyreme.run_files.processes import started_at_s
 from polyreme.run_files.records import checkpoint_url, last_error, read_records_at
 from polyreme.run_files.timeline import Moment, Timeline
+from polyreme.tracking.live import following
+from polyreme.tracking.registry import Target
 from polyreme.views.output import note
 from polyreme_api.errors import (
     DataDamagedError,
@@ -77,6 +79,7 @@ class SessionSettings:
     injections: tuple[Injection, ...] = ()
     devices: int | None = None
     nodes: int = 1
+    trackers: tuple[Target, ...] = ()
 
     @property
     def step_injections(self) -> tuple[Injection, ...]:
@@ -183,10 +186,13 @@ class _Session:
         self._interrupts = 0
         self._pressed = False
         """Whether a person pressed Ctrl-C, and did not ask by another command or close the terminal."""
+        self._say: Callable[[str], None] = note
+        """Shows a sentence, among the events while these are on the screen."""
 
     async def run(self, *, resumed: bool) -> RunOutcome:
         """Serve until the job has finished or stopped."""
-        with self._interruptible():
+        # Trackers end after the outcome is written, since they read the last state there.
+        with self._interruptible(), contextlib.ExitStack() as tracking:
             async with open_cluster(
                 self._home,
                 self._run,
@@ -203,15 +209,21 @@ class _Session:
                 longer = resumed and preflight.is_extended(self._checkpoints, self._job, count)
                 await cluster.apply(self._job, longer=longer)
                 remember_uid(self._run, (await cluster.job()).metadata.uid)
+                tracking.enter_context(following(self._settings.trackers, self._run, self._job, warn=self._warn))
                 await self._serve(cluster, resumed=resumed)
+                self._say = note
                 job = await cluster.job()
             return self._conclude(job)
+
+    def _warn(self, words: str) -> None:
+        self._say(words)
 
     async def _serve(self, cluster: LocalCluster, *, resumed: bool) -> None:
         watcher = Watcher(self._run, self._job, cluster, self._timeline, self._clock)
         if (await cluster.job()).status.finished:
             note(f"run {self._run.name} is finished; use --fresh to start over")
             return
+        self._say = watcher.say
         if resumed:
             note(f"run {self._run.name} continues")
         known, run = await cluster.job(), self._run

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from polyreme_api.history import START_KEY, ResumePoint, attempt_spans, committe
 from polyreme_api.job import TrainingJob
 from polyreme_api.mixture import MixtureRecord
 from polyreme_api.progress import CheckpointRef, StepRecord
-from polyreme_api.store import ObjectStore
+from polyreme_api.store import ObjectInfo, ObjectStore
 from polyreme_api.urls import is_bucket
 from polyreme_datahub.objects import bucket_of, open_store
 from polyreme_launcher.urls import checkpoint_folder, local_folder
@@ -107,15 +107,27 @@ def read_records_at(url: str) -> RunRecords:
         return RunRecords(points=(), steps={}, checkpoints=(), evaluation=None)
     store = open_store(url)
     seen = survey(store)
-    results = [info.key for info in store.list("evaluation/a")]
     tables = [info.key for info in store.list("routing/a")]
     return RunRecords(
         points=seen.points,
         steps=_steps(store),
         checkpoints=_entries(seen),
-        evaluation=json.loads(store.get(results[-1])) if results else None,
+        evaluation=read_evaluation(store),
         routing=json.loads(store.get(tables[-1])) if tables else None,
     )
+
+
+def read_evaluation(store: ObjectStore) -> Mapping[str, Any] | None:
+    """Read the newest held-out result; None before the first."""
+    results = [info.key for info in store.list("evaluation/a")]
+    return dict(json.loads(store.get(results[-1]))) if results else None
+
+
+def step_parts(store: ObjectStore) -> Iterator[tuple[int, ObjectInfo]]:
+    """Yield attempt and object of all step records; those of a bucket lie in parts, whose keys are in order."""
+    for info in store.list("steps/a"):
+        if (match := _STEPS_KEY.fullmatch(info.key)) is not None:
+            yield int(match[1]), info
 
 
 def read_start(url: str) -> str:
@@ -164,11 +176,10 @@ def parse_steps(data: bytes) -> list[StepRecord]:
 
 
 def _steps(store: ObjectStore) -> dict[int, list[StepRecord]]:
-    """Step records by attempt; those of a bucket lie in parts, whose keys are in order."""
+    """Step records by attempt."""
     steps: dict[int, list[StepRecord]] = {}
-    for info in store.list("steps/a"):
-        if (match := _STEPS_KEY.fullmatch(info.key)) is not None:
-            steps.setdefault(int(match[1]), []).extend(parse_steps(store.get(info.key)))
+    for attempt, info in step_parts(store):
+        steps.setdefault(attempt, []).extend(parse_steps(store.get(info.key)))
     return steps
 
 

@@ -35,6 +35,8 @@ HERE = Path(__file__).parent
 START_S_MAX = 240.0
 STEPS = 20_000
 NAMES = 8
+DATA = {"sequenceTokens": 160, "seed": 17, "sources": [{"name": "one", "dataset": "sample/digits-1"}]}
+EVALUATION = {"sets": [{"name": "one", "dataset": "sample/digits-1-heldout"}], "samplesMax": 16, "answerTokensMax": 4}
 READ_TENSORBOARD = """
 import json, sys
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -66,10 +68,10 @@ def main() -> int:
 
 
 def followed(folder: Path, server: Server, python: Path) -> dict[str, float]:
-    """Follow a run of which a rank is killed; compare what both tools show with its records."""
+    """Follow a run and kill one of its ranks; compare what both tools show with its records."""
     home = PolyremeHome(folder)
     try:
-        job = home.write_job("followed", data=digits())
+        job = home.write_job("followed", data=DATA, evaluation=EVALUATION)
         target = folder / "tb"
         targets = ("--track", f"tensorboard:{target}", "--track", f"mlflow:{server.url}")
         ended = home.start(job, *targets, "--inject", "kill-rank=1@12").end()
@@ -150,11 +152,6 @@ def interrupted(server: Server) -> dict[str, float]:
     }
 
 
-def digits() -> dict[str, Any]:
-    """Data of the run."""
-    return {"sequenceTokens": 160, "seed": 17, "sources": [{"name": "one", "dataset": "sample/digits-1"}]}
-
-
 def installed(root: Path, name: str) -> Path:
     """Return the Python of a tool's own environment, which is made once for each pinned version."""
     lines = (HERE / "tracking_peers.txt").read_text().splitlines()
@@ -186,7 +183,16 @@ class Server:
                 free.bind(("127.0.0.1", 0))
                 self.url = f"http://127.0.0.1:{free.getsockname()[1]}"
         store = f"sqlite:///{self.folder}/mlflow.db"
-        command = [self.python, "-m", "mlflow", "server", "--workers", "1", "--backend-store-uri", store]
+        command: list[str | Path] = [
+            self.python,
+            "-m",
+            "mlflow",
+            "server",
+            "--workers",
+            "1",
+            "--backend-store-uri",
+            store,
+        ]
         command += ["--port", self.url.rpartition(":")[2], "--default-artifact-root", str(self.folder / "artifacts")]
         with (self.folder / "mlflow.log").open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)

@@ -15,6 +15,7 @@ from polyreme.views.output import Format, emit, note
 from polyreme_api.exit_codes import ExitCode
 
 if TYPE_CHECKING:
+    from polyreme.local_run.outcome import RunOutcome
     from polyreme_api.job import TrainingJob
 
 OutputOption = Annotated[Format, typer.Option("-o", "--output", help="Output format.")]
@@ -75,6 +76,11 @@ def run(
     trackers = tuple(live_target(text) for text in track or ())
     asked = SessionSettings(fresh=fresh, injections=tuple(injections), devices=devices, nodes=nodes, trackers=trackers)
     outcome = serve(home, described, asked)
+    _emit(outcome, output)
+    return outcome.exit_code
+
+
+def _emit(outcome: RunOutcome, output: Format) -> None:
     emit(
         "Run",
         outcome.to_row(),
@@ -95,7 +101,6 @@ def run(
             ("report", "report"),
         ],
     )
-    return outcome.exit_code
 
 
 def _changed(home: Home, job: TrainingJob, output: Format) -> bool:

@@ -15,7 +15,7 @@ import shutil
 import signal
 import sys
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -186,8 +186,6 @@ class _Session:
         self._interrupts = 0
         self._pressed = False
         """Whether a person pressed Ctrl-C, and did not ask by another command or close the terminal."""
-        self._say: Callable[[str], None] = note
-        """Shows a sentence, among the events while these are on the screen."""
 
     async def run(self, *, resumed: bool) -> RunOutcome:
         """Serve until the job has finished or stopped."""
@@ -209,21 +207,16 @@ class _Session:
                 longer = resumed and preflight.is_extended(self._checkpoints, self._job, count)
                 await cluster.apply(self._job, longer=longer)
                 remember_uid(self._run, (await cluster.job()).metadata.uid)
-                tracking.enter_context(following(self._settings.trackers, self._run, self._job, warn=self._warn))
+                tracking.enter_context(following(self._settings.trackers, self._run, self._job, warn=note))
                 await self._serve(cluster, resumed=resumed)
-                self._say = note
                 job = await cluster.job()
             return self._conclude(job)
-
-    def _warn(self, words: str) -> None:
-        self._say(words)
 
     async def _serve(self, cluster: LocalCluster, *, resumed: bool) -> None:
         watcher = Watcher(self._run, self._job, cluster, self._timeline, self._clock)
         if (await cluster.job()).status.finished:
             note(f"run {self._run.name} is finished; use --fresh to start over")
             return
-        self._say = watcher.say
         if resumed:
             note(f"run {self._run.name} continues")
         known, run = await cluster.job(), self._run

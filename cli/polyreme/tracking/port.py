@@ -1,4 +1,4 @@
-"""What a tracker is given of a run, and the interface of a tracker."""
+"""Interface of a tracker, and what it is given of a run."""
 
 from __future__ import annotations
 

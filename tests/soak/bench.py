@@ -45,6 +45,7 @@ SMOKE: dict[str, str] = {
     "reason": "--rounds 1 --others 0",
     "recompute": "--images 64 --rounds 1",
     "recovery": "--workers 4 --gang 0 --runs 1",
+    "serve": "--clients 2 --requests 2 --longest 16",
     "stage-split": "--simulations 50",
     "throughput-cpu": "--rounds 1 --steps 1",
 }

@@ -218,6 +218,8 @@ class Engine:
         if request.new_tokens_max < 1:
             raise InvalidConfigError(f"decoding limits must be positive: {request.new_tokens_max} tokens")
         number = self._next
+        if request.prompt.prompt_tokens[-1] == self._model.media_token:
+            like = None  # the last token runs once more, without its image
         self.scheduler.add(
             scheduler.Sequence(
                 number=number,

@@ -145,6 +145,20 @@ def test_samples_of_one_prompt_share_its_pages_and_answer_alike(model: KimiVL, q
     assert engine.pages.free == engine.pages.total
 
 
+def test_samples_of_a_prompt_that_ends_with_an_image_answer_alike(model: KimiVL, questions: list[Question]) -> None:
+    words = [token for token in questions[4].prompt_tokens if token != model.media_token]
+    shown = dataclasses.replace(questions[4], prompt_tokens=[*words, model.media_token])
+    engine = Engine(model.eval(), EngineSettings(pages=16, page_tokens=4, rows_max=4))
+    request = Request(prompt=shown, new_tokens_max=3, stop_token=-1)
+    first = engine.add(request)
+    second = engine.add(request, like=first)
+    made: dict[int, list[int]] = {first: [], second: []}
+    while not engine.idle:
+        for one in engine.step():
+            made[one.request].append(one.token)
+    assert made[first] == made[second] == naive(model, shown, -1, 3)
+
+
 def test_log_probabilities_are_those_of_a_training_forward(model: KimiVL, questions: list[Question]) -> None:
     engine = Engine(model.eval(), EngineSettings(pages=64, page_tokens=4, rows_max=8, prefill_tokens=9))
     requests = [Request(prompt=question, new_tokens_max=8, stop_token=-1) for question in questions]

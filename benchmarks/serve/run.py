@@ -58,14 +58,12 @@ class Seen:
     @property
     def tokens_per_s(self) -> float:
         """Of all clients together."""
-        return self.tokens / self.wall_s
+        return self.tokens / self.wall_s if self.first_s else 0.0
 
     @property
     def first_token_p99_s(self) -> float:
         """Time to the first token."""
-        if not self.first_s:
-            raise SystemExit("no client got a token")
-        return sorted(self.first_s)[int(0.99 * (len(self.first_s) - 1))]
+        return sorted(self.first_s)[int(0.99 * (len(self.first_s) - 1))] if self.first_s else float("inf")
 
 
 def main() -> int:
@@ -83,6 +81,8 @@ def main() -> int:
         export = Path(folder) / "model"
         export_text(export)
         seen = {name: measured(name, export, options, asked) for name in ("ours", "batching", "plain")}
+    if not any(seen[name].first_s for name in ("batching", "plain")):
+        raise SystemExit("the peer answered nothing")
     theirs = max((seen[name] for name in ("batching", "plain")), key=lambda of: of.tokens_per_s)
     ours = seen["ours"]
     figures: dict[str, Any] = {
@@ -90,7 +90,7 @@ def main() -> int:
         "first_token_p99_ratio": round(ours.first_token_p99_s / theirs.first_token_p99_s, 3),
         "failed": ours.failed,
         "tokens_per_s": {name: round(of.tokens_per_s, 1) for name, of in seen.items()},
-        "first_token_p99_s": {name: round(of.first_token_p99_s, 2) for name, of in seen.items()},
+        "first_token_p99_s": {name: round(of.first_token_p99_s, 2) for name, of in seen.items() if of.first_s},
         "failed_of_theirs": {name: of.failed for name, of in seen.items() if name != "ours"},
     }
     ok = (
@@ -194,17 +194,20 @@ async def ask(session: aiohttp.ClientSession, url: str, model: str, asked: Asked
         "stream": True,
         "temperature": 0,
     }
-    begun_s, events = time.monotonic(), 0
+    begun_s, first_s, events = time.monotonic(), 0.0, 0
     try:
         async with session.post(url + CHAT, json=body) as response:
             async for line in response.content:
+                if b'"error"' in line:
+                    events = 0
+                    break
                 if response.status == 200 and b'"content"' in line:
-                    if not events:
-                        seen.first_s.append(time.monotonic() - begun_s)
+                    first_s = first_s or time.monotonic() - begun_s
                     events += 1
     except (aiohttp.ClientError, TimeoutError):
         events = 0
     if events:
+        seen.first_s.append(first_s)
         seen.tokens += asked.tokens
     else:
         seen.failed += 1

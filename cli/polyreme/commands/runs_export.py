@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -62,8 +63,8 @@ def export(
     tracked = tracked_run(run, job, state=describe(run)["state"], attempts=steps.attempts)
     rows = []
     for kind, tracker in trackers.items():
-        sent = Feed(tracker, time.sleep).send(tracked, points)
-        tracker.close()
+        with contextlib.closing(tracker):
+            sent = Feed(tracker, time.sleep).send(tracked, points)
         rows.append({"to": kind, "at": tracker.shown_at(), "steps": sent, "lastStep": points[-1].step})
     if steps.unsettled:
         note(f"{steps.unsettled} steps after the newest checkpoint are left out: they may be trained again")

@@ -105,6 +105,8 @@ class Hardware:
     """Of a kernel, from its predecessor's end: a fixed cost."""
     device_name: str = ""
     """Word of the name that a device reports; empty for processors, and for devices that only plans are made for."""
+    in_memory: bool = False
+    """Whether products run inside the memory's banks: every token reads its weights again, in bfloat16 only."""
 
     def is_called(self, name: str) -> bool:
         """Return whether a device that reports this name is one of these: an H200 is no H20."""
@@ -249,6 +251,33 @@ _ASCEND_910B = dataclasses.replace(
 """Huawei's Atlas 800T A2, an eighth of the server: 313 TFLOPS in 16 bits, 75 in float32; 64 GB; HCCS 392 GB/s in both
 directions, 200 Gb/s of network a device. Memory 1.6 TB/s, as a die of the 910C (arXiv:2506.12708). Plans only: the
 trainer does not run on it."""
+_L40S = dataclasses.replace(
+    _H100,
+    name="l40s-48g",
+    memory_bytes=int(48e9),
+    peak_flops_per_s=362.05e12,
+    flops_per_s=0.6 * 362.05e12,
+    bytes_per_s=0.8 * 864e9,
+    near_bytes_per_s=0.8 * 32e9,
+    far_bytes_per_s=0.8 * 25e9,
+    float32_share=91.6 / 362.05,
+    tf32_share=183 / 362.05,
+    device_name="",
+)
+"""NVIDIA L40S data sheet (2023), dense: 362.05 TFLOPS in bf16, 183 in TF32, 91.6 in float32; 48 GB, 864 GB/s; PCIe 4
+x16, 32 GB/s a direction, no NVLink. 200 Gb/s of network a device is assumed. Plans only."""
+_L4 = dataclasses.replace(
+    _L40S,
+    name="l4-24g",
+    memory_bytes=int(24e9),
+    peak_flops_per_s=121e12,
+    flops_per_s=0.6 * 121e12,
+    bytes_per_s=0.8 * 300e9,
+    float32_share=30.3 / 121,
+    tf32_share=60 / 121,
+)
+"""NVIDIA L4 data sheet (2023), half of its figures with sparsity: 121 TFLOPS in bf16, 60 in TF32, 30.3 in float32;
+24 GB, 300 GB/s; PCIe 4 x16. 200 Gb/s of network a device is assumed. Plans only."""
 HARDWARE: Mapping[str, Hardware] = {
     hardware.name: hardware
     for hardware in (
@@ -258,6 +287,8 @@ HARDWARE: Mapping[str, Hardware] = {
         _B200,
         _MI300X,
         _ASCEND_910B,
+        _L40S,
+        _L4,
         # The same except for its memory: 4.8 TB/s.
         dataclasses.replace(
             _H100, name="h200-141g", memory_bytes=int(141e9), bytes_per_s=0.8 * 4.8e12, device_name="H200"
@@ -278,6 +309,28 @@ HARDWARE: Mapping[str, Hardware] = {
         ),
     )
 }
+_PIM_BANKS = 8 * 16
+_PIM_ROW_BYTES = 2048
+_PIM_ROW_CYCLE_S = (28 + _PIM_ROW_BYTES // 32 + 16) * 1e-9
+IN_MEMORY: Mapping[str, Hardware] = {
+    "pim-gpt-4g": Hardware(
+        name="pim-gpt-4g",
+        memory_bytes=4 * GIB,
+        peak_flops_per_s=_PIM_BANKS * 16 * 2 * 1e9,
+        flops_per_s=_PIM_BANKS * _PIM_ROW_BYTES / _PIM_ROW_CYCLE_S,
+        bytes_per_s=_PIM_BANKS * _PIM_ROW_BYTES / _PIM_ROW_CYCLE_S,
+        near_devices=1,
+        near_bytes_per_s=0.8 * 32e9,
+        far_bytes_per_s=0.8 * 25e9,
+        near_latency_s=10e-6,
+        far_latency_s=25e-6,
+        in_memory=True,
+    )
+}
+"""Memory that computes, for plans of serving only. PIM-GPT (arXiv:2310.09385): eight GDDR6 channels of 4 Gb, 16 banks
+each, a bank with 16 multipliers of bfloat16 at 1 GHz. A row of 2,048 B takes 28 ns to open, 1 ns for each 32 B and 16
+ns to close (preset GDDR6_AiM_timing of arkhadem/aim_simulator: 56, 2 and 32 cycles of 0.5 ns). A weight of two bytes
+is two operations, so both rates are one number. Its links are assumed to be L40S's."""
 DEFAULT = _H100.name
 """Assumed hardware for devices of a resource that is not polyreme's own."""
 

@@ -23,6 +23,8 @@ FIELD = "--hardware-file"
 _WHOLE = ("memory_bytes", "near_devices")
 _SHARES = ("usable_share", "float32_share", "tf32_share")
 _MAY_BE_ZERO = ("near_latency_s", "far_latency_s", "launch_s")
+_OWN = ("device_name", "in_memory")
+"""Fields that a file can't set."""
 
 
 def _key(name: str) -> str:
@@ -30,7 +32,7 @@ def _key(name: str) -> str:
     return first + "".join(map(str.capitalize, rest))
 
 
-_FIELDS = {_key(field.name): field.name for field in dataclasses.fields(Hardware) if field.name != "device_name"}
+_FIELDS = {_key(field.name): field.name for field in dataclasses.fields(Hardware) if field.name not in _OWN}
 
 
 def hardware_from_json(text: str) -> Hardware:

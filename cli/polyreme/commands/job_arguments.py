@@ -7,13 +7,12 @@ from typing import Annotated
 
 import typer
 
-JobFiles = Annotated[
-    list[Path],
-    typer.Argument(
-        help="YAML file with one TrainingJob; - reads standard input. Of several, each is merged over the one before.",
-        metavar="JOB",
-    ),
-]
+_JOB = typer.Argument(
+    help="YAML file with one TrainingJob; - reads standard input. Of several, each is merged over the one before.",
+    metavar="JOB",
+)
+JobFiles = Annotated[list[Path], _JOB]
+OptionalJobFiles = Annotated[list[Path] | None, _JOB]
 SetOption = Annotated[
     list[str] | None,
     typer.Option(

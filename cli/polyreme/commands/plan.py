@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from polyreme.commands.job_arguments import JobFiles, SetOption
+from polyreme.commands.job_arguments import OptionalJobFiles, SetOption
+from polyreme.commands.plan_serving import ANSWER, BATCH, BUDGET, DEVICES, MODEL, PROMPT, SERVING, Asked, serve
 from polyreme.job_overrides import read_manifest
 from polyreme.views.output import Format, emit, emit_tables
 from polyreme_api.errors import InvalidConfigError, NotFoundError
@@ -37,7 +38,7 @@ VISUAL_SHARE = typer.Option(help="Share of the tokens that are image features, 0
 
 
 def plan(
-    job: JobFiles,
+    job: OptionalJobFiles = None,
     settings: SetOption = None,
     hardware: Annotated[
         str | None,
@@ -54,13 +55,21 @@ def plan(
         typer.Option(help="File of measured times (from polyreme profile --costs), used instead of estimates."),
     ] = None,
     runners_up: Annotated[int, typer.Option(min=0, max=40, help="Number of runners-up to show.")] = RUNNERS_UP,
+    serving: Annotated[bool, SERVING] = False,
+    model: Annotated[str | None, MODEL] = None,
+    devices: Annotated[str | None, DEVICES] = None,
+    prompt_tokens: Annotated[int, PROMPT] = 1024,
+    answer_tokens: Annotated[int, ANSWER] = 256,
+    batch: Annotated[int, BATCH] = 32,
+    quality_budget: Annotated[float, BUDGET] = 0.5,
     output: Annotated[Format, typer.Option("-o", "--output", help="Output format.")] = Format.TABLE,
 ) -> int:
     """Search the layout for a job's workers: the choice, the runners-up and why they lost, and the schedule as text.
 
     A job with curriculum stages is planned for the longest packs; validate checks the layout against all stages. Times
-    are estimates from operations, bytes and the rates of the hardware; nothing is started. Exit codes: 0, or 2 if the
-    job is refused or nothing fits the memory.
+    are estimates from operations, bytes and the rates of the hardware; nothing is started. With --serving: the layers,
+    bits of weights and microbatches with which unlike devices answer prompts fastest. Exit codes: 0, or 2 if the job
+    is refused or nothing fits the memory.
 
     Examples:
 
@@ -73,7 +82,14 @@ def plan(
       polyreme plan job.yaml --set workers.replicas=4 --set training.packsPerStep=64
 
       polyreme plan job.yaml --costs costs.json -o json
+
+      polyreme plan --serving --model kimi-vl-a3b --devices a100-80g,l40s-48g
     """
+    if serving or job is None:
+        shape = None if job is None else shape_of(parse_new_job(read_manifest(job, settings or ())).spec)
+        asked = Asked(prompt_tokens, answer_tokens, batch, quality_budget, visual_share, image_patches)
+        serve(shape, asked, serving=serving, model=model, devices=devices, output=output)
+        return ExitCode.OK
     spec = parse_new_job(read_manifest(job, settings or ())).spec
     measured = None if costs is None else Measured.from_json(_text(costs, what="measured times", option="--costs"))
     setting = _setting(

@@ -92,6 +92,50 @@ def test_a_row_of_hardware_of_ones_own_is_planned_for(tmp_path: Path, capsys: py
     assert "hardware can't be read: Expecting property name" in capsys.readouterr().err
 
 
+SERVING = ["plan", "--serving", "--devices", "l40s-48g,l4-24g", "--batch", "4", "--prompt-tokens", "256"]
+
+
+def test_serving_is_planned_for_a_model_or_for_that_of_a_job(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke([*SERVING, "--model", "kimi-vl-nano", "-o", "json"]) == ExitCode.OK
+    item = json.loads(capsys.readouterr().out)["item"]
+    assert sum(stage["layers"] for stage in item["stages"]) == sum(len(stage["bits"]) for stage in item["stages"]) == 3
+    assert item["error"] <= 0.5
+    assert item["seconds"] == pytest.approx(item["prefillSeconds"] + item["decodeSeconds"], abs=2e-6)
+    job = job_file(tmp_path, {"spec.model.preset": "kimi-vl-nano"})
+    assert invoke(["plan", job, *SERVING[1:], "-o", "json"]) == ExitCode.OK
+    assert json.loads(capsys.readouterr().out)["item"] == item
+    assert invoke([*SERVING, "--model", "kimi-vl-nano"]) == ExitCode.OK
+    shown = capsys.readouterr().out
+    assert all(word in shown for word in ("batch seconds", "device", "layers", "bits", "memory GiB", "prefill s"))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (["plan"], "no job is given"),
+        ([*SERVING], "serving needs one model"),
+        ([*SERVING, "--model", "abacus"], "unknown model: 'abacus'"),
+        ([*SERVING, "--model", "kimi-vl-nano", "--devices", "abacus"], "unknown device: 'abacus'"),
+        ([*SERVING, "--model", "kimi-vl-nano", "--devices", ","], "change --devices"),
+        ([*SERVING, "--model", "kimi-vl-nano", "--devices", ",".join(["l4-24g"] * 9)], "9 devices are given"),
+        ([*SERVING, "--model", "kimi-vl-nano", "--quality-budget", "1.5"], "quality budget is 1.5, expected 0 to 1"),
+        ([*SERVING, "--model", "kimi-vl-nano", "--batch", "0"], "batch is 0"),
+        ([*SERVING, "--model", "kimi-vl-nano", "--prompt-tokens", "0"], "prompt-tokens is 0"),
+        ([*SERVING, "--model", "kimi-vl-nano", "--answer-tokens", "0"], "answer-tokens is 0"),
+        ([*SERVING, "--model", "deepseek-v3"], "GiB short"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_in_one_sentence(
+    capsys: pytest.CaptureFixture[str], wrong: list[str], words: str
+) -> None:
+    assert invoke(wrong) == ExitCode.USAGE
+    said = capsys.readouterr().err
+    assert words in said
+    assert said.count("\n") == 1
+
+
 def test_a_container_with_training_of_its_own_has_no_layout_to_search(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

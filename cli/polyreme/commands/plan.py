@@ -95,6 +95,17 @@ def plan(
     setting = _setting(
         spec, _hardware(hardware, hardware_file), measured, image_patches=image_patches, visual_share=visual_share
     )
+    found, best = _searched(spec, setting, runners_up)
+    _show(setting, found, best, output)
+    return ExitCode.OK
+
+
+def _searched(spec: TrainingJobSpec, setting: Setting, runners_up: int) -> tuple[Found, Estimate]:
+    """Search the layout.
+
+    Raises:
+        InvalidConfigError: If nothing fits.
+    """
     workers, packs = spec.workers, kinds_of_packs(spec)[0].per_step
 
     def searched(world: int, others: int) -> Found:
@@ -112,8 +123,7 @@ def plan(
             packs_per_step=packs,
             found=lambda world: searched(world, 0).best,
         )
-    _show(setting, found, found.best, output)
-    return ExitCode.OK
+    return found, found.best
 
 
 def _setting(

@@ -44,7 +44,8 @@ def ask(
     context: typer.Context,
     target: Annotated[str, typer.Argument(metavar="RUN", help=TARGET_HELP)],
     question: Annotated[
-        str, typer.Argument(help='The question; - reads lines of {"images": [...], "question": "..."} instead.')
+        str,
+        typer.Argument(help="The question; - reads one a line from standard input, as JSON with question and images."),
     ],
     images: Annotated[list[Path] | None, typer.Option("--image", help="An image; may be repeated.")] = None,
     checkpoint: Annotated[str | None, typer.Option(help="Name of the checkpoint.", show_default="the newest")] = None,

@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.parallel]
 HOW_TO = ROOT / "docs" / "how-to"
 OVERRIDES = "tests/unit/cli/test_job_overrides"
 ASK, SERVE = "tests/unit/cli/test_ask", "tests/unit/cli/test_serve"
+TRACKING = "tests/unit/cli/test_tracking"
 ELSEWHERE = {
     "polyreme run manifests/samples/quickstart.yaml --fresh --inject kill-rank=1@70": "make quickstart",
     "polyreme run in-stages.yaml": "test_e2e_stages",
@@ -48,6 +49,10 @@ ELSEWHERE = {
     'polyreme checkpoint check-server ./further http://127.0.0.1:8000 --image page.png --question "Which digits?"': (
         "tests/unit/cli/test_check_server"
     ),
+    "polyreme runs export quickstart --tensorboard ./tensorboard": TRACKING,
+    "polyreme runs export quickstart --mlflow http://127.0.0.1:5000 --experiment digits": TRACKING,
+    "polyreme runs export quickstart --csv steps.csv": TRACKING,
+    "polyreme run job.yaml --track tensorboard:./tensorboard --track mlflow:http://127.0.0.1:5000": "soak-tracking",
 }
 """Commands that are not run here, and what runs them."""
 BIG_JOB = """

@@ -134,8 +134,9 @@ def test_the_pages_about_own_data_do_what_they_show(call: Call, folder: Path) ->
 
 
 def test_the_page_about_layouts_does_what_it_shows(call: Call, folder: Path) -> None:
-    of_hardware, of_images, of_own_devices, profile, measured = page_commands("plan-a-layout.md")
-    (row,) = re.findall(r"^ +\$ cat mine.json\n +(.*)$", (HOW_TO / "plan-a-layout.md").read_text(), re.MULTILINE)
+    of_hardware, of_images, of_own_devices, of_serving, profile, measured = page_commands("plan-a-layout.md")
+    page = (HOW_TO / "plan-a-layout.md").read_text()
+    (row,) = re.findall(r"^ +\$ cat mine.json\n +(.*)$", page, re.MULTILINE)
     (folder / "mine.json").write_text(row)
     call(profile)
     assert list((folder / "traces").iterdir())
@@ -143,6 +144,10 @@ def test_the_page_about_layouts_does_what_it_shows(call: Call, folder: Path) -> 
     (folder / "job.yaml").write_text(BIG_JOB)
     for command in (of_hardware, of_images, of_own_devices):
         assert "to keep this layout, add to the job's spec:" in call(command)
+    below = page.partition(of_serving)[2].partition("\n\n")[0]
+    shown = {line.strip() for line in below.strip().splitlines()} - {"..."}
+    assert len(shown) > 5
+    assert shown <= {line.strip() for line in call(of_serving).splitlines()}
 
 
 def test_the_page_about_mixtures_prints_what_it_shows(call: Call, folder: Path) -> None:

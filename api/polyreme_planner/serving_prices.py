@@ -14,6 +14,7 @@ from polyreme_api.errors import InvalidConfigError
 from polyreme_planner.costs import Recompute
 from polyreme_planner.flops import Mix, core_flops, forward_flops, forward_moves, launches
 from polyreme_planner.hardware import Hardware
+from polyreme_planner.latent_cache import CacheKind, token_bytes
 from polyreme_planner.memory import kept_numbers
 from polyreme_planner.model_parts import Part, layer_parts, part_parameters
 from polyreme_planner.shapes import ModelShape
@@ -86,8 +87,8 @@ def weight_bytes(shape: ModelShape, part: Part, bits: int) -> float:
 
 def cache_bytes(shape: ModelShape, phases: Phases) -> int:
     """Count the bytes of one layer's cache: a latent and a rotated key for each token (arXiv:2405.04434)."""
-    d = shape.decoder
-    return (d.kv_rank + d.rope_dim) * NUMBER_BYTES * phases.total_tokens * phases.batch
+    token = token_bytes(shape.decoder, CacheKind.AUTO, number_bytes=NUMBER_BYTES)
+    return token * phases.total_tokens * phases.batch
 
 
 def activation_bytes(shape: ModelShape, part: Part, phases: Phases, *, sequences: int) -> float:
@@ -120,7 +121,7 @@ def decode_s(
     if part in {Part.DENSE, Part.MOE}:
         context = mix.sequence_tokens + phases.answer_tokens / 2
         flops += 2 * d.heads * (2 * d.kv_rank + d.rope_dim) * context - core_flops(shape, mix)
-        cached = sequences * context * (d.kv_rank + d.rope_dim) * NUMBER_BYTES
+        cached = sequences * context * token_bytes(d, CacheKind.AUTO, number_bytes=NUMBER_BYTES)
     work = _work(shape, part, hardware, mix, bits=bits, tokens=sequences, flops=flops * sequences)
     return dataclasses.replace(work, read_bytes=work.read_bytes + cached).seconds(hardware)
 

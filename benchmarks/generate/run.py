@@ -24,12 +24,12 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from polyreme_planner.latent_cache import CacheKind, token_bytes
 from polyreme_planner.shapes import KIMI_VL_A3B, KIMI_VL_NANO, NO_VISION, DecoderShape
 from polyreme_trainer.export.config import text_config
 from polyreme_trainer.export.names import text_part
 from polyreme_trainer.model.initialise import build_model
 from polyreme_trainer.model.vlm import KimiVL
-from polyreme_trainer.serve.cache import CacheKind, open_cache
 from polyreme_trainer.serve.engine import Engine, EngineSettings, Request
 
 SHAPE = dataclasses.replace(KIMI_VL_NANO, vision=NO_VISION)
@@ -157,8 +157,7 @@ def theirs(model: KimiVL, rows: int) -> Side:
 
 def cache_bytes(kind: CacheKind) -> int:
     """Bytes that a token of Kimi-VL takes in a layer."""
-    like = torch.empty(0, dtype=torch.bfloat16)
-    return open_cache(kind, KIMI_VL_A3B.decoder, range(1), 1, 1, like=like).token_bytes
+    return token_bytes(KIMI_VL_A3B.decoder, kind, number_bytes=2)
 
 
 def expanded_bytes(shape: DecoderShape) -> int:

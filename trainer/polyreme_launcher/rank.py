@@ -37,6 +37,7 @@ from polyreme_launcher.mixture_leader import CHANGES_FILE, MixtureLeader
 from polyreme_launcher.urls import checkpoint_folder, export_place, weights_place
 from polyreme_planner.adapters import adapters_of
 from polyreme_planner.curriculum import curriculum_stages, kinds_of_packs
+from polyreme_planner.latent_cache import CacheKind
 from polyreme_planner.mixture import in_force
 from polyreme_planner.optimizer_state import divides_update
 from polyreme_planner.plan import Plan
@@ -49,7 +50,6 @@ from polyreme_trainer.model.compute_options import ComputeOptions
 from polyreme_trainer.parallel.device import check_shared_memory, full_memory, take_device
 from polyreme_trainer.parallel.pipeline import PipelineSettings, stage_ranks
 from polyreme_trainer.parallel.world import RankSettings
-from polyreme_trainer.serve.cache import CacheKind
 from polyreme_trainer.train.loop import Amend, no_changes
 from polyreme_trainer.train.run import train_rank
 from polyreme_trainer.train.settings import (

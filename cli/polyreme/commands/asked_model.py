@@ -63,12 +63,14 @@ class AskedModel:
         Raises:
             RefusedError: If the cache has no room for one.
         """
-        from polyreme.serving.answers import answers, sizes
+        from polyreme.serving.answers import answers_in_order
+        from polyreme_trainer.serve.answers import settings_for
         from polyreme_trainer.serve.engine import Engine
 
-        settings = sizes(self.model.shape.decoder, tokens_max=prompt_tokens_max + new_tokens_max, rows_max=rows)
-        engine = Engine(self.model, settings)
-        yield from answers(engine, prompts, stop_token=stop_token, new_tokens_max=new_tokens_max)
+        engine = Engine(
+            self.model, settings_for(self.model, tokens_max=prompt_tokens_max + new_tokens_max, rows_max=rows)
+        )
+        yield from answers_in_order(engine, prompts, stop_token=stop_token, new_tokens_max=new_tokens_max)
 
     def reader(self, limits: Limits | None = None) -> PromptReader:
         """Return what makes prompts for it; limits are those of decoding."""

@@ -7,7 +7,6 @@ import dataclasses
 import logging
 import os
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,19 +18,13 @@ from polyreme.serving.access import Access, check_address, read_token
 from polyreme_api.environment import SERVE_TOKEN
 from polyreme_api.errors import EnvironmentFailedError
 from polyreme_datahub.sandbox.tasks import Limits
+from polyreme_planner.latent_cache import CacheKind
 from polyreme_system.addresses import listen
 from polyreme_system.clock import SystemClock
 
 if TYPE_CHECKING:
     from polyreme.serving.server import ServerLimits
     from polyreme_trainer.serve.engine import EngineSettings
-
-
-class Cache(StrEnum):
-    """Type of the latents in the cache; that of the computation, or 8 bits."""
-
-    AUTO = "Auto"
-    INT8 = "Int8"
 
 
 CONTEXT_TOKENS = 16_384
@@ -63,7 +56,7 @@ def serve(
     ] = None,
     timeout: Annotated[float, typer.Option(min=0.1, help="Longest time of a request in seconds.")] = 120.0,
     body: Annotated[int, typer.Option("--body-mib", min=1, max=1024, help="Largest request in MiB.")] = 20,
-    cache: Annotated[Cache, typer.Option(help="Type of the latents in the cache.")] = Cache.AUTO,
+    cache: Annotated[CacheKind, typer.Option(help="Type of the latents in the cache.")] = CacheKind.AUTO,
     cache_mib: Annotated[int, typer.Option(min=1, help="Most memory of the cache in MiB.")] = 1024,
     device: Annotated[str | None, typer.Option(help="cpu or cuda.", show_default="cuda if there is one")] = None,
 ) -> None:
@@ -78,20 +71,18 @@ def serve(
 
       polyreme serve ./model --host 0.0.0.0 --token-file token
     """
-    from polyreme.serving.answers import sizes
     from polyreme.serving.server import ServerLimits
-    from polyreme_trainer.serve.cache import CacheKind
+    from polyreme_trainer.serve.answers import settings_for
 
     token = read_token(token_file, os.environ.get(SERVE_TOKEN), name=SERVE_TOKEN)
     check_address(host, token, name=SERVE_TOKEN)
     _check_free(host, port)
-    kind = CacheKind(cache.value)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     opened = open_asked(context.obj, target, checkpoint, device=device)
     longest = min(opened.rules.tokens_max, CONTEXT_TOKENS) if tokens is None else tokens
     limits = ServerLimits(requests=rows + queue, body_bytes=body * MIB, request_s=timeout, tokens=longest)
-    settings = sizes(
-        opened.model.shape.decoder, tokens_max=longest, rows_max=rows, cache=kind, cache_bytes_max=cache_mib * MIB
+    settings = settings_for(
+        opened.model, tokens_max=longest, rows_max=rows, cache=cache, cache_bytes_max=cache_mib * MIB
     )
     opened = dataclasses.replace(
         opened, name=name or opened.name, rules=dataclasses.replace(opened.rules, tokens_max=longest)

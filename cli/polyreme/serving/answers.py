@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator
 
 from polyreme_datahub.prompts import Prompt
-from polyreme_planner.shapes import DecoderShape
-from polyreme_trainer.serve.answers import CACHE_BYTES_MAX, settings_for
-from polyreme_trainer.serve.cache import CacheKind
-from polyreme_trainer.serve.engine import Engine, EngineSettings, Request
+from polyreme_trainer.serve.answers import answers
+from polyreme_trainer.serve.engine import Engine
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -26,21 +25,7 @@ class Answer:
     """Whether the model ended it; else it is as long as it may be."""
 
 
-def sizes(
-    shape: DecoderShape,
-    *,
-    tokens_max: int,
-    rows_max: int,
-    cache: CacheKind = CacheKind.AUTO,
-    cache_bytes_max: int = CACHE_BYTES_MAX,
-) -> EngineSettings:
-    """Return sizes for a whole model."""
-    return settings_for(
-        shape, shape.layers, tokens_max=tokens_max, rows_max=rows_max, cache=cache, cache_bytes_max=cache_bytes_max
-    )
-
-
-def answers(
+def answers_in_order(
     engine: Engine, prompts: Iterable[Prompt | None], *, stop_token: int, new_tokens_max: int
 ) -> Iterator[Answer | None]:
     """Yield the answer of each prompt, in order; None for one that is None. Prompts are taken as rows become free.
@@ -54,34 +39,25 @@ def answers(
     Raises:
         RefusedError: If the cache has no room for one.
     """
-    asked: deque[tuple[int, Answer | None]] = deque()
-    running: dict[int, Answer] = {}
-    coming = iter(prompts)
-    ends = False
-    while not ends or asked:
-        while not ends and len(asked) < engine.settings.rows_max:
-            try:
-                prompt = next(coming)
-            except StopIteration:
-                ends = True
-            else:
-                asked.append(_begin(engine, running, prompt, stop_token, new_tokens_max))
-        while asked and asked[0][0] not in running:
-            yield asked.popleft()[1]
-        for made in engine.step():
-            take(running[made.request], made.token, made.log_prob, stop_token=stop_token)
-            if made.ended:
-                del running[made.request]
+    order: deque[int | None] = deque()
+    """What was taken and is not yielded yet: the place among the prompts, or None."""
+    whole: dict[int, Answer] = {}
+    places = itertools.count()
 
+    def taken() -> Iterator[Prompt]:
+        for prompt in prompts:
+            order.append(None if prompt is None else next(places))
+            if prompt is not None:
+                yield prompt
 
-def _begin(
-    engine: Engine, running: dict[int, Answer], prompt: Prompt | None, stop_token: int, new_tokens_max: int
-) -> tuple[int, Answer | None]:
-    if prompt is None:
-        return -1, None
-    number = engine.add(Request(prompt=prompt, new_tokens_max=new_tokens_max, stop_token=stop_token))
-    running[number] = Answer(prompt_tokens=len(prompt.prompt_tokens))
-    return number, running[number]
+    for place, prompt, made in answers(engine, taken(), stop_token=stop_token, new_tokens_max=new_tokens_max):
+        whole[place] = Answer(prompt_tokens=len(prompt.prompt_tokens))
+        for one in made:
+            take(whole[place], one.token, one.log_prob, stop_token=stop_token)
+        while order and (order[0] is None or order[0] in whole):
+            first = order.popleft()
+            yield None if first is None else whole.pop(first)
+    yield from (None for _ in order)
 
 
 def take(answer: Answer, token: int, log_prob: float, *, stop_token: int) -> None:

@@ -23,11 +23,11 @@ from polyreme.commands.asked_model import AskedModel, open_asked
 from polyreme.main import invoke
 from polyreme.run_files.paths import Home
 from polyreme.serving.access import Access, check_address, read_token
-from polyreme.serving.answers import sizes
 from polyreme.serving.engine_thread import EngineThread
 from polyreme.serving.server import CHAT, AnswerServer, ServerLimits
 from polyreme_api.errors import InvalidConfigError, NotFoundError
 from polyreme_system.clock import SystemClock
+from polyreme_trainer.serve.answers import settings_for
 from polyreme_trainer.serve.engine import Engine, Made
 from tests.kept.folders import FINISHED, VERSIONS, copy_home
 
@@ -96,7 +96,7 @@ def serve(
     """Serve a model while a client uses it."""
 
     async def run() -> None:
-        settings = sizes(asked.model.shape.decoder, tokens_max=limits.tokens, rows_max=3)
+        settings = settings_for(asked.model, tokens_max=limits.tokens, rows_max=3)
         thread = EngineThread(lambda: engine(asked.model, settings), SystemClock())
         thread.start()
         answers = AnswerServer(

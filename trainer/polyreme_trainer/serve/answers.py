@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
-from polyreme_planner.shapes import DecoderShape
-from polyreme_trainer.serve.cache import CacheKind
-from polyreme_trainer.serve.engine import PAGE_TOKENS, Engine, EngineSettings, Prompt, Request
+from polyreme_planner.latent_cache import CacheKind, token_bytes
+from polyreme_trainer.model.vlm import KimiVL
+from polyreme_trainer.serve.engine import PAGE_TOKENS, Engine, EngineSettings, Made, Prompt, Request
 
 CACHE_BYTES_MAX = 1 << 30
 """Latents that evaluation keeps on a rank, at most, unless one prompt alone needs more."""
@@ -16,34 +16,34 @@ Asked = TypeVar("Asked", bound=Prompt)
 
 
 def settings_for(
-    shape: DecoderShape,
-    layers: int,
+    model: KimiVL,
     *,
     tokens_max: int,
     rows_max: int,
+    layers: int | None = None,
     cache: CacheKind = CacheKind.AUTO,
     cache_bytes_max: int = CACHE_BYTES_MAX,
 ) -> EngineSettings:
     """Return sizes for sequences of at most ``tokens_max`` tokens: room for all rows at once, within bounds of memory.
 
     Args:
-        shape: Of the decoder.
-        layers: That one rank holds.
+        model: The model, or a part of it.
         tokens_max: Of a prompt and its answer.
         rows_max: Answers that run at once.
+        layers: That this rank holds, if ``model`` is not all of them; None: those of the model.
         cache: How latents are held.
         cache_bytes_max: Of them, at most, unless one sequence alone needs more.
     """
-    page_tokens = PAGE_TOKENS
-    longest = -(-tokens_max // page_tokens)
-    page_bytes = (shape.kv_rank + shape.rope_dim) * 4 * page_tokens * max(1, layers)
+    longest = -(-tokens_max // PAGE_TOKENS)
+    token = token_bytes(model.shape.decoder, cache, number_bytes=model.like.element_size())
+    page_bytes = token * PAGE_TOKENS * max(1, len(model.section.layers) if layers is None else layers)
     pages = max(longest, min(rows_max * longest, cache_bytes_max // page_bytes))
-    return EngineSettings(pages=pages, page_tokens=page_tokens, rows_max=rows_max, cache=cache)
+    return EngineSettings(pages=pages, rows_max=rows_max, cache=cache)
 
 
 def answers(
     engine: Engine, prompts: Iterable[Asked], *, stop_token: int, new_tokens_max: int
-) -> Iterator[tuple[int, Asked, list[int]]]:
+) -> Iterator[tuple[int, Asked, list[Made]]]:
     """Yield each prompt with its place and its new tokens, the stop token included, in the order in which they end.
 
     Prompts are taken only as rows become free. Ranks that depend on each other all call it, also without prompts.
@@ -59,14 +59,14 @@ def answers(
         RefusedError: If the cache has no room for one.
     """
     coming = enumerate(prompts)
-    asked: dict[int, tuple[int, Asked, list[int]]] = {}
+    asked: dict[int, tuple[int, Asked, list[Made]]] = {}
     while True:
         while len(asked) < engine.settings.rows_max and (following := next(coming, None)) is not None:
             place, prompt = following
             request = Request(prompt=prompt, new_tokens_max=new_tokens_max, stop_token=stop_token)
             asked[engine.add(request)] = (place, prompt, [])
         for made in engine.step():
-            asked[made.request][2].append(made.token)
+            asked[made.request][2].append(made)
             if made.ended:
                 yield asked.pop(made.request)
         if engine.rests:

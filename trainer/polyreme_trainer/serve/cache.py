@@ -10,28 +10,17 @@ latent width, R rotated width, X = C + R, W tiles of a latent.
 
 from __future__ import annotations
 
-import enum
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from polyreme_planner.latent_cache import CacheKind, tiles_of
 from polyreme_planner.shapes import DecoderShape
 from polyreme_trainer.serve.pages import Copy
 
-TILE = 128
-"""Numbers of a latent that share a scale."""
 _INT8_MAX = 127.0
-
-
-class CacheKind(enum.StrEnum):
-    """How latents are held."""
-
-    AUTO = "Auto"
-    """In the type of the computation."""
-    INT8 = "Int8"
-    """In 8 bits."""
 
 
 class LatentCache(Protocol):
@@ -43,8 +32,8 @@ class LatentCache(Protocol):
         ...
 
     @property
-    def token_bytes(self) -> int:
-        """Bytes of a token in one layer."""
+    def size_bytes(self) -> int:
+        """Bytes of all pages."""
         ...
 
     def write(self, layer: int, place_T: Tensor, latent_TX: Tensor) -> None:
@@ -66,9 +55,13 @@ class FullCache:
     def __init__(self, shape: DecoderShape, layers: range, pages: int, page_tokens: int, *, like: Tensor) -> None:
         self.page_tokens = page_tokens
         width = shape.kv_rank + shape.rope_dim
-        self.token_bytes = width * like.element_size()
         # Not zeros: no place is read before it was written, but those beyond a sequence's end, which weigh nothing.
         self._latent_GKX = {layer: like.new_zeros((pages, page_tokens, width)) for layer in layers}
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all pages."""
+        return sum(held_GKX.nbytes for held_GKX in self._latent_GKX.values())
 
     def write(self, layer: int, place_T: Tensor, latent_TX: Tensor) -> None:
         """Put latents to places."""
@@ -89,11 +82,9 @@ class Int8Cache:
 
     def __init__(self, shape: DecoderShape, layers: range, pages: int, page_tokens: int, *, like: Tensor) -> None:
         self.page_tokens = page_tokens
-        self._tile = min(TILE, shape.kv_rank)
-        tiles = -(-shape.kv_rank // self._tile)
+        tiles, self._tile = tiles_of(shape)
         self._missing = tiles * self._tile - shape.kv_rank
         self._rank = shape.kv_rank
-        self.token_bytes = tiles * (self._tile + 4) + shape.rope_dim * like.element_size()
         room = (pages, page_tokens)
         self._held = {
             layer: (
@@ -103,6 +94,11 @@ class Int8Cache:
             )
             for layer in layers
         }
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all pages."""
+        return sum(held_GKX.nbytes for held in self._held.values() for held_GKX in held)
 
     def write(self, layer: int, place_T: Tensor, latent_TX: Tensor) -> None:
         """Round latents to the nearest of 255 steps of their tile."""

@@ -24,10 +24,11 @@ from torch import Tensor
 
 from polyreme_api.batch import Array
 from polyreme_api.errors import InvalidConfigError
+from polyreme_planner.latent_cache import CacheKind
 from polyreme_trainer.model.vlm import KimiVL
 from polyreme_trainer.serve import scheduler
 from polyreme_trainer.serve.attention import CachedAttention, lay_out, order
-from polyreme_trainer.serve.cache import CacheKind, open_cache
+from polyreme_trainer.serve.cache import open_cache
 from polyreme_trainer.serve.pages import Pages
 from polyreme_trainer.serve.sampling import Draw, choose
 from polyreme_trainer.serve.scheduler import Piece, Scheduler

@@ -67,15 +67,15 @@ def evaluate(
     model = max(state.models.items())[1]
     longest = source.tokens_max + settings.answer_tokens_max
     layers = sum(len(held.section.layers) for held in state.models.values())
-    sizes = settings_for(model.shape.decoder, layers, tokens_max=longest, rows_max=ROWS_MAX, cache=settings.cache)
+    sizes = settings_for(model, layers=layers, tokens_max=longest, rows_max=ROWS_MAX, cache=settings.cache)
     pages: dict[int, dict[str, Any]] = {}
     with whole_rows(model.ranks), answering(state.models.values()):
         engine = Engine(model, sizes, pipeline=decode_pipeline(state, meshes), agree=_agree(state, meshes))
         asked = map(source.sample, mine)
-        for place, sample, answer in answers(
+        for place, sample, made in answers(
             engine, asked, stop_token=stop_token, new_tokens_max=settings.answer_tokens_max
         ):
-            pages[place] = _page(source, sample, answer, stop_token)
+            pages[place] = _page(source, sample, [one.token for one in made], stop_token)
     gathered = collectives.gather_to_first([page for _, page in sorted(pages.items())], meshes.control_group)
     return None if gathered is None else _result(gathered[: stage_ranks : meshes.layout.tp], state.step, attempt)
 

@@ -14,6 +14,7 @@ from polyreme_api.store import ObjectStore
 from polyreme_planner.adapters import Adapters
 from polyreme_planner.costs import Recompute
 from polyreme_planner.curriculum import CurriculumStage, shape_at, stage_at
+from polyreme_planner.latent_cache import CacheKind
 from polyreme_planner.layout import Layout
 from polyreme_planner.schedules import V_SHAPED
 from polyreme_planner.shapes import ModelShape
@@ -23,7 +24,6 @@ from polyreme_trainer.model.compute_options import DEFAULT_OPTIONS, ComputeOptio
 from polyreme_trainer.parallel.flat_layout import BUCKET_SCALARS
 from polyreme_trainer.parallel.pipeline import NO_STAGES, PipelineSettings
 from polyreme_trainer.parallel.world import RankSettings
-from polyreme_trainer.serve.cache import CacheKind
 from polyreme_trainer.weights.locations import Folder
 
 

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from polyreme_api.batch import Array
 from polyreme_api.errors import InvalidConfigError, RefusedError
+from polyreme_planner.latent_cache import CacheKind, token_bytes
 from polyreme_planner.shapes import KIMI_VL_A3B
 from polyreme_trainer.serve.answers import answers, settings_for
-from polyreme_trainer.serve.cache import CacheKind, open_cache
+from polyreme_trainer.serve.cache import open_cache
 from polyreme_trainer.serve.engine import Engine, EngineSettings, Request
 
 if TYPE_CHECKING:
@@ -66,10 +67,10 @@ def generate(
     agree: Callable[[int], int] = int,
     **sizes: Any,
 ) -> list[list[int]]:
-    settings = dataclasses.replace(settings_for(model.shape.decoder, 2, tokens_max=64, rows_max=8), **sizes)
+    settings = dataclasses.replace(settings_for(model, tokens_max=64, rows_max=8), **sizes)
     engine = Engine(model.eval(), settings, agree=agree)
     made = answers(engine, questions, stop_token=stop_token, new_tokens_max=new_tokens_max)
-    answered = {place: tokens for place, _, tokens in made}
+    answered = {place: [one.token for one in tokens] for place, _, tokens in made}
     assert engine.pages.free == engine.pages.total, "every page came back"
     return [answered[place] for place in range(len(questions))]
 
@@ -237,5 +238,6 @@ def test_what_can_never_fit_is_refused_at_once(model: KimiVL, questions: list[Qu
 @pytest.mark.parametrize(("kind", "bytes_"), [(CacheKind.AUTO, 1152), (CacheKind.INT8, 656)])
 def test_a_token_of_kimi_vl_takes_the_bytes_of_the_formula(kind: CacheKind, bytes_: int) -> None:
     like = torch.empty(0, dtype=torch.bfloat16)
-    cache = open_cache(kind, KIMI_VL_A3B.decoder, range(1), 1, 16, like=like)
-    assert cache.token_bytes == bytes_
+    cache = open_cache(kind, KIMI_VL_A3B.decoder, range(1, 3), 5, 16, like=like)
+    assert token_bytes(KIMI_VL_A3B.decoder, kind, number_bytes=2) == bytes_
+    assert cache.size_bytes == bytes_ * 2 * 5 * 16

@@ -138,8 +138,10 @@ def served(name: str, export: Path, options: argparse.Namespace) -> Iterator[str
         how = ["--continuous-batching"] if name == "batching" else []
         command = [str(binaries / "transformers"), "serve", str(export), "--port", str(port), "--device", "cpu"]
         command += ["--dtype", "float32", *how]
-    log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the process
-    with log, subprocess.Popen(command, env=environment, stdout=log, stderr=log) as process:
+    with (
+        tempfile.TemporaryFile() as log,
+        subprocess.Popen(command, env=environment, stdout=log, stderr=log) as process,
+    ):
         try:
             asyncio.run(ready(f"http://127.0.0.1:{port}", process))
             yield f"http://127.0.0.1:{port}"

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polyreme.commands.asked_model import TARGET_HELP, AskedModel, open_asked
+from polyreme.commands.asked_model import TARGET_HELP, AskedModel, open_asked, read_image
 from polyreme.views.output import Format, emit, note
 from polyreme_api.errors import InvalidConfigError, NotFoundError
 from polyreme_api.exit_codes import ExitCode
 from polyreme_datahub.errors import BadRecordError
 from polyreme_datahub.prompts import Prompt, PromptReader
-from polyreme_datahub.sources.records import IMAGE_BYTES_MAX
 
 if TYPE_CHECKING:
     from polyreme.serving.answers import Answer
@@ -72,7 +71,7 @@ def ask(
     if not many and not question.strip() and not images:
         raise InvalidConfigError("question is empty, expected text", field="QUESTION")
     asked = _Question(text=question, images=images or ())
-    data = [] if many else _read(asked.images)
+    data = [] if many else [read_image(path) for path in asked.images]
     opened = open_asked(context.obj, target, checkpoint, device=device)
     with opened.reader() as reader:
         if many:
@@ -107,7 +106,7 @@ def _answer_lines(opened: AskedModel, reader: PromptReader, tokens_max: int, out
                 continue
             try:
                 question = _parse(line)
-                prompt = _prompt(reader, question, _read(question.images))
+                prompt = _prompt(reader, question, [read_image(path) for path in question.images])
             except (InvalidConfigError, NotFoundError) as error:
                 asked.append(f"line {number}: {error.message}")
                 yield None
@@ -152,28 +151,6 @@ def _parse(line: str) -> _Question:
             f'not a question: {reprlib.repr(value)}, expected {{"images": [paths], "question": text}}'
         )
     return _Question(text=text, images=[Path(each) for each in images])
-
-
-def _read(images: Sequence[Path]) -> list[bytes]:
-    """Read files of images.
-
-    Raises:
-        NotFoundError: If there is no such file.
-        InvalidConfigError: If it is a folder, too large, or can't be read.
-    """
-    data = []
-    for path in images:
-        try:
-            if (size := path.stat().st_size) > IMAGE_BYTES_MAX:
-                raise InvalidConfigError(
-                    f"image is too large: {path} has {size} bytes, expected at most {IMAGE_BYTES_MAX}", field="--image"
-                )
-            data.append(path.read_bytes())
-        except FileNotFoundError as error:
-            raise NotFoundError(f"no image {path}", field="--image") from error
-        except OSError as error:
-            raise InvalidConfigError(f"image can't be read: {path}: {error.strerror}", field="--image") from error
-    return data
 
 
 def _prompt(reader: PromptReader, question: _Question, images: Sequence[bytes]) -> Prompt:

@@ -19,6 +19,7 @@ from polyreme_api.history import COMMIT_MARKER
 from polyreme_api.urls import folder_path, is_folder
 from polyreme_datahub.prompts import Prompt, PromptReader, PromptRules, rules_of_export, rules_of_job
 from polyreme_datahub.sandbox.tasks import Limits
+from polyreme_datahub.sources.records import IMAGE_BYTES_MAX
 from polyreme_launcher.urls import checkpoint_folder
 from polyreme_planner.plan import plan_for
 from polyreme_planner.precision import precision_of
@@ -103,6 +104,25 @@ def open_asked(home: Home, target: str, checkpoint: str | None, *, device: str |
         asked.model.to(place)
     note(f"loaded {asked.place} on {place}")
     return asked
+
+
+def read_image(path: Path) -> bytes:
+    """Read the file of an image.
+
+    Raises:
+        NotFoundError: If there is no such file.
+        InvalidConfigError: If it is a folder, too large, or can't be read.
+    """
+    try:
+        if (size := path.stat().st_size) > IMAGE_BYTES_MAX:
+            raise InvalidConfigError(
+                f"image is too large: {path} has {size} bytes, expected at most {IMAGE_BYTES_MAX}", field="--image"
+            )
+        return path.read_bytes()
+    except FileNotFoundError as error:
+        raise NotFoundError(f"no image {path}", field="--image") from error
+    except OSError as error:
+        raise InvalidConfigError(f"image can't be read: {path}: {error.strerror}", field="--image") from error
 
 
 def _located(home: Home, target: str, checkpoint: str | None) -> tuple[RunDirectory | None, str, str | None]:

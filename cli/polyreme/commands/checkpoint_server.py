@@ -11,12 +11,12 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from polyreme.commands.asked_model import TARGET_HELP, AskedModel, open_asked
+from polyreme.commands.asked_model import TARGET_HELP, AskedModel, open_asked, read_image
 from polyreme.commands.checkpoint import OutputOption
 from polyreme.serving.served_model import ServedModel
 from polyreme.views.output import Format, emit
 from polyreme.views.spinner import busy
-from polyreme_api.errors import NotFoundError, RefusedError
+from polyreme_api.errors import RefusedError
 from polyreme_datahub.prompts import Prompt, PromptReader
 
 TEXT_TOKENS = 64
@@ -51,7 +51,7 @@ def check_server(
       polyreme checkpoint check-server ./model http://127.0.0.1:8000 --image page.png --question "Which digits?"
     """
     server = ServedModel(url)
-    data = [_read(image) for image in images or ()]
+    data = [read_image(path) for path in images or ()]
     asked = open_asked(context.obj, target, checkpoint)
     with busy(f"asking {server.model}"), asked.reader() as reader:
         texts = [_difference_of_text(asked, server, prompt) for prompt in _texts(reader, asked, prompts)]
@@ -124,10 +124,3 @@ def _differences(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
             f"server scores other tokens: {len(theirs)} log-probabilities, expected {len(ours)}", field="URL"
         )
     return [abs(own - other) for own, other in zip(ours, theirs, strict=True)]
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise NotFoundError(f"no image: {path} can't be read ({error.strerror})", field="--image") from error

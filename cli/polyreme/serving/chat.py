@@ -98,11 +98,8 @@ class ChatRequest(_Read):
         turns: list[dict[str, str]] = []
         images: list[bytes] = []
         for number, message in enumerate(self.messages):
-            parts = (
-                message.content if isinstance(message.content, list) else [_TextPart(type="text", text=message.content)]
-            )
             texts = []
-            for part in parts:
+            for part in message.parts:
                 if isinstance(part, _ImagePart):
                     images.append(_decoded(part.image_url.url, number))
                     texts.append(IMAGE_MARK)

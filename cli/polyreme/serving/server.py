@@ -24,6 +24,7 @@ from polyreme.serving.answers import Answer, take
 from polyreme.serving.chat import ChatRequest, Completion, TextStream, error_body, parse_request
 from polyreme.serving.engine_thread import Answering, EngineThread
 from polyreme.serving.metrics import ServeMetrics
+from polyreme.serving.places import Place, Places
 from polyreme_api.clock import Clock
 from polyreme_api.errors import InvalidConfigError, PolyremeError, RefusedError
 from polyreme_datahub.errors import BadRecordError
@@ -89,8 +90,7 @@ class AnswerServer:
         self._name, self._reader, self._engine, self._access = name, reader, engine, access
         self._limits, self._clock = limits, clock
         self._prompts = ThreadPoolExecutor(1, thread_name_prefix="prompts")
-        self._places = 0
-        """Requests at once."""
+        self._places = Places(limits.requests)
         self._created = int(clock.now_s())
 
     def application(self) -> web.Application:
@@ -175,7 +175,7 @@ class AnswerServer:
             place.leave()
         return response
 
-    def _take_place(self) -> _Place:
+    def _take_place(self) -> Place:
         """Let a request in.
 
         Raises:
@@ -183,11 +183,12 @@ class AnswerServer:
         """
         if not self._engine.is_alive:
             raise RequestError(503, "unavailable: the engine does not answer; see the server's log")
-        if self._places >= self._limits.requests:
+        place = self._places.take()
+        if place is None:
             raise RequestError(
-                429, f"too many requests: {self._places} are answered or wait, expected fewer; try again later"
+                429, f"too many requests: {self._limits.requests} are answered or wait, expected fewer; try again later"
             )
-        return _Place(self)
+        return place
 
     async def _read(self, request: web.Request) -> ChatRequest:
         if request.content_type != "application/json":
@@ -209,7 +210,7 @@ class AnswerServer:
             raise RequestError(404, f"no model {asked.model[:64]!r}: this server has {self._name!r}")
         return asked
 
-    async def _prompt(self, asked: ChatRequest, place: _Place) -> Prompt:
+    async def _prompt(self, asked: ChatRequest, place: Place) -> Prompt:
         """Make a prompt; its place is taken until that is done, also if the client has left."""
 
         def make() -> Prompt:
@@ -287,31 +288,6 @@ class AnswerServer:
                 self.metrics.tokens_per_s.observe(later / took_s)
         finally:
             gauge.dec()
-
-
-class _Place:
-    """A place of a request."""
-
-    def __init__(self, server: AnswerServer) -> None:
-        self._server, self._holders = server, 1
-        server._places += 1  # noqa: SLF001 - a part of it
-
-    def keep(self, work: asyncio.Future[Any]) -> None:
-        """Hold the place until some work is done, too."""
-        self._holders += 1
-
-        def leave(done: asyncio.Future[Any]) -> None:
-            self.leave()
-            if not done.cancelled():
-                done.exception()  # who waited for it may have left
-
-        work.add_done_callback(leave)
-
-    def leave(self) -> None:
-        """Hold it once less; the last one frees it."""
-        self._holders -= 1
-        if not self._holders:
-            self._server._places -= 1  # noqa: SLF001 - a part of it
 
 
 def _wants_usage(asked: ChatRequest) -> bool:

@@ -20,7 +20,7 @@ from polyreme_planner.hardware import Hardware, Numerics
 from polyreme_planner.layout import Layout
 from polyreme_planner.memory import kept_numbers, size_words
 from polyreme_planner.model_parts import Part, all_parts, layer_parts, parameter_count, part_parameters
-from polyreme_planner.serving_prices import relative_error
+from polyreme_planner.serving_prices import ROUNDING, relative_error
 from polyreme_planner.shapes import ModelShape
 
 WIDTHS = (8, 16, 32)
@@ -29,8 +29,6 @@ INT8_SHARE = 2.0
 """Speed of products of 8-bit integers over bfloat16: by the data sheets of all devices here that have them."""
 STATE_BYTES = 16
 """Of a parameter, whatever computes: float32 weight, gradient and two moments (AdamW)."""
-ROUNDING = 1e-9
-"""Share by which a sum of times may exceed its limit, since it is rounded."""
 VARIANCE: Mapping[int, float] = {8: relative_error(8) ** 2, 16: 2.0**-14 / 24, 32: 2.0**-46 / 24}
 """Variance of the rounding error over that of the numbers. A number with m bits after the point lies between steps of
 2^-m of its leading power of two, and the error of a step is its square over 12; half of that over all mantissas."""

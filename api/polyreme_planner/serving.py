@@ -23,7 +23,7 @@ from typing import Any
 from polyreme_api.errors import InvalidConfigError
 from polyreme_planner.hardware import HARDWARE, IN_MEMORY, PROCESSOR, Hardware
 from polyreme_planner.memory import size_words
-from polyreme_planner.serving_prices import BITS, ServingSetting
+from polyreme_planner.serving_prices import BITS, ROUNDING, ServingSetting
 from polyreme_planner.serving_segments import Option, Place, Seconds, Segments, Sequences, unlinked
 
 SERVING_DEVICES: Mapping[str, Hardware] = {
@@ -34,8 +34,6 @@ ORDERS_MAX = 64
 """Orders of the devices that are tried, those with most devices first."""
 PREFILL, DECODE = 0, 1
 NO_LIMITS: Seconds = (math.inf, math.inf)
-ROUNDING = 1e-9
-"""Share by which a sum of errors may exceed its budget, since it is rounded."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,8 @@ BITS = (4, 8, 16)
 """Bits that a layer's weights may have."""
 FULL_BITS = 16
 DEVICES_MAX = 8
+ROUNDING = 1e-9
+"""Share by which a sum of prices may exceed its limit, since it is rounded."""
 NUMBER_BYTES = 2
 """Of activations, the cache, a group's scale, and weights that are not quantised."""
 GROUP = 64

@@ -172,7 +172,7 @@ class PromptReader:
         return self._text.decode(tokens)
 
     def token_bytes(self, token: int) -> bytes:
-        """Return the bytes that a token stands for; a special token has none."""
+        """Return the bytes of a token's text; a special token has none."""
         return self._text.token_bytes(token)
 
     def read(self, turns: Sequence[Mapping[str, str]], images: Sequence[bytes]) -> Prompt:

@@ -52,7 +52,7 @@ class PolyremeImageProcessor(BaseImageProcessor):
             patch_size: Side of a patch [pixels].
             merge_kernel_size: Patches per token, each way.
             in_token_limit: Most patches of an image; larger images are shrunk.
-            image_token: What stands for an image in a text.
+            image_token: Marks the place of an image in a text.
             pixel_version: How an image is resized (``polyreme_datahub.index.format``).
             fields: What transformers keeps beside them.
         """

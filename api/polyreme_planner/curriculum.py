@@ -76,9 +76,16 @@ class Packs:
     per_step: int
     tokens: int
     """Of one pack."""
+    answer_room: int = 0
+    """Tokens that are left free in it for each sample."""
     stage: str = ""
     """The first that has them; empty if the job names no stages."""
     first_step: int = 1
+
+    @property
+    def form(self) -> tuple[int, int, int]:
+        """What samples are packed by."""
+        return self.per_step, self.tokens, self.answer_room
 
 
 def curriculum_stages(spec: TrainingJobSpec) -> tuple[CurriculumStage, ...]:
@@ -147,6 +154,7 @@ def packs_of_stages(spec: TrainingJobSpec) -> tuple[Packs, ...]:
         Packs(
             per_step=stage.packs_per_step or training.packs_per_step,
             tokens=stage.sequence_tokens or tokens,
+            answer_room=0 if stage.objective is None else stage.objective.answer_room,
             stage=stage.name,
             first_step=first,
         )

@@ -39,6 +39,8 @@ class Segment:
     """None: the plan's."""
     pack_tokens: int | None = None
     """None: the plan's."""
+    answer_room: int = 0
+    """Tokens that are left free for each sample in a pack: the model's own answers take them."""
     skip_steps: int = 0
     """Steps of the segment before whose data are passed over where this one begins."""
 
@@ -83,7 +85,7 @@ def segments_of(spec: TrainingJobSpec, record: MixtureRecord | None = None) -> t
     for first_step in sorted({*weights, *packs}):
         before, packed = packed, packs.get(first_step, packed)
         # Stages whose steps are packed alike have no border between them.
-        if first_step in weights or (before.per_step, before.tokens) != (packed.per_step, packed.tokens):
+        if first_step in weights or before.form != packed.form:
             weighed = weights.get(first_step) or segments[-1].weights
             segments.append(
                 Segment(
@@ -91,6 +93,7 @@ def segments_of(spec: TrainingJobSpec, record: MixtureRecord | None = None) -> t
                     weights=weighed,
                     packs_per_step=packed.per_step,
                     pack_tokens=packed.tokens,
+                    answer_room=packed.answer_room,
                     skip_steps=skips.get(first_step, 0),
                 )
             )

@@ -44,7 +44,7 @@ def check_sources(spec: TrainingJobSpec, segments: Sequence[Segment], *, prefere
             if preferences[at] and not wants:
                 raise InvalidConfigError(
                     f"{what} holds preferences and has weight in {f'stage {stage.name!r}' if stage.name else 'a run'} "
-                    "that is supervised; give it weight 0 there, or the stage objective: {kind: Preference}",
+                    "whose objective takes no pairs; give it weight 0 there, or the stage objective kind: Preference",
                     field=field,
                 )
             if stage.objective.scores_before and _is_augmented(spec, source):

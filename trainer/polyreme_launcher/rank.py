@@ -26,12 +26,14 @@ from polyreme_api.exit_codes import ExitCode
 from polyreme_api.history import checkpoint_at
 from polyreme_api.job import TrainingJob, TrainingJobSpec, parse_job
 from polyreme_api.progress import ProgressRecord, RankPhase
+from polyreme_api.rewards import Rewards
 from polyreme_datahub.loader.engine.client import EngineSource, OpenRequest
 from polyreme_datahub.loader.epoch_steps import counted_in
 from polyreme_datahub.loader.open import open_held_out, open_packs, open_steps, open_tokenizer, sleep_really
 from polyreme_datahub.loader.order.balance import StepSplit
 from polyreme_datahub.loader.read.origin_budget import OriginBudget, Reader, origin_budget
 from polyreme_datahub.objects import open_store
+from polyreme_datahub.rewards.rewarding import SandboxedRewards
 from polyreme_launcher import check_process
 from polyreme_launcher.mixture_leader import CHANGES_FILE, MixtureLeader
 from polyreme_launcher.urls import checkpoint_folder, export_place, weights_place
@@ -170,6 +172,7 @@ def _train(environment: Mapping[str, str]) -> int:
             evaluation=evaluation,
             sink=sink,
             clock=clock,
+            rewards=_rewards(environment, rank, job.spec, gate),
             amend=_amend(environment, rank, job.spec),
             renew=lambda known: with_training(known, _in_force(environment, rank, job.spec), plan),
         )
@@ -341,6 +344,23 @@ def _origin_budget(environment: Mapping[str, str], rank: RankEnvironment, spec: 
 def _open_tokenizer(environment: Mapping[str, str], spec: TrainingJobSpec, gate: OriginBudget | None) -> TokenizerFile:
     url, job = environment[names.OBJECTS_URL], environment[names.JOB_UID]
     return open_tokenizer(url, spec, job=job, gate=gate)
+
+
+def _rewards(
+    environment: Mapping[str, str], rank: RankEnvironment, spec: TrainingJobSpec, gate: OriginBudget | None
+) -> Rewards | None:
+    """Return what rewards the model's own answers; None: no stage has any.
+
+    Raises:
+        InvalidConfigError: On the first rank, if a stage's function is not there.
+    """
+    objectives = [stage.objective for stage in curriculum_stages(spec) if stage.objective.answers]
+    if not objectives:
+        return None
+    rewards = SandboxedRewards(_open_tokenizer(environment, spec, gate).content)
+    for objective in objectives if rank.rank == 0 else ():
+        rewards.check(objective)
+    return rewards
 
 
 def _open_data(

@@ -4,12 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from pydantic.alias_generators import to_camel
+
 from polyreme_api.crd.rule import Rule
 from polyreme_api.job.model import CAPACITY_FACTOR_MAX
-from polyreme_api.job.objective import BETA_MAX, Objective
+from polyreme_api.job.objective import BETA_MAX, FIELDS_OF, TEMPERATURE_MAX, Objective
 
 _PLAIN = Objective()
 _STAGE_STEPS = "self.stages.map(s, s.steps).sum()"
+
+
+def _plain(name: str) -> str:
+    """Return a rule that holds where an objective's field has its default."""
+    own, value = f"self.{to_camel(name)}", getattr(_PLAIN, name)
+    if value is None:
+        return f"!has({own})"
+    if name == "reference":
+        return f"!has({own}.name) && {own}.scores == '{_PLAIN.reference.scores}'"
+    if isinstance(value, dict):
+        return f"size({own}) == 0"
+    return f"{own} == {value}" if isinstance(value, int) else f"{own} == '{value}'"
+
 
 TRAINING_RULES: Mapping[str, tuple[Rule, ...]] = {
     "Training": (
@@ -41,9 +56,9 @@ TRAINING_RULES: Mapping[str, tuple[Rule, ...]] = {
         ),
         Rule(
             rule="!has(self.capacityFactor) || !has(self.stages) || "
-            "!self.stages.exists(s, has(s.objective) && s.objective.kind == 'Preference')",
-            words="capacityFactor {self.capacityFactor} cannot be combined with a stage of objective Preference: which "
-            "rows are dropped depends on their neighbours, so scores could not be compared; leave it out",
+            "!self.stages.exists(s, has(s.objective) && s.objective.kind != 'Supervised')",
+            words="capacityFactor {self.capacityFactor} cannot be combined with a stage whose objective is not Supervised: "
+            "which rows are dropped depends on their neighbours, so scores could not be compared; leave it out",
             of_optional=True,
         ),
         Rule(
@@ -62,12 +77,26 @@ TRAINING_RULES: Mapping[str, tuple[Rule, ...]] = {
         ),
     ),
     "Objective": (
+        *(
+            Rule(
+                rule=f"self.kind == '{kind}' || {' && '.join(map(_plain, names))}",
+                words=f"{', '.join(map(to_camel, names))}: one is given for kind {{self.kind}}; only kind {kind} has "
+                f"them: use kind: {kind}, or leave them out",
+            )
+            for kind, names in FIELDS_OF.items()
+        ),
         Rule(
-            rule=f"self.kind != 'Supervised' || self.loss == '{_PLAIN.loss}' && self.beta == '{_PLAIN.beta}' && "
-            f"self.labelSmoothing == '{_PLAIN.label_smoothing}' && self.supervisedWeight == "
-            f"'{_PLAIN.supervised_weight}' && !has(self.reference.name) && self.reference.scores == 'Cached'",
-            words="loss, beta, labelSmoothing, supervisedWeight and reference are given for kind {self.kind}; only "
-            "kind Preference has them: add kind: Preference, or leave them out",
+            rule="self.kind != 'GroupRelative' || has(self.reward)",
+            words="reward is missing for kind {self.kind}; name a function as module:function",
+        ),
+        Rule(
+            rule=f"double(self.temperature) > 0.0 && double(self.temperature) <= {TEMPERATURE_MAX}",
+            words=f"temperature {{self.temperature}} is outside its range: above 0, at most {TEMPERATURE_MAX:g}; "
+            "change it",
+        ),
+        Rule(
+            rule="double(self.correctionLimit) >= 1.0",
+            words="correctionLimit {self.correctionLimit} is outside its range: at least 1; change it",
         ),
         Rule(
             rule="!has(self.reference.name) || self.reference.scores == 'Cached'",

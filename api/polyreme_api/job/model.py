@@ -267,10 +267,13 @@ class Training(Part):
         names = [stage.name for stage in self.stages]
         if doubled := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"two stages are named {doubled[0]!r}; names are unique")
-        if self.comparing and self.capacity_factor is not None:
+        scoring = [
+            stage for stage in self.stages if stage.objective is not None and stage.objective.kind != "Supervised"
+        ]
+        if scoring and self.capacity_factor is not None:
             raise ValueError(
-                f"capacityFactor {self.capacity_factor} cannot be combined with the objective Preference of stage "
-                f"{self.comparing[0]!r}: which rows are dropped depends on their neighbours, so scores could not be "
+                f"capacityFactor {self.capacity_factor} cannot be combined with the objective of stage "
+                f"{scoring[0].name!r}: which rows are dropped depends on their neighbours, so scores could not be "
                 "compared; leave it out"
             )
         total = sum(stage.steps for stage in self.stages)
@@ -294,7 +297,7 @@ class Training(Part):
     @property
     def holds_reference(self) -> bool:
         """Whether a stage compares answers with a copy of the weights in memory."""
-        return len(self.scored_before) < len(self.comparing)
+        return any(stage.objective is not None and stage.objective.holds_reference for stage in self.stages)
 
     @property
     def steps_known(self) -> int:

@@ -242,6 +242,11 @@ def check_early_start(training: Training, data: Data) -> None:
             "step; leave startWhileProcessing out, or use its objective.reference.scores: Online"
         )
     for stage in training.stages:
+        if stage.objective is not None and stage.objective.answers:
+            raise ValueError(
+                f"data.startWhileProcessing: stage {stage.name!r} leaves room for answers in its packs; which samples "
+                "fit is known when all are processed: leave startWhileProcessing out"
+            )
         tokens = data.sequence_tokens if stage.sequence_tokens is None else stage.sequence_tokens
         if tokens != data.sequence_tokens:
             raise ValueError(

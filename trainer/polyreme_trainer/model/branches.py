@@ -27,6 +27,20 @@ def not_yet(samples_B2: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """Answers that the model has drawn itself; float64."""
+
+    log_prob_N: Tensor
+    """Log-probability of each target when it was drawn."""
+    advantage_B: Tensor
+    """How much better an answer is than the others to its prompt."""
+    share_B: Tensor
+    """What each token of an answer counts in a mean over the answers of the step."""
+    reference_N: Tensor | None = None
+    """Log-probability of each target under the reference; None: it is not known."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Branches:
     """The branches of a stream, and which tokens of this rank they have."""
 
@@ -39,6 +53,8 @@ class Branches:
     known_K: Tensor | None = None
     """Branches that have a stored score, rising; None: all. The others are not learned: they could not be read when
     the reference was scored."""
+    drawn: Drawn | None = None
+    """None: they are of the data."""
     speaks: bool = True
     """Whether this rank reports the loss of the stream, which others may share."""
     add_up: Callable[[Tensor], None] = lambda _: None

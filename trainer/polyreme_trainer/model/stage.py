@@ -79,6 +79,8 @@ class Stage(nn.Module):
         self.model = model
         self.weigh: Callable[[Branches | None], Weigh] | None = None
         """How the objective weighs the tokens of a microbatch, by its branches; None: each counts one."""
+        self.temperature = 1.0
+        """What the objective divides logits by."""
         self._routing: Routing | None = None
         self.layers_with_experts = tuple(
             index
@@ -106,9 +108,16 @@ class Stage(nn.Module):
             return stream
         weigh = None if self.weigh is None else self.weigh(microbatch.branches)
         loss_sum: Tensor = self.model.language_model.lm_head(
-            decoded.hidden_TD, microbatch.targets_T, microbatch.learned_N, weigh=weigh
+            self.heated(decoded.hidden_TD),
+            microbatch.targets_T,
+            microbatch.learned_N,
+            weigh=weigh,
         )
         return loss_sum
+
+    def heated(self, hidden_SD: Tensor) -> Tensor:
+        """Return what the head takes, so that its logits are divided by the temperature."""
+        return hidden_SD if self.temperature == 1 else hidden_SD / self.temperature
 
     def rows(self, tokens: int) -> int:
         """Rows that this rank holds between layers, of a microbatch with so many tokens."""

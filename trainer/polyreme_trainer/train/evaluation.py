@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ from polyreme_trainer.parallel.tensor import whole_rows
 from polyreme_trainer.serve.answers import answers, settings_for
 from polyreme_trainer.serve.engine import Engine
 from polyreme_trainer.train.forward import (
+    agreement,
     answering,
     branch_scores,
     decode_pipeline,
@@ -70,7 +71,7 @@ def evaluate(
     sizes = settings_for(model, layers=layers, tokens_max=longest, rows_max=ROWS_MAX, cache=settings.cache)
     pages: dict[int, dict[str, Any]] = {}
     with whole_rows(model.ranks), answering(state.models.values()):
-        engine = Engine(model, sizes, pipeline=decode_pipeline(state, meshes), agree=_agree(state, meshes))
+        engine = Engine(model, sizes, pipeline=decode_pipeline(state, meshes), agree=agreement(state, meshes))
         asked = map(source.sample, mine)
         for place, sample, made in answers(
             engine, asked, stop_token=stop_token, new_tokens_max=settings.answer_tokens_max
@@ -134,15 +135,6 @@ def _loss_sum(state: TrainState, microbatch: Inputs, meshes: Meshes) -> Tensor |
     head = max(state.models.items())[1].language_model.lm_head
     loss_sum: Tensor = head(hidden_SD, microbatch.targets_T, microbatch.learned_N)
     return loss_sum
-
-
-def _agree(state: TrainState, meshes: Meshes) -> Callable[[int], int]:
-    """Largest number among ranks that depend on each other: for experts, shares of layers, or sharded parameters."""
-    rows = bool(state.flat.sharded)
-    if meshes.layout.ep == meshes.layout.tp == 1 and not rows:
-        return int
-    group = meshes.stage_group if rows or meshes.layout.tp > 1 else meshes.ep_group
-    return lambda wanted: collectives.largest_number(wanted, group)
 
 
 def write_evaluation(store: ObjectStore, attempt: int, result: dict[str, Any]) -> None:

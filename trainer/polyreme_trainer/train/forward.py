@@ -1,12 +1,13 @@
 """One microbatch forwards through all pipeline stages, outside of a step: nothing is counted, no row is dropped.
 
-Legend: S rows that a rank holds between layers, D decoder width, N unmasked targets, B branches of the stream.
+Legend: S rows that a rank holds between layers, D decoder width, N unmasked targets of this rank, B branches of
+the stream.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from torch import Tensor
 from polyreme_api.batch import EvaluationSource, PackedBatch
 from polyreme_trainer.model.stage import decode
 from polyreme_trainer.model.vlm import KimiVL
+from polyreme_trainer.parallel import collectives
 from polyreme_trainer.parallel.mesh import Meshes
 from polyreme_trainer.parallel.pipeline_decode import PipelineDecoder
 from polyreme_trainer.train.inputs import Inputs, to_inputs
@@ -63,6 +65,15 @@ def decode_pipeline(state: TrainState, meshes: Meshes) -> PipelineDecoder | None
     return PipelineDecoder(state.models, state.stage_ranks, meshes.pp_group) if meshes.layout.pp > 1 else None
 
 
+def agreement(state: TrainState, meshes: Meshes) -> Callable[[int], int]:
+    """Largest number among ranks that depend on each other: for experts, shares of layers, or sharded parameters."""
+    rows = bool(state.flat.sharded)
+    if meshes.layout.ep == meshes.layout.tp == 1 and not rows:
+        return int
+    group = meshes.stage_group if rows or meshes.layout.tp > 1 else meshes.ep_group
+    return lambda wanted: collectives.largest_number(wanted, group)
+
+
 def hidden_states(state: TrainState, microbatch: Inputs, meshes: Meshes) -> Tensor | None:
     """Return the rows that the head takes (S, D); None on ranks without the last stage."""
     stage = max(state.stages.items())[1]
@@ -83,15 +94,23 @@ def hidden_states(state: TrainState, microbatch: Inputs, meshes: Meshes) -> Tens
 
 
 @torch.no_grad()
-def stream_scores(state: TrainState, microbatch: Inputs, meshes: Meshes) -> Tensor | None:
-    """Score the branches of a stream (B), on all ranks with the last stage; None elsewhere and without branches."""
+def token_log_probs(state: TrainState, microbatch: Inputs, meshes: Meshes) -> Tensor | None:
+    """Return the log-probability of each unmasked target (N), as the stage's objective has it; None elsewhere."""
     hidden_SD = hidden_states(state, microbatch, meshes)
     if hidden_SD is None:
         return None
-    head = max(state.models.items())[1].language_model.lm_head
+    stage = max(state.stages.items())[1]
     # Also without branches: with sharded parameters all ranks gather the head together.
-    logp_N = head(hidden_SD, microbatch.targets_T, microbatch.learned_N, scores=True)
-    return None if microbatch.branches is None else microbatch.branches.scores(logp_N)
+    logp_N: Tensor = stage.model.language_model.lm_head(
+        stage.heated(hidden_SD), microbatch.targets_T, microbatch.learned_N, scores=True
+    )
+    return logp_N
+
+
+def stream_scores(state: TrainState, microbatch: Inputs, meshes: Meshes) -> Tensor | None:
+    """Score the branches of a stream (B), on all ranks with the last stage; None elsewhere and without branches."""
+    logp_N = token_log_probs(state, microbatch, meshes)
+    return None if logp_N is None or microbatch.branches is None else microbatch.branches.scores(logp_N)
 
 
 def branch_scores(state: TrainState, microbatch: Inputs, meshes: Meshes) -> list[float]:

@@ -23,7 +23,7 @@ from polyreme_api.errors import InvalidConfigError
 from polyreme_planner.flops import image_flops
 from polyreme_planner.shapes import ModelShape
 from polyreme_trainer.model.attention_tiles import Documents
-from polyreme_trainer.model.branches import Branches, StoredScores
+from polyreme_trainer.model.branches import Branches, Drawn, StoredScores
 from polyreme_trainer.model.patch_grid import Grid
 from polyreme_trainer.model.segment_attention import Attend
 from polyreme_trainer.model.transfer import on_device
@@ -59,6 +59,16 @@ class Inputs:
     """Which of T have unmasked targets, rising; None: the loss looks."""
     branches: Branches | None = None
     """The answers of documents with several; None: there are none."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DrawnAnswers:
+    """What is known of the branches of a stream that the model has drawn itself (``Drawn``)."""
+
+    log_prob_T: npt.NDArray[np.float64]
+    """By the place of the target."""
+    advantage_B: npt.NDArray[np.float64]
+    share_B: npt.NDArray[np.float64]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +121,7 @@ def to_inputs(
     balanced: BalancedImages | None = None,
     dtype: torch.dtype = torch.float32,
     reference: StoredScores | None = None,
+    drawn: DrawnAnswers | None = None,
 ) -> Inputs:
     """Copy a batch's arrays, or this rank's part of them, to tensors.
 
@@ -125,6 +136,7 @@ def to_inputs(
         balanced: Encoders of the images, if other data-parallel ranks take part.
         dtype: Type of the computation.
         reference: Stored scores of branches; None: zero.
+        drawn: What is known of branches that the model has drawn; None: they are of the data.
 
     Raises:
         InvalidConfigError: If the stream cannot be split evenly, or images do not fit their media tokens.
@@ -152,6 +164,12 @@ def to_inputs(
         arrays["real_N"] = _real(batch, place_S)
     if branches_B4.size:
         arrays |= _branch_arrays(branches_B4, targets_A, offsets, place_T[learned_N], reference)
+        if drawn is not None:
+            arrays |= {
+                "log_prob_N": drawn.log_prob_T[place_T[learned_N]],
+                "advantage_B": drawn.advantage_B,
+                "share_B": drawn.share_B,
+            }
     tensors = _tensors(arrays, device)
     branches = _branches(tensors, sharing) if branches_B4.size else None
     return Inputs(
@@ -202,6 +220,7 @@ def _branches(tensors: dict[str, Tensor], sharing: Sharing | None) -> Branches:
         tokens_B=tensors.pop("tokens_B"),
         reference_B=tensors.pop("reference_B"),
         known_K=tensors.pop("known_K", None),
+        drawn=_drawn(tensors),
     )
     if sharing is None or sharing.ranks == sharing.tp:
         return alone
@@ -212,6 +231,14 @@ def _branches(tensors: dict[str, Tensor], sharing: Sharing | None) -> Branches:
         collectives.sum_over(values, sharing.group)
 
     return dataclasses.replace(alone, speaks=sharing.context.place == 0, add_up=add_up)
+
+
+def _drawn(tensors: dict[str, Tensor]) -> Drawn | None:
+    if "log_prob_N" not in tensors:
+        return None
+    return Drawn(
+        log_prob_N=tensors.pop("log_prob_N"), advantage_B=tensors.pop("advantage_B"), share_B=tensors.pop("share_B")
+    )
 
 
 def _real(batch: PackedBatch, place_S: Places) -> Places:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from polyreme_api.batch import BatchSource, EvaluationSource
 from polyreme_api.clock import Clock
 from polyreme_api.errors import StepFailedError
 from polyreme_api.progress import RankPhase, StepRecord
+from polyreme_api.rewards import Rewards
 from polyreme_planner.curriculum import times_learned
 from polyreme_trainer.checkpoint.save import CheckpointWriter
 from polyreme_trainer.model.branches import not_yet
@@ -22,9 +23,10 @@ from polyreme_trainer.parallel.mesh import Meshes
 from polyreme_trainer.train.checkpoint_content import content
 from polyreme_trainer.train.evaluation import HeldOut, held_out
 from polyreme_trainer.train.learning_rate import rate_of
-from polyreme_trainer.train.microbatches import PackReader, to_microbatches
+from polyreme_trainer.train.microbatches import PackReader, ReadPacks, to_microbatches
 from polyreme_trainer.train.online_reference import compared, hold, reference_in_place
 from polyreme_trainer.train.records import ObjectStepLog, Reporter, StepLog
+from polyreme_trainer.train.rollouts.rollouts import RolledOut, Rollouts
 from polyreme_trainer.train.routing_tables import RoutingTable
 from polyreme_trainer.train.scoring import Scoring
 from polyreme_trainer.train.settings import TrainSettings
@@ -76,6 +78,8 @@ class Loop:
     evaluation: EvaluationSource | None
     """Held-out samples, for their loss during training."""
     clock: Clock
+    rewards: Rewards | None = None
+    """Rewards the model's own answers; None: no stage has any."""
     amend: Amend = no_changes
     renew: Renew = unchanged
 
@@ -114,7 +118,7 @@ class Loop:
         stage = self.settings.stage_at(number)
         enter(self.state, stage)
         weigher = self.state.weigher
-        if weigher is None or weigher.reference is not None:
+        if weigher is None or weigher.reference is not None or not stage.objective.has_reference:
             return True
         self.writer.wait()  # the saving thread uses the same group
         scoring = Scoring(
@@ -134,9 +138,11 @@ class Loop:
             weigher.reference = scores.of
         else:
             self.state.reference = hold(stage, self.state, self.settings, self.meshes, self.writer)
+            weigher.reference = not_yet
+            if not stage.objective.compares:
+                return True
             with reference_in_place(self.state):
                 scores = scoring.held_out()
-            weigher.reference = not_yet
         weigher.held_out = scores.of_held_out if scores.held_out else None
         return True
 
@@ -146,7 +152,8 @@ class Loop:
         waits_s = self.clock.steady_s()
         packs = self.reader.take(number)
         data_wait_s = self.clock.steady_s() - waits_s
-        microbatches = compared(self.state, to_microbatches(self.state, packs, settings), self.meshes)
+        rolled = self._rolled(packs, number)
+        microbatches = compared(self.state, to_microbatches(self.state, rolled.packs, settings), self.meshes)
         stop, save = self.requests.stop, self.requests.save
         local = backward(
             self.state, *microbatches, stop=stop, save=save, refresh=self.amend(number, self.reporter.note)
@@ -165,8 +172,26 @@ class Loop:
         step_s = self.clock.steady_s() - begun_s
         held_out = self._held_out()
         if routing is not None:
-            self._record(total, rate, routing, step_s=step_s, data_wait_s=data_wait_s, held_out=held_out)
+            measured = {**rolled.measures, **self._measured(total)}
+            self._record(total, rate, routing, measured, step_s=step_s, data_wait_s=data_wait_s, held_out=held_out)
         return total
+
+    def _rolled(self, packs: Sequence[ReadPacks], number: int) -> RolledOut:
+        """Draw answers to a step's prompts, in a stage that learns from them."""
+        objective = self.settings.stage_at(number).objective
+        return self._rollouts.of(packs, objective) if objective.answers else RolledOut(packs)
+
+    @property
+    def _rollouts(self) -> Rollouts:
+        return Rollouts(
+            settings=self.settings,
+            state=self.state,
+            source=self.source,
+            reader=self.reader,
+            meshes=self.meshes,
+            writer=self.writer,
+            rewards=self.rewards,
+        )
 
     def _held_out(self) -> HeldOut:
         """Measure held-out packs if it is due, which depends on the step alone."""
@@ -194,6 +219,7 @@ class Loop:
         total: GlobalStep,
         rate: float,
         routing: Summary,
+        measured: Mapping[str, float],
         *,
         step_s: float,
         data_wait_s: float,
@@ -211,7 +237,7 @@ class Loop:
             data_wait_s=data_wait_s,
             held_out=held_out.losses,
             held_out_pairs=held_out.pair_accuracy,
-            objective=self._measured(total),
+            objective=dict(measured),
             ended_at_s=self.clock.now_s(),
             ended_steady_s=self.clock.steady_s(),
             expert_load_max=routing.load_max,
@@ -228,6 +254,8 @@ class Loop:
 
     def _save(self) -> None:
         self.log.flush()
+        if self.settings.stage_at(self.state.step).objective.answers:
+            self._rollouts.forget()
         self.routing.write(step=self.state.step)
         self.writer.start(
             content(self.state, self.meshes),

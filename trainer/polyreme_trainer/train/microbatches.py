@@ -17,7 +17,7 @@ from polyreme_api.batch import BatchSource, PackedBatch
 from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError, NotSealedError
 from polyreme_trainer.parallel.mesh import Meshes, packs_of
 from polyreme_trainer.train.image_assignment import BalancedImages, ImageBalancer
-from polyreme_trainer.train.inputs import Inputs, to_inputs
+from polyreme_trainer.train.inputs import DrawnAnswers, Inputs, to_inputs
 from polyreme_trainer.train.settings import TrainSettings
 from polyreme_trainer.train.state import TrainState
 
@@ -34,6 +34,10 @@ class ReadPacks:
     batch: PackedBatch
     balanced: BalancedImages | None
     """Encoders of the images, if other data-parallel ranks take part."""
+    first: int = 0
+    """Number of the first pack in its step."""
+    drawn: DrawnAnswers | None = None
+    """Of packs whose answers the model has drawn."""
 
 
 def read_packs(
@@ -66,7 +70,7 @@ def read_packs(
         )
     )
     return [
-        ReadPacks(source.packs(number, first=first, count=share), one)
+        ReadPacks(source.packs(number, first=first, count=share), one, first)
         for first, one in zip(mine[::share], balanced, strict=True)
     ]
 
@@ -87,6 +91,7 @@ def to_microbatches(state: TrainState, packs: Sequence[ReadPacks], settings: Tra
             balanced=read.balanced,
             dtype=state.computes_in,
             reference=None if state.weigher is None else state.weigher.reference,
+            drawn=read.drawn,
         )
         for read in packs
     ]

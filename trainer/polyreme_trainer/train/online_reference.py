@@ -28,7 +28,7 @@ from polyreme_trainer.checkpoint.subroot import SubRoot
 from polyreme_trainer.parallel import collectives
 from polyreme_trainer.parallel.mesh import Meshes
 from polyreme_trainer.train.checkpoint_content import content, restored
-from polyreme_trainer.train.forward import answering, stream_scores
+from polyreme_trainer.train.forward import answering, token_log_probs
 from polyreme_trainer.train.inputs import Inputs
 from polyreme_trainer.train.reference_weights import ReferenceWeights
 from polyreme_trainer.train.settings import TrainSettings
@@ -59,7 +59,7 @@ def hold(
 
 
 def compared(state: TrainState, microbatches: Sequence[Inputs], meshes: Meshes) -> list[Inputs]:
-    """Score a step's pairs under the reference; every rank calls it with its microbatches."""
+    """Score a step's answers under the reference; every rank calls it with its microbatches."""
     if state.reference is None:
         return list(microbatches)
     with reference_in_place(state), answering(state.models.values()):
@@ -75,10 +75,16 @@ def reference_in_place(state: TrainState) -> Iterator[None]:
 
 
 def _compared(state: TrainState, microbatch: Inputs, meshes: Meshes) -> Inputs:
-    scores_B = stream_scores(state, microbatch, meshes)
-    if scores_B is None or microbatch.branches is None:
+    logp_N = token_log_probs(state, microbatch, meshes)
+    branches = microbatch.branches
+    if logp_N is None or branches is None:
         return microbatch
-    return dataclasses.replace(microbatch, branches=dataclasses.replace(microbatch.branches, reference_B=scores_B))
+    if branches.drawn is None:
+        branches = dataclasses.replace(branches, reference_B=branches.scores(logp_N))
+    else:
+        drawn = dataclasses.replace(branches.drawn, reference_N=logp_N.double())
+        branches = dataclasses.replace(branches, drawn=drawn)
+    return dataclasses.replace(microbatch, branches=branches)
 
 
 def _read(

@@ -17,6 +17,7 @@ from polyreme_api.errors import PolyremeError
 from polyreme_api.exit_codes import ExitCode
 from polyreme_api.history import parse_checkpoint_name
 from polyreme_api.progress import CheckpointRef, ProgressRecord, ProgressSink, RankPhase
+from polyreme_api.rewards import Rewards
 from polyreme_planner.checkpoint_model import saved_adapters
 from polyreme_trainer.checkpoint.retention import Rule
 from polyreme_trainer.checkpoint.save import CheckpointWriter, Identity
@@ -43,6 +44,7 @@ def train_rank(
     evaluation: EvaluationSource | None,
     sink: ProgressSink,
     clock: Clock,
+    rewards: Rewards | None = None,
     amend: Amend = no_changes,
     renew: Renew = unchanged,
 ) -> int:
@@ -54,6 +56,7 @@ def train_rank(
         evaluation: Held-out questions, or None.
         sink: Takes progress, from rank 0 only.
         clock: Wall and steady time.
+        rewards: Rewards the model's own answers; None: no stage needs it.
         amend: See ``loop.Loop``.
         renew: See ``loop.Loop``.
 
@@ -64,7 +67,16 @@ def train_rank(
     try:
         with listen() as requests:
             reporter = _reporter(settings, sink, clock)
-            return _train(settings, source, evaluation, requests=requests, reporter=reporter, amend=amend, renew=renew)
+            return _train(
+                settings,
+                source,
+                evaluation,
+                requests=requests,
+                reporter=reporter,
+                rewards=rewards,
+                amend=amend,
+                renew=renew,
+            )
     except PolyremeError as error:
         _log.error("rank %d ends: %s", settings.rank.rank, error)
         return int(error.exit_code)
@@ -80,6 +92,7 @@ def _train(
     *,
     requests: Requests,
     reporter: Reporter,
+    rewards: Rewards | None,
     amend: Amend,
     renew: Renew,
 ) -> int:
@@ -117,6 +130,7 @@ def _train(
                 evaluation=evaluation,
                 routing=RoutingTable(saved.store, settings.shape.decoder, attempt=rank.attempt),
                 clock=reporter.clock,
+                rewards=rewards,
                 amend=amend,
                 renew=renew,
             )

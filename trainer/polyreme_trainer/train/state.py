@@ -353,7 +353,7 @@ def _counted(weigher: Weigher | None, microbatch: Inputs) -> int:
     if weigher is None:
         return microbatch.unmasked
     branches = microbatch.branches
-    return weigher.objective.counted(branches.count) if branches is not None and branches.speaks else 0
+    return weigher.objective.counted(branches) if branches is not None else 0
 
 
 def _measured(weigher: Weigher | None, *, speaks: bool) -> Tensor | None:
@@ -386,6 +386,7 @@ def enter(state: TrainState, stage: CurriculumStage) -> None:
     for part in state.stages.values():
         let_learn(part.model, stage)
         part.weigh = None if state.weigher is None else state.weigher.weigh
+        part.temperature = 1.0 if objective is None else objective.temperature
     state.curriculum_stage = stage
 
 

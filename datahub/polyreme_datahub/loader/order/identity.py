@@ -63,6 +63,8 @@ def identity_of_order(
     packed = [[order.packs_in(segment), order.tokens_in(segment)] for segment in first.segments]
     if packed != [[order.packs_per_step, order.pack_tokens]] * len(packed):
         facts += packed
+    if any(rooms := [segment.answer_room for segment in first.segments]):
+        facts += ["answerRoom", rooms]
     facts += augmentation
     if pixel_version != BY_PILLOW:
         facts += [PIXELS, pixel_version]

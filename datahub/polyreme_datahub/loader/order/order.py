@@ -294,7 +294,7 @@ class Order:
             segment = self._plan.segments[number]
             for source, (name, weight) in enumerate(zip(self._plan.names, segment.weights, strict=True)):
                 if weight and not self._plan.is_growing(source) and not self._slots.size(number, source):
-                    samples, tokens = self._plan.lengths[source].size, self._plan.tokens_in(segment)
+                    samples, tokens = self._plan.lengths[source].size, self._plan.sample_tokens_in(segment)
                     short = f" of at most {tokens} tokens, of {samples}" if samples else ""
                     raise SourceInvalidError(
                         f"source {name} has weight {weight} from step {segment.first_step} on, and no sample{short}"

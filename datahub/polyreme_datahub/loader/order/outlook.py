@@ -127,10 +127,10 @@ def _walk(plan: OrderPlan, steps: int) -> tuple[list[SegmentOutlook], int | None
 
 def _segment(plan: OrderPlan, segment: Segment, run: _Run, last: int, passed: int) -> tuple[SegmentOutlook, int | None]:
     pack_tokens = plan.tokens_in(segment)
-    fitting = plan.fitting_lengths(pack_tokens)
+    fitting = plan.fitting_lengths(plan.sample_tokens_in(segment))
     _carry(run, [int(lengths.size) for lengths in fitting])
     flow = _Flow(
-        means=[float(lengths.mean()) if lengths.size else 0.0 for lengths in fitting],
+        means=[float(lengths.mean()) + segment.answer_room if lengths.size else 0.0 for lengths in fitting],
         left=[_left(plan, at, int(lengths.size), run.turns[at]) for at, lengths in enumerate(fitting)],
         given=[0.0] * len(fitting),
         ends={},
@@ -210,7 +210,7 @@ def outlook_with_visits(plan: OrderPlan, steps: int) -> list[SegmentOutlook]:
     for row, segment in zip(rows, plan.segments, strict=False):
         for source, lengths in enumerate(plan.lengths):
             if segment.weights[source]:
-                usable[source] |= lengths <= plan.tokens_in(segment)
+                usable[source] |= lengths <= plan.sample_tokens_in(segment)
         if order is not None:
             _count(order, row, counts)
             visits = [_counted(of[fits]) for of, fits in zip(counts, usable, strict=True)]

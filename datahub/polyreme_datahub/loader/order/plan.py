@@ -67,13 +67,17 @@ class OrderPlan:
         """Return the segment of a step."""
         return self.segments[bisect.bisect_right(self.segments, step, key=lambda of: of.first_step) - 1]
 
-    def fitting_lengths(self, pack_tokens: int) -> list[npt.NDArray[np.int64]]:
-        """Return the tokens of the samples of each source that fit packs of so many tokens."""
-        return [lengths[lengths <= pack_tokens] for lengths in self.lengths]
+    def fitting_lengths(self, tokens_max: int) -> list[npt.NDArray[np.int64]]:
+        """Return the tokens of the samples of each source that have at most so many."""
+        return [lengths[lengths <= tokens_max] for lengths in self.lengths]
 
     def packs_in(self, segment: Segment) -> int:
         """Packs of each step of a segment."""
         return segment.packs_per_step or self.packs_per_step
+
+    def sample_tokens_in(self, segment: Segment) -> int:
+        """Tokens of the longest sample that a pack of a segment holds."""
+        return self.tokens_in(segment) - segment.answer_room
 
     def tokens_in(self, segment: Segment) -> int:
         """Tokens of each pack of a segment."""
@@ -118,5 +122,5 @@ def unfilled_segments(plan: OrderPlan) -> list[int]:
     return [
         number
         for number, segment in enumerate(plan.segments)
-        if not all(fits(at, plan.tokens_in(segment)) for at, weight in enumerate(segment.weights) if weight)
+        if not all(fits(at, plan.sample_tokens_in(segment)) for at, weight in enumerate(segment.weights) if weight)
     ]

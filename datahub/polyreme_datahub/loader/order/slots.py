@@ -151,8 +151,8 @@ class Slots:
         self._plan = plan
         for segment in plan.segments:
             shares_of(segment.weights)
-        fitting = {tokens: _fitting(plan, tokens) for tokens in {plan.tokens_in(of) for of in plan.segments}}
-        self._fitting = [fitting[plan.tokens_in(segment)] for segment in plan.segments]
+        fitting = {tokens: _fitting(plan, tokens) for tokens in {plan.sample_tokens_in(of) for of in plan.segments}}
+        self._fitting = [fitting[plan.sample_tokens_in(segment)] for segment in plan.segments]
         """By segment and source: the samples that fit; None for all."""
 
     def extend(self, plan: OrderPlan) -> None:
@@ -183,7 +183,7 @@ class Slots:
     def read(
         self, segment: int, place: Place, count: int
     ) -> tuple[Sequence[Slot], npt.NDArray[np.int64], Sequence[Stretch]]:
-        """Return the samples of some slots, and their lengths; fewer where nothing more is sealed, or left."""
+        """Return the samples of some slots, and what each takes of a pack [tokens]; fewer where no more is sealed, or left."""
         slots: list[Slot] = []
         lengths, stretches = [np.zeros(0, np.int64)], []
         slot, base = place
@@ -272,7 +272,7 @@ class Slots:
                 place = permute(position[now], size=size, key=key)
                 sample_N[mine[now]] = place if fitting is None else fitting[place]
             epoch_N[mine] = epoch
-            length_N[mine] = lengths[sample_N[mine]]
+            length_N[mine] = lengths[sample_N[mine]] + self._plan.segments[segment].answer_room
         slots = [Slot(*row) for row in zip(source_N.tolist(), epoch_N.tolist(), sample_N.tolist(), strict=True)]
         return slots, length_N
 

@@ -34,12 +34,15 @@ def weighed(plan: OrderPlan, data: Data) -> OrderPlan:
     if data.weights_by == "Samples" and data.temperature is None:
         return plan
     power = None if data.temperature is None else _EXACT.divide(Decimal(1), Decimal(data.temperature))
-    by_packs = {tokens: _sizes(plan, tokens) for tokens in {plan.tokens_in(segment) for segment in plan.segments}}
+    by_packs = {tokens: _sizes(plan, tokens) for tokens in {plan.sample_tokens_in(of) for of in plan.segments}}
     segments = [
         dataclasses.replace(
             segment,
             weights=_whole_weights(
-                segment.weights, by_packs[plan.tokens_in(segment)], by_tokens=data.weights_by == "Tokens", power=power
+                segment.weights,
+                by_packs[plan.sample_tokens_in(segment)],
+                by_tokens=data.weights_by == "Tokens",
+                power=power,
             ),
         )
         for segment in plan.segments
@@ -47,9 +50,9 @@ def weighed(plan: OrderPlan, data: Data) -> OrderPlan:
     return dataclasses.replace(plan, segments=tuple(segments))
 
 
-def _sizes(plan: OrderPlan, pack_tokens: int) -> tuple[tuple[int, int], ...]:
+def _sizes(plan: OrderPlan, tokens_max: int) -> tuple[tuple[int, int], ...]:
     """Return the samples of each source that fit some packs, and their tokens."""
-    return tuple((int(lengths.size), int(lengths.sum())) for lengths in plan.fitting_lengths(pack_tokens))
+    return tuple((int(lengths.size), int(lengths.sum())) for lengths in plan.fitting_lengths(tokens_max))
 
 
 @functools.lru_cache(maxsize=WEIGHTS_KEPT)

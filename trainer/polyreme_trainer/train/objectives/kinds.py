@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from polyreme_api.job.objective import Objective as Field
+from polyreme_trainer.train.objectives.group_relative import GroupRelative
 from polyreme_trainer.train.objectives.objective import Objective
 from polyreme_trainer.train.objectives.preference import Preference
 
-KINDS: Mapping[str, Callable[[Field], Objective]] = {"Preference": Preference.of}
+KINDS: Mapping[str, Callable[[Field], Objective]] = {
+    "Preference": Preference.of,
+    "GroupRelative": GroupRelative.of,
+}
 
 
 def objective_of(field: Field) -> Objective | None:

@@ -12,7 +12,7 @@ With label smoothing e, a pair is taken to be the wrong way round with probabili
 f(-margin)``. A supervised term adds the mean cross-entropy of the chosen answer's tokens, so that its probability does
 not fall together with the rejected one's.
 
-Legend: B branches, P pairs, M metrics.
+Legend: N unmasked targets of this rank, B branches, P pairs, M metrics.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from torch import Tensor
 
 from polyreme_api.job.objective import Objective as Field
 from polyreme_trainer.model.branches import Branches
+from polyreme_trainer.train.objectives.objective import Weighed, weighed_by_scores
 
 METRICS = ("rewardMargin", "pairAccuracy", "rewardChosen", "rewardRejected", "referenceDrift")
 """The first ones are shown while the run trains."""
@@ -60,9 +61,18 @@ class Preference:
         """Names of what is measured."""
         return METRICS
 
-    def counted(self, branches: int) -> int:
+    @property
+    def temperature(self) -> float:
+        """Answers of data are scored as they are."""
+        return 1.0
+
+    def counted(self, branches: Branches) -> int:
         """Return the pairs."""
-        return branches // 2
+        return branches.count // 2 if branches.speaks else 0
+
+    def weigh(self, logp_N: Tensor, branches: Branches) -> Weighed:
+        """Weigh the tokens of pairs."""
+        return weighed_by_scores(self.loss, logp_N, branches)
 
     def loss(self, scores_B: Tensor, branches: Branches) -> tuple[Tensor, Tensor]:
         """Sum the loss of pairs, and their metrics (M)."""

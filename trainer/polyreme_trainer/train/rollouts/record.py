@@ -1,0 +1,136 @@
+"""Record of a step's rollouts: written before the update, so that a resumed run learns from the same answers.
+
+One object a step, ``rollouts/step-<step>-<digest>.json``; the first commit wins::
+
+    {"form", "step", "attempt", "prompts": {KEY: [{"tokens", "logProbs", "ended", "reward"}]}}
+
+``KEY`` names a prompt by its content, so the record is the same in every layout. The digest covers what prompts and
+answers follow from: the data and their order, the objective, the seed. Records of steps that no kept checkpoint would
+train again are deleted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from polyreme_api.errors import InvalidConfigError
+from polyreme_api.job.objective import Objective
+from polyreme_api.store import ObjectExistsError, ObjectNotFoundError, ObjectStore
+
+FORM = 1
+FOLDER = "rollouts/"
+_KEY = re.compile(r"rollouts/step-(\d+)-[0-9a-f]+\.json")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """An answer of the model."""
+
+    tokens: tuple[int, ...]
+    """With the token that ends it, if it has one."""
+    log_probs: tuple[float, ...]
+    """Of each token, when it was drawn."""
+    ended: bool
+    """False: it was cut by its limit, and is not learned."""
+    reward: float = 0.0
+
+
+Answers = Mapping[str, Sequence[Answer]]
+"""The answers to each prompt of a step, by its key."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RolloutLog:
+    """The records of a run."""
+
+    store: ObjectStore
+    attempt: int
+
+    def read(self, key: str) -> Answers | None:
+        """Return the answers of a step; None: it has no record.
+
+        Raises:
+            InvalidConfigError: If it is damaged.
+            StoreFailedError: If the store stays away.
+        """
+        try:
+            return _parsed(self.store.get(key), key)
+        except ObjectNotFoundError:
+            return None
+
+    def commit(self, key: str, step: int, answers: Answers) -> Answers:
+        """Write the answers of a step, unless it has a record; return those of its record."""
+        prompts = {name: [_packed(answer) for answer in of] for name, of in sorted(answers.items())}
+        content = {"form": FORM, "step": step, "attempt": self.attempt, "prompts": prompts}
+        with contextlib.suppress(ObjectExistsError):
+            self.store.put_if_absent(key, json.dumps(content, separators=(",", ":")).encode())
+        return _parsed(self.store.get(key), key)
+
+    def forget(self, before_step: int) -> None:
+        """Delete the records of steps before one."""
+        for found in list(self.store.list(FOLDER)):
+            if (named := _KEY.fullmatch(found.key)) and int(named[1]) < before_step:
+                self.store.delete(found.key)
+
+
+def record_key(step: int, *, data: object, objective: Objective, seed: int) -> str:
+    """Return the key of a step's record.
+
+    Args:
+        step: The step.
+        data: Identity of the data and their order.
+        objective: Of its stage.
+        seed: Of the run.
+    """
+    facts = json.dumps([data, objective.model_dump(mode="json"), seed], sort_keys=True)
+    return f"{FOLDER}step-{step:09d}-{hashlib.sha256(facts.encode()).hexdigest()[:12]}.json"
+
+
+def measures_of(answers: Iterable[Sequence[Answer]]) -> dict[str, float]:
+    """Measure a step's answers: their mean reward and length, and the share that was cut; none: there are none."""
+    every = [answer for of in answers for answer in of]
+    if not every:
+        return {}
+    return {
+        "reward": sum(answer.reward for answer in every) / len(every),
+        "answerTokens": sum(len(answer.tokens) for answer in every) / len(every),
+        "cutRatio": sum(not answer.ended for answer in every) / len(every),
+    }
+
+
+def _packed(answer: Answer) -> dict[str, Any]:
+    return {
+        "tokens": list(answer.tokens),
+        "logProbs": list(answer.log_probs),
+        "ended": answer.ended,
+        "reward": answer.reward,
+    }
+
+
+def _parsed(content: bytes, key: str) -> Answers:
+    try:
+        prompts = json.loads(content)["prompts"]
+        return {
+            name: [
+                Answer(
+                    tokens=tuple(map(int, answer["tokens"])),
+                    log_probs=tuple(map(float, answer["logProbs"])),
+                    ended=bool(answer["ended"]),
+                    reward=float(answer["reward"]),
+                )
+                for answer in of
+            ]
+            for name, of in prompts.items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidConfigError(
+            f"rollouts in {key} can't be read ({type(error).__name__}: {error}); delete the object, and the step's "
+            "answers are drawn again",
+            field="spec.checkpoint.location",
+        ) from error

@@ -25,7 +25,7 @@ class Pages:
     packs of how many tokens a step has, by the first step that has them. ``seeing`` is how many packs of a
     step have images at all, and of every ``hole_every`` documents one is a hole: its sample is damaged.
     From step ``pairs_from`` on documents are pairs of answers to one prompt, which come again every ``PAIR_STEPS``
-    steps; 0: there are none.
+    steps; 0: there are none. Each document leaves ``answer_room`` tokens of its pack free.
     """
 
     token_ids = TokenIds(media=MEDIA, end=END, pad=PAD)
@@ -45,8 +45,9 @@ class Pages:
         seeing: int | None = None,
         hole_every: int = 0,
         pairs_from: int = 0,
+        answer_room: int = 0,
     ):
-        self._pairs_from = pairs_from
+        self._pairs_from, self._answer_room = pairs_from, answer_room
         self._empty, self._seeing, self._hole_every = empty, seeing, hole_every
         self._packed = sorted((packed or {}).items())
         self.packs_per_step, self._seed, self._infinite_at = packs, seed, infinite_at
@@ -170,7 +171,7 @@ class Pages:
                 page, masked = [*page, 4, *other, END], [*masked, *other, END, -100]
             if len(page) > left:
                 return documents
-            left -= len(page)
+            left -= len(page) + self._answer_room
             image = draw.standard_normal((rows * columns, VALUES), np.float32)
             documents.append((page, masked, image, (rows, columns) if self._sees(pack) else None, begins))
 

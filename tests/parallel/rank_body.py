@@ -67,6 +67,7 @@ from tests.parallel.answering_ranks import answer
 from tests.parallel.capacity import Dropped, senders
 from tests.parallel.faults import fill_disk, kill_at, signal_of, store_of
 from tests.parallel.pages import MEDIA, Pages, Questions
+from tests.parallel.brevity import Brevity
 from tests.parallel.planted import plant
 from tests.parallel.planted_pipeline import plant as plant_in_pipeline
 from tests.parallel.weight_ranks import offline, start_from
@@ -135,7 +136,7 @@ def adapters_of(given: Mapping[str, Any] | None) -> Adapters | None:
 
 def pages_of(request: Mapping[str, Any], settings: TrainSettings) -> Pages:
     """Data, in what differs from the defaults."""
-    names = "packs", "infinite_at", "begin_bytes", "long", "seeing", "hole_every", "pairs_from"
+    names = "packs", "infinite_at", "begin_bytes", "long", "seeing", "hole_every", "pairs_from", "answer_room"
     return Pages(
         seed=request.get("data_seed", 3),
         text=not settings.shape.sees,
@@ -231,6 +232,7 @@ def train(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> int
         evaluation=Questions(request["questions"], pairs="pairs_from" in request) if "questions" in request else None,
         sink=Journal(Path(request["root"]) / "progress.jsonl") if rank == 0 else Journal(Path(os.devnull)),
         clock=SystemClock(),
+        rewards=Brevity(),
     )
     litter.clear()
     if regions is not None:

@@ -1,0 +1,18 @@
+"""Rewards of made-up answers: short ones that repeat a digit of the expected answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from polyreme_api.errors import StepFailedError
+from polyreme_api.job.objective import Objective
+from polyreme_api.rewards import Answered
+
+
+class Brevity:
+    """A pure function of an answer; with the argument ``fails`` it fails."""
+
+    def of(self, answers: Sequence[Answered], objective: Objective) -> list[float]:
+        if "fails" in objective.reward_arguments:
+            raise StepFailedError("reward of the answer '7' failed: it was asked to", field="reward")
+        return [len({*one.answer} & {*one.expected}) - 0.1 * len(one.answer) for one in answers]

@@ -193,11 +193,15 @@ Url = Annotated[str, Field(min_length=1, max_length=1024)]
 _CHECKPOINT = r"^(file|s3)://.+/a[0-9]{6,7}-s[0-9]{8,9}/?$"
 CheckpointUrl = Annotated[str, Field(pattern=_CHECKPOINT, max_length=1024)]
 """A checkpoint: the URL of its root, and its name."""
+_FUNCTION = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"
+FunctionPath = Annotated[str, Field(pattern=_FUNCTION, max_length=256)]
+"""A Python function, as ``package.module:function``."""
 Text = Annotated[str, Field(max_length=1024)]
 Seconds = Annotated[int, Field(ge=0, le=SECONDS_MAX)]
 
 PATTERN_WORDS = {
     _DECIMAL: 'must be a number of 0 or more, such as "2e-3"',
+    _FUNCTION: "must be package.module:function",
     _LABEL: 'must be lower-case letters, digits and "-", such as "run-7"',
     _LABEL_OR_NONE: 'must be lower-case letters, digits and "-", such as "run-7", or empty',
     _QUALIFIED: 'must be a qualified name, such as "nvidia.com/gpu" or "topology.kubernetes.io/zone"',

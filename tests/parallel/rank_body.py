@@ -64,10 +64,10 @@ from polyreme_trainer.train.settings import (
 )
 from polyreme_trainer.train.state import TrainState, backward, enter, open_state, reduce, settle, update
 from tests.parallel.answering_ranks import answer
+from tests.parallel.brevity import Brevity
 from tests.parallel.capacity import Dropped, senders
 from tests.parallel.faults import fill_disk, kill_at, signal_of, store_of
 from tests.parallel.pages import MEDIA, Pages, Questions
-from tests.parallel.brevity import Brevity
 from tests.parallel.planted import plant
 from tests.parallel.planted_pipeline import plant as plant_in_pipeline
 from tests.parallel.weight_ranks import offline, start_from

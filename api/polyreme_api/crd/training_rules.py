@@ -57,7 +57,7 @@ TRAINING_RULES: Mapping[str, tuple[Rule, ...]] = {
         Rule(
             rule="!has(self.capacityFactor) || !has(self.stages) || "
             "!self.stages.exists(s, has(s.objective) && s.objective.kind != 'Supervised')",
-            words="capacityFactor {self.capacityFactor} cannot be combined with a stage whose objective is not Supervised: "
+            words="capacityFactor {self.capacityFactor} cannot be combined with an objective that is not Supervised: "
             "which rows are dropped depends on their neighbours, so scores could not be compared; leave it out",
             of_optional=True,
         ),

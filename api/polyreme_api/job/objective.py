@@ -6,12 +6,10 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 from pydantic.alias_generators import to_camel
 
-from polyreme_api.fields import Coefficient, Name, Part, Text
+from polyreme_api.fields import Coefficient, FunctionPath, Name, Part, Text
 
 BETA_MAX = 1000.0
 TEMPERATURE_MAX = 10.0
-FUNCTION = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"
-"""Form of ``module:function``."""
 
 
 class Reference(Part):
@@ -51,7 +49,7 @@ class Objective(Part):
     """Weight of the chosen answer's mean cross-entropy, added to the loss."""
     reference: Reference = Field(default_factory=Reference)
     """The model that a preference is measured against."""
-    reward: Annotated[str, Field(max_length=256, pattern=FUNCTION)] | None = None
+    reward: FunctionPath | None = None
     """``module:function`` that rewards an answer; it runs in a sandbox."""
     reward_arguments: Annotated[dict[str, Text], Field(max_length=16)] = Field(default_factory=dict)
     """Further arguments of that function."""

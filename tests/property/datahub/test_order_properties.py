@@ -40,7 +40,13 @@ def plans(draw: st.DrawFn, *, staged: bool = False) -> OrderPlan:
     weights = st.lists(st.integers(0, 9), min_size=sources, max_size=sources).filter(any)
     changes = sorted(draw(st.sets(st.integers(2, STEPS), max_size=3)))
     segments = tuple(
-        Segment(first_step=step, weights=tuple(draw(weights)), packs_per_step=draw(packs), pack_tokens=draw(shorter))
+        Segment(
+            first_step=step,
+            weights=tuple(draw(weights)),
+            packs_per_step=draw(packs),
+            pack_tokens=draw(shorter),
+            answer_room=draw(st.sampled_from([0, 0, tokens // 4])) if staged else 0,
+        )
         for step in (1, *changes)
     )
     return OrderPlan(
@@ -123,7 +129,8 @@ def test_no_pack_overflows_and_every_step_has_all_its_packs(plan: OrderPlan) -> 
         assert len(packs) == (segment.packs_per_step or plan.packs_per_step)
         for slots in packs:
             tokens = segment.pack_tokens or plan.pack_tokens
-            assert sum(int(plan.lengths[slot.source][slot.sample]) for slot in slots) <= tokens
+            took = sum(int(plan.lengths[slot.source][slot.sample]) + segment.answer_room for slot in slots)
+            assert took <= tokens
 
 
 @settings(max_examples=40, deadline=None)

@@ -44,10 +44,10 @@ def test_after_any_step_two_samples_of_a_source_differ_by_at_most_one_visit(
 ) -> None:
     """Over sizes, weights and their changes, limits of epochs, and blocks."""
     plan = dataclasses.replace(plan, version=EVEN)
-    tokens = {plan.tokens_in(segment) for segment in plan.segments}
+    tokens = {plan.sample_tokens_in(segment) for segment in plan.segments}
     if len(tokens) > 1:
         plan = dataclasses.replace(plan, segments=plan.segments[:1])
-    fitting = [lengths[lengths <= plan.tokens_in(plan.segments[0])] for lengths in plan.lengths]
+    fitting = [lengths[lengths <= plan.sample_tokens_in(plan.segments[0])] for lengths in plan.lengths]
     plan = dataclasses.replace(plan, lengths=tuple(fitting))
     if not plan.epochs_max and data.draw(st.booleans()):
         sizes = data.draw(block_sizes(plan))
@@ -61,9 +61,9 @@ def test_each_change_of_what_fits_adds_at_most_one_visit(plan: OrderPlan) -> Non
     """An epoch of other samples begins there, and the one before it is left unfinished."""
     plan = dataclasses.replace(plan, version=EVEN)
     order = Order(plan, window_packs=WINDOW_PACKS)
-    always = [lengths <= min(plan.tokens_in(segment) for segment in plan.segments) for lengths in plan.lengths]
+    always = [lengths <= min(plan.sample_tokens_in(segment) for segment in plan.segments) for lengths in plan.lengths]
     for step, visits in enumerate(visits_by_step(plan, order, STEPS), start=1):
-        tokens = [plan.tokens_in(segment) for segment in plan.segments if segment.first_step <= step]
+        tokens = [plan.sample_tokens_in(segment) for segment in plan.segments if segment.first_step <= step]
         changes = sum(one != other for one, other in pairwise(tokens))
         for of, fits in zip(visits, always, strict=True):
             assert not fits.any() or of[fits].max() - of[fits].min() <= 1 + changes
@@ -97,7 +97,7 @@ def test_the_visits_that_are_shown_are_those_of_the_order(plan: OrderPlan) -> No
     for row, segment in zip(outlook_with_visits(plan, STEPS), plan.segments, strict=True):
         for source, of in enumerate(row.sources):
             if segment.weights[source]:
-                usable[source] |= plan.lengths[source] <= plan.tokens_in(segment)
+                usable[source] |= plan.lengths[source] <= plan.sample_tokens_in(segment)
             visits = counted[row.last_step][source][usable[source]].tolist()
             assert of.visits == Visits(
                 least=min(visits, default=0), most=max(visits, default=0), unseen=visits.count(0)

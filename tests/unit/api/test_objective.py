@@ -10,13 +10,14 @@ from polyreme_api.errors import InvalidConfigError
 from polyreme_planner.loading import load_job
 from tests.unit.api.jobs import job_with
 
+REWARDED: dict[str, Any] = {"kind": "GroupRelative", "reward": "a:b"}
 EARLY = {"spec.data.startWhileProcessing": True, "spec.data.tokenizer": {"location": "file:///tokenizer"}}
 
 
 @pytest.mark.parametrize(
     ("objective", "more", "words"),
     [
-        ({"beta": "0.2"}, {}, "beta is given for kind Supervised; only kind Preference has it: add kind: Preference"),
+        ({"beta": "0.2"}, {}, "beta is given for kind Supervised; only kind Preference has it: use kind: Preference"),
         ({"kind": "Preference", "beta": "0"}, {}, "beta 0 is outside its range: above 0, at most 1000"),
         (
             {"kind": "Preference", "labelSmoothing": "0.5"},
@@ -31,18 +32,27 @@ EARLY = {"spec.data.startWhileProcessing": True, "spec.data.tokenizer": {"locati
         (
             {"kind": "Preference"},
             {"spec.training.capacityFactor": "1.25"},
-            "capacityFactor 1.25 cannot be combined with the objective Preference of stage 'a'",
+            "capacityFactor 1.25 cannot be combined with the objective of stage 'a'",
         ),
         (
             {"kind": "Preference", "reference": {"scores": "Online", "name": "mine"}},
             {},
             "reference.name 'mine' cannot be combined with scores Online: other programs store its scores before",
         ),
+        ({"kind": "GroupRelative"}, {}, "reward is missing for kind GroupRelative; name a function as module:function"),
+        ({"kind": "GroupRelative", "reward": "exact"}, {}, "must be package.module:function"),
+        ({"kind": "Preference", "reward": "a:b"}, {}, "reward is given for kind Preference; only kind GroupRelative"),
+        ({**REWARDED, "beta": "0.2"}, {}, "beta is given for kind GroupRelative; only kind Preference has it"),
+        ({**REWARDED, "samples": 1}, {}, "samples"),
+        ({**REWARDED, "temperature": "0"}, {}, "temperature 0 is outside its range: above 0, at most 10"),
+        ({**REWARDED, "correctionLimit": "0.5"}, {}, "correctionLimit 0.5 is outside its range: at least 1"),
+        (REWARDED, {"spec.training.capacityFactor": "1.25"}, "cannot be combined with the objective of stage 'a'"),
+        (REWARDED, EARLY, "stage 'a' leaves room for answers in its packs"),
         ({"kind": "Preference"}, EARLY, "stage 'a' scores all of its pairs before its first step"),
     ],
     ids=str,
 )
-def test_a_wrong_objective_is_refused(objective: dict[str, str], more: dict[str, Any], words: str) -> None:
+def test_a_wrong_objective_is_refused(objective: dict[str, Any], more: dict[str, Any], words: str) -> None:
     stages = [{"name": "a", "steps": 4, "objective": objective}]
     with pytest.raises(InvalidConfigError) as refused:
         load_job(job_with({"spec.training.steps": 4, "spec.training.stages": stages, **more}))

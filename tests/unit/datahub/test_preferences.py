@@ -348,11 +348,15 @@ def test_a_table_with_images_and_turns_is_read_as_preferences(library: Library, 
 def test_a_stage_draws_from_records_of_the_kind_that_it_trains_on(home: Home) -> None:
     tune, prefer = STAGES
     for stages, more, expected in (
-        ([], {"schedule": [(3, [0, 1])]}, "'s1' (pairs) holds preferences and has weight in a run that is supervised"),
+        (
+            [],
+            {"schedule": [(3, [0, 1])]},
+            "'s1' (pairs) holds preferences and has weight in a run whose objective takes no pairs",
+        ),
         (
             [tune, {**prefer, "objective": {}}],
             {},
-            "has weight in stage 'prefer' that is supervised; give",
+            "has weight in stage 'prefer' whose objective takes no pairs; give",
         ),
         ([{**tune, "objective": {"kind": "Preference"}}, prefer], {}, "'s0' (plain) has weight in its steps and holds"),
         (
@@ -379,7 +383,7 @@ def test_a_running_job_keeps_the_kind_of_the_version_that_it_began_with(home: Ho
     home.process(made, "uid")
     home.register("grown", write_jsonl(tmp_path, RECORDS[1:3]))
     home.process(made, "uid")
-    with pytest.raises(InvalidConfigError, match=r"'s0' \(grown\) holds preferences and has weight in a run that is"):
+    with pytest.raises(InvalidConfigError, match=r"'s0' \(grown\) holds preferences and has weight in a run whose"):
         home.process(made, "another")
 
 

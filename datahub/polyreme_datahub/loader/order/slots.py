@@ -183,7 +183,7 @@ class Slots:
     def read(
         self, segment: int, place: Place, count: int
     ) -> tuple[Sequence[Slot], npt.NDArray[np.int64], Sequence[Stretch]]:
-        """Return the samples of some slots, and what each takes of a pack [tokens]; fewer where no more is sealed, or left."""
+        """Return the samples of some slots, and the tokens that each takes; fewer where no more is sealed, or left."""
         slots: list[Slot] = []
         lengths, stretches = [np.zeros(0, np.int64)], []
         slot, base = place

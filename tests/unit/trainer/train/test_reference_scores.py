@@ -105,7 +105,7 @@ def test_a_pair_that_could_not_be_scored_is_not_learned() -> None:
     objective = objective_of(STAGE.objective)
     assert inputs.branches is not None
     assert objective is not None
-    assert objective.counted(inputs.branches.count) == 2
+    assert objective.counted(inputs.branches) == 2
     logp_N = -torch.arange(1.0, inputs.branches.branch_N.shape[0] + 1)
     loss, weights_N = Weigher(objective).weigh(inputs.branches)(logp_N)
     unknown = (inputs.branches.branch_N == 2) | (inputs.branches.branch_N == 3)

@@ -84,7 +84,7 @@ def prompts_of(batch: PackedBatch, *, media: int, end: int, merge: int) -> list[
         answer = learned[breaks[-1] + 1 if breaks.size else 0 :] + begin
         if not answer.size or np.count_nonzero(tokens_T[answer[0] + 1 : stop] == media):
             raise InvalidConfigError(
-                "an image stands in or after the last answer of a sample; a stage of objective GroupRelative takes "
+                "an image is in or after the last answer of a sample; a stage of objective GroupRelative takes "
                 "samples whose images are in their prompts",
                 field="spec.data.sources",
             )

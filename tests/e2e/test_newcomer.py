@@ -25,7 +25,6 @@ ELSEWHERE = {
     "polyreme run manifests/samples/quickstart.yaml --fresh --inject kill-rank=1@70": "make quickstart",
     "polyreme run in-stages.yaml": "test_e2e_stages",
     "polyreme run manifests/samples/prefer-words.yaml": "test_preference_run",
-    "PYTHONPATH=$PWD/examples polyreme run manifests/samples/reward-words.yaml": "test_reward_run",
     "polyreme data ls": "tests/unit/cli/test_cli_commands",
     "polyreme runs rm NAME": "it asks; that of the page about own data, with --yes, is run here",
     "polyreme run job.yaml --nodes 5 --inject slow-node=1": "test_e2e_checked_nodes",

@@ -148,7 +148,7 @@ def test_loss_and_gradients_are_the_textbooks(fields: dict[str, str]) -> None:
 
 
 def test_a_distance_to_the_reference_has_the_gradient_of_the_divergence() -> None:
-    """By k2: its expectation over drawn tokens is the gradient of the divergence (ADR 67)."""
+    """By k2: its expectation over drawn tokens is the gradient of the divergence (ADR 64)."""
     draw = torch.Generator().manual_seed(2)
     logits_V, other_V = torch.randn(2, 7, dtype=torch.float64, generator=draw)
     logits_V.requires_grad_()

@@ -48,6 +48,7 @@ COMMANDS: tuple[Declared, ...] = (
     Command("polyreme.commands.node", "node"),
     Command("polyreme.commands.ask", "ask"),
     Command("polyreme.commands.serve", "serve"),
+    Command("polyreme.commands.console", "console"),
     *commands("polyreme.commands.machine", "doctor", "version"),
     Group(
         "runs",

@@ -49,6 +49,9 @@ ELSEWHERE = {
     'polyreme checkpoint check-server ./further http://127.0.0.1:8000 --image page.png --question "Which digits?"': (
         "tests/unit/cli/test_check_server"
     ),
+    "polyreme console": "tests/unit/console",
+    "polyreme sweep manifests/samples/quickstart.yaml --set training.optimizer.learningRate=2e-3,5e-4 "
+    "--set training.steps=120 --set 'data.schedule=[]'": "test_sweep",
     "polyreme runs export quickstart --tensorboard ./tensorboard": TRACKING,
     "polyreme runs export quickstart --mlflow http://127.0.0.1:5000 --experiment digits": TRACKING,
     "polyreme runs export quickstart --csv steps.csv": TRACKING,

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from polyreme.job_files import read_job
-from polyreme.report.write import REPORT_NAME
+from polyreme.report.run_summary import CONTINUES, describe
 from polyreme.run_files import logs as run_logs
 from polyreme.run_files.data import release_run
 from polyreme.run_files.identity import read_identity, serving
@@ -29,7 +29,6 @@ from polyreme_system.files import read_json
 
 STOP_POLL_S = 0.1
 LOG_LINES_MAX = 10_000
-GOES_ON = "polyreme run with the same file continues it"
 
 
 OutputOption = Annotated[Format, typer.Option("-o", "--output", help="Output format.")]
@@ -236,7 +235,7 @@ def stop(
         if time.monotonic() > deadline_s:
             raise WaitTimeoutError(f"run {name!r} has not stopped within {timeout_s} s", field="--timeout")
         time.sleep(STOP_POLL_S)
-    note(f"run {name} is stopped; {GOES_ON}")
+    note(f"run {name} is stopped; {CONTINUES}")
     if output is Format.JSON:
         emit("Run", describe(run), output=output)
 
@@ -294,32 +293,6 @@ def find(home: Home, name: str, *, field: str = "NAME") -> RunDirectory:
         return run
     known = [other.name if other.namespace == "default" else f"{other.namespace}/{other.name}" for other in home.runs()]
     raise NotFoundError(f"no run {name!r} under {home.path}: {nearest(name, known)}", field=field)
-
-
-def describe(run: RunDirectory) -> dict[str, Any]:
-    """Collect what is known of a run, from its folder alone."""
-    identity = read_identity(run) or {}
-    state = read_json(run.state_file) or {}
-    host = identity.get("host", {})
-    served = is_same_process(host.get("pid"), host.get("processStartedAt"))
-    label = state.get("state", "Unknown")
-    if not served and not state.get("finished", False):
-        label = "Stopped"
-    report = run.report / REPORT_NAME
-    return {
-        "name": run.name,
-        "namespace": run.namespace,
-        "uid": identity.get("uid") or None,
-        "state": label,
-        "message": state.get("message", "") if served or state.get("finished") else GOES_ON,
-        "attempt": state.get("attempt"),
-        "step": state.get("step"),
-        "steps": state.get("steps"),
-        "loss": state.get("loss"),
-        "pid": host.get("pid") if served else None,
-        "folder": str(run.path),
-        "report": str(report) if report.exists() else None,
-    }
 
 
 def _lines(row: dict[str, Any]) -> dict[str, str]:

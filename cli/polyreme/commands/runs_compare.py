@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from polyreme.commands.runs import OutputOption, describe, find
+from polyreme.commands.runs import OutputOption, find
 from polyreme.report.comparison import differing, read_run
+from polyreme.report.run_summary import describe
 from polyreme.run_files.paths import RunDirectory
 from polyreme.views.formatting import NOTHING, duration, share
 from polyreme.views.output import Format, emit, emit_tables, text

@@ -10,8 +10,9 @@ from typing import Annotated
 
 import typer
 
-from polyreme.commands.runs import NameArgument, OutputOption, describe, find
+from polyreme.commands.runs import NameArgument, OutputOption, find
 from polyreme.job_files import read_job
+from polyreme.report.run_summary import describe
 from polyreme.tracking.csv_file import STANDARD_OUTPUT
 from polyreme.tracking.feed import Feed
 from polyreme.tracking.history import SettledSteps, tracked_run

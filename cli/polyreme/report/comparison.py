@@ -37,10 +37,14 @@ def read_run(run: RunDirectory, clock: Clock) -> ComparedRun:
         InvalidConfigError: If its stored job can't be read.
         StoreFailedError: If the store of its checkpoints stays away.
     """
-    job = _with_status(run, read_stored_job(run.job_file))
-    records = read_records_at(checkpoint_url(run, job))
+    job = with_status(run, read_stored_job(run.job_file))
+    return compared(run, job, read_records_at(checkpoint_url(run, job)), clock)
+
+
+def compared(run: RunDirectory, job: TrainingJob, records: RunRecords, clock: Clock) -> ComparedRun:
+    """Return a run as a comparison shows it, by its job with its status and by what its ranks left."""
     history = records.history
-    head = figures(job, run_times(job, records, read_timeline(run.path), now=_end(run, records, clock)))
+    head = figures(job, run_times(job, records, read_timeline(run.path), now=end_of_run(run, records, clock)))
     held_out = [step.held_out[ALL_SETS] for step in history if ALL_SETS in step.held_out]
     losses = [step.loss for step in history]
     return ComparedRun(
@@ -69,13 +73,13 @@ def differing(runs: Sequence[ComparedRun]) -> dict[str, list[Any]]:
     return {field: each for field, each in values.items() if any(value != each[0] for value in each)}
 
 
-def _with_status(run: RunDirectory, job: TrainingJob) -> TrainingJob:
+def with_status(run: RunDirectory, job: TrainingJob) -> TrainingJob:
     """Add the status that the serving process wrote last; without one the job has not begun."""
     status = (read_json(run.state_file) or {}).get("status")
     return parse_job(job.to_object() | {"status": status}) if status else job
 
 
-def _end(run: RunDirectory, records: RunRecords, clock: Clock) -> Moment:
+def end_of_run(run: RunDirectory, records: RunRecords, clock: Clock) -> Moment:
     """Return the present of a run that is served, and of others the last that is known of them."""
     if is_served(run):
         return Timeline(run.path, clock).now()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from polyreme.report import objectives
 from polyreme.report.charts import (
@@ -15,6 +15,7 @@ from polyreme.report.charts import (
     timeline_chart,
 )
 from polyreme.report.data import AnsweredPage, AttemptRow, ReportData, TimeShare
+from polyreme.report.parts import code, meter, table
 from polyreme.report.style import STYLE
 from polyreme.report.svg import safe, short_number
 from polyreme.report.timeline import KINDS, end_of
@@ -25,8 +26,6 @@ PAGES_MAX = 48
 STAGE_COUNTS = ("processed", "reused", "dead_letters", "dropped")
 OPEN_ROWS_MAX = 12
 """Stages that are shown at once; more are folded."""
-ROWS_MAX = 200
-"""Rows of one table; a sentence counts the others."""
 LEGEND_MAX = 8
 PNG_BYTES_MAX = 512 * 1024
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -35,25 +34,29 @@ _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 def build_report(data: ReportData) -> str:
     """Return the report as one HTML document without scripts and without references to anything outside it."""
-    sections = (
-        _head(data),
-        _learning(data),
-        _objectives(data),
-        _experts(data),
-        _time(data),
-        _evaluation(data),
-        _data_plane(data),
-        _attempts(data.attempts, data.course),
-        _checkpoints(data),
-        _plan(data),
-        _job(data),
-    )
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{safe(_POLICY)}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{safe(data.title)}: {safe(data.outcome)}</title><style>{STYLE}</style></head>\n<body><main>"
-        f"{''.join(sections)}<footer>Written by polyreme on {moment(data.written_s)}.</footer></main></body></html>\n"
+        f"{sections(data)}<footer>Written by polyreme on {moment(data.written_s)}.</footer></main></body></html>\n"
+    )
+
+
+def sections(data: ReportData) -> str:
+    """Return what the page shows, from its heading on."""
+    return (
+        _head(data)
+        + _learning(data)
+        + _objectives(data)
+        + _experts(data)
+        + _time(data)
+        + _evaluation(data)
+        + _data_plane(data)
+        + _attempts(data.attempts, data.course)
+        + _checkpoints(data)
+        + _plan(data)
+        + _job(data)
     )
 
 
@@ -111,7 +114,7 @@ def _objectives(data: ReportData) -> str:
     measured = objectives.rows(data.steps)
     if not measured:
         return ""
-    return "<h2>Objective</h2>" + _table(("measure", "#at first", "#at last", "over the steps"), measured)
+    return "<h2>Objective</h2>" + table(("measure", "#at first", "#at last", "over the steps"), measured)
 
 
 def _stage_words(data: ReportData) -> str:
@@ -177,11 +180,11 @@ def _time_shares(shares: Sequence[TimeShare]) -> str:
             safe(part.name),
             duration(part.seconds),
             share(part.seconds / total_s),
-            _meter(part.seconds / total_s, "" if part.counts else "bad"),
+            meter(part.seconds / total_s, "" if part.counts else "bad"),
         )
         for part in shares
     ]
-    return "<h3>Where the time went</h3>" + _table(("spent on", "#time", "#share", ""), cells)
+    return "<h3>Where the time went</h3>" + table(("spent on", "#time", "#share", ""), cells)
 
 
 def _evaluation(data: ReportData) -> str:
@@ -192,17 +195,17 @@ def _evaluation(data: ReportData) -> str:
             safe(held_out.name),
             f"{held_out.right:,} of {held_out.samples:,}",
             share(held_out.right / held_out.samples) if held_out.samples else NOTHING,
-            _meter(held_out.right / held_out.samples if held_out.samples else 0.0, ""),
+            meter(held_out.right / held_out.samples if held_out.samples else 0.0, ""),
         )
         for held_out in data.held_out
     ]
-    table = _table(("set", "#right", "#share", ""), rows) if rows else ""
+    results = table(("set", "#right", "#share", ""), rows) if rows else ""
     shown = shown_pages(data.pages)
     more = f'<p class="soft">{len(shown)} of {len(data.pages):,} pages.</p>' if len(shown) < len(data.pages) else ""
     gallery = f'<h3>Pages and what the model answered</h3>{more}<div class="pages">{"".join(map(_page, shown))}</div>'
     return (
         '<h2>Held-out evaluation</h2><p class="soft">Pages that were never trained on, answered by free-running greedy '
-        f"decoding; right means exactly the expected text.</p>{table}{gallery if shown else ''}"
+        f"decoding; right means exactly the expected text.</p>{results}{gallery if shown else ''}"
     )
 
 
@@ -240,22 +243,20 @@ def _data_plane(data: ReportData) -> str:
         (safe(row.dataset), safe(row.stage), *(f"{getattr(row, name):,}" for name in STAGE_COUNTS))
         for row in data.stages
     ]
-    table = _table(("dataset", "stage", *(f"#{name.replace('_', ' ')}" for name in STAGE_COUNTS)), stages)
+    done = table(("dataset", "stage", *(f"#{name.replace('_', ' ')}" for name in STAGE_COUNTS)), stages)
     if len(stages) > OPEN_ROWS_MAX:
-        table = f"<details><summary>{len(stages):,} stages</summary>{table}</details>"
-    parts = ["<h2>Data</h2>", f"<p>{_data_words(data)}</p>", table if stages else "", _visits(data)]
+        done = f"<details><summary>{len(stages):,} stages</summary>{done}</details>"
+    parts = ["<h2>Data</h2>", f"<p>{_data_words(data)}</p>", done if stages else "", _visits(data)]
     if data.damage:
         found = "".join(f"<li>{safe(words)}</li>" for words in data.damage)
         parts += ["<h3>Damaged data</h3>", f"<ul>{found}</ul>"]
     if data.dead_letters:
-        letters = [
-            (safe(row.dataset), safe(row.stage), _code(row.record), safe(row.error)) for row in data.dead_letters
-        ]
+        letters = [(safe(row.dataset), safe(row.stage), code(row.record), safe(row.error)) for row in data.dead_letters]
         parts += [
             "<h3>Dead letters</h3>",
             "<p class='soft'>Records that could not be processed; training continued without them.</p>",
         ]
-        parts.append(_table(("dataset", "stage", "record", "error"), letters))
+        parts.append(table(("dataset", "stage", "record", "error"), letters))
     return "".join(parts)
 
 
@@ -272,7 +273,7 @@ def _visits(data: ReportData) -> str:
     ]
     heads = ("source", "#epochs", "#visits, least", "#most", "#samples never seen")
     words = "<p class='soft'>How often the samples of each source that fit a pack were trained on.</p>"
-    return "<h3>Visits</h3>" + words + _table(heads, rows) if rows else ""
+    return "<h3>Visits</h3>" + words + table(heads, rows) if rows else ""
 
 
 def _data_words(data: ReportData) -> str:
@@ -299,35 +300,35 @@ def _attempts(attempts: Sequence[AttemptRow], course: Sequence[str]) -> str:
         for attempt in attempts
     ]
     said = "".join(f"<p>{safe(words)}</p>" for words in course)
-    return f"<h2>Attempts</h2>{said}" + _table(("#", "how", "started", "#steps", "#took", "end"), rows) if rows else ""
+    return f"<h2>Attempts</h2>{said}" + table(("#", "how", "started", "#steps", "#took", "end"), rows) if rows else ""
 
 
 def _checkpoints(data: ReportData) -> str:
     rows = [
-        (_code(row.name), size(row.size_bytes), "committed" if row.committed else "torn, never loaded")
+        (code(row.name), size(row.size_bytes), "committed" if row.committed else "torn, never loaded")
         for row in data.checkpoints
     ]
-    return "<h2>Checkpoints</h2>" + _table(("name", "#size", "state"), rows) if rows else ""
+    return "<h2>Checkpoints</h2>" + table(("name", "#size", "state"), rows) if rows else ""
 
 
 def _plan(data: ReportData) -> str:
     plan = data.plan
     environment = [(safe(name), safe(value)) for name, value in data.environment.items()]
     if plan is None:
-        return "<h2>Environment</h2>" + _table(("part", "version"), environment) if environment else ""
+        return "<h2>Environment</h2>" + table(("part", "version"), environment) if environment else ""
     recomputed = f" Recomputed in the backward pass: {plan.recompute_label.lower()}." if plan.recompute_label else ""
     words = (
-        f"<p>{_code(plan.shape.name)} on {plan.layout.world} ranks: {plan.replicas} workers with {plan.devices} "
-        f"devices each, layout {_code(str(plan.layout))}, {plan.packs_per_step} packs of {plan.pack_tokens:,} tokens a "
-        f"step.{recomputed} Plan {_code(plan.hash)}.</p>"
+        f"<p>{code(plan.shape.name)} on {plan.layout.world} ranks: {plan.replicas} workers with {plan.devices} "
+        f"devices each, layout {code(str(plan.layout))}, {plan.packs_per_step} packs of {plan.pack_tokens:,} tokens a "
+        f"step.{recomputed} Plan {code(plan.hash)}.</p>"
     )
     volumes = [
         (safe(volume.axis), f"{volume.ranks:,}", size(volume.bytes_per_rank), f"{volume.messages:,}")
         for volume in plan.volumes
     ]
-    table = _table(("group", "#ranks", "#sent by a rank in a step", "#collectives"), volumes) if volumes else ""
-    return f"<h2>Plan</h2>{words}{table}" + (
-        "<h3>Environment</h3>" + _table(("part", "version"), environment) if environment else ""
+    groups = table(("group", "#ranks", "#sent by a rank in a step", "#collectives"), volumes) if volumes else ""
+    return f"<h2>Plan</h2>{words}{groups}" + (
+        "<h3>Environment</h3>" + table(("part", "version"), environment) if environment else ""
     )
 
 
@@ -335,34 +336,3 @@ def _job(data: ReportData) -> str:
     if not data.job_yaml:
         return ""
     return f"<h2>Job</h2><details><summary>TrainingJob</summary><pre tabindex='0'>{safe(data.job_yaml)}</pre></details>"
-
-
-def _table(heads: Sequence[str], rows: Sequence[Iterable[str]]) -> str:
-    """Write a table of cells that are HTML already; heads that begin with ``#`` are of columns of numbers.
-
-    A column without a head holds pictures of the numbers beside it. What may scroll can be reached by the keyboard.
-    """
-    classes = [' class="n"' if len(head) > 1 and head.startswith("#") else "" for head in heads]
-    names = [head[1:] if style else head for head, style in zip(heads, classes, strict=True)]
-    top = "".join(
-        f"<th{style}>{safe(name)}</th>" if name else "<td></td>" for name, style in zip(names, classes, strict=True)
-    )
-    body = "".join(
-        f"<tr>{''.join(f'<td{style}>{cell}</td>' for cell, style in zip(row, classes, strict=True))}</tr>"
-        for row in rows[:ROWS_MAX]
-    )
-    more = f'<p class="soft">and {len(rows) - ROWS_MAX:,} more</p>' if len(rows) > ROWS_MAX else ""
-    said = safe(", ".join(filter(None, names)))
-    return (
-        f'<div class="card table" tabindex="0" role="region" aria-label="table of {said}"><table>'
-        f"<thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>{more}</div>"
-    )
-
-
-def _meter(ratio: float, kind: str) -> str:
-    width = min(max(ratio, 0.0), 1.0) * 100
-    return f'<div class="meter"><i class="{safe(kind)}" style="width:{width:.1f}%"></i></div>'
-
-
-def _code(text: str) -> str:
-    return f"<code>{safe(text)}</code>"

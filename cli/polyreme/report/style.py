@@ -88,10 +88,9 @@ th, td { padding: 6px 14px 6px 0; border-bottom: 1px solid var(--line); vertical
   overflow-wrap: break-word; }
 tr:last-child td { border-bottom: 0; }
 .n { text-align: right; white-space: nowrap; }
-.meter { height: 8px; min-width: 120px; background: var(--line); margin-top: 8px; border-radius: 4px;
-  overflow: hidden; }
-.meter i { display: block; height: 100%; background: var(--good); }
-.meter i.bad { background: var(--bad); }
+.meter { display: block; width: 100%; height: 8px; min-width: 120px; background: var(--line); margin-top: 8px;
+  border-radius: 4px; }
+.meter rect { fill: var(--good); } .meter rect.bad { fill: var(--bad); }
 .pages { display: grid; grid-template-columns: repeat(auto-fill, minmax(148px, 1fr)); gap: 12px; }
 .pages figure { margin: 0; background: var(--card); border: 1px solid var(--line); border-radius: 12px;
   overflow: hidden; }

@@ -134,7 +134,7 @@ def test_every_command_that_prints_data_takes_the_json_option() -> None:
         and not hasattr(command, "commands")
         and "output" not in {parameter.name for parameter in command.params}
     }
-    assert lacking == {"node", "data worker", "serve"}, "they serve until they are stopped, and log"
+    assert lacking == {"node", "data worker", "serve", "console"}, "they serve until they are stopped, and log"
 
 
 def test_a_run_is_deleted_and_its_checkpoints_only_when_asked_for(run: RunDirectory, call: Call) -> None:

@@ -1,0 +1,97 @@
+"""Commands that the console runs for its user: each is one that a person could type, and is shown as that."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import dataclasses
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from polyreme_api.clock import Clock
+
+KEPT = 50
+"""Commands that are remembered."""
+LINES_MAX = 40
+"""Last lines of its output that are shown."""
+OUTPUT_BYTES_MAX = 64 * 1024
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Started:
+    """A command that was started."""
+
+    words: str
+    """As a person types it."""
+    subject: str
+    """What it is about: ``namespace/name`` of a run."""
+    started_s: float
+    code: int | None = None
+    """Exit code; None while it runs."""
+    output: str = ""
+    """Its last lines, once it has ended."""
+
+
+class Commands:
+    """Starts commands, and remembers how they ended."""
+
+    def __init__(self, home: Path, clock: Clock, on_end: Callable[[], object] = lambda: None) -> None:
+        self._home, self._clock, self._on_end = home, clock, on_end
+        self._started: collections.deque[Started] = collections.deque(maxlen=KEPT)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def of(self, subject: str) -> list[Started]:
+        """Return what was started about something, newest first."""
+        return [each for each in reversed(self._started) if each.subject == subject]
+
+    def start(self, arguments: Sequence[str], *, subject: str, log: Path | None = None) -> Started:
+        """Start ``polyreme`` with arguments.
+
+        Args:
+            arguments: Without the program.
+            subject: What the command is about.
+            log: File of its output; such a command outlives the console, as one that was typed in another terminal.
+        """
+        started = Started(words=as_typed(arguments), subject=subject, started_s=self._clock.now_s())
+        self._started.append(started)
+        task = asyncio.create_task(self._run(started, arguments, log))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return started
+
+    async def _run(self, started: Started, arguments: Sequence[str], log: Path | None) -> None:
+        words = [sys.executable, "-m", "polyreme.main", "--home", str(self._home), *arguments]
+        if log is None:
+            process = await asyncio.create_subprocess_exec(
+                *words,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            output, _ = await process.communicate()
+        else:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            with log.open("wb") as file:
+                process = await asyncio.create_subprocess_exec(
+                    *words, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+                )
+            await process.wait()
+            output = await asyncio.to_thread(_end_of, log)
+        started.output = "\n".join(output.decode(errors="replace").splitlines()[-LINES_MAX:])
+        started.code = process.returncode
+        self._on_end()
+
+
+def as_typed(arguments: Sequence[str]) -> str:
+    """Write a command as a person types it."""
+    return " ".join(["polyreme", *map(shlex.quote, arguments)])
+
+
+def _end_of(path: Path) -> bytes:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - OUTPUT_BYTES_MAX))
+        return file.read()

@@ -1,0 +1,1 @@
+"""Pages of the console: each module declares its ``ROUTES``, and no other module names it."""

@@ -1,0 +1,322 @@
+"""Index of a home's runs, so that no page reads the files of all: a SQLite file that is refreshed, and may be deleted.
+
+A look at the home compares times of files; only what changed is read again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from polyreme.report.run_summary import describe
+from polyreme.run_files.paths import PREVIOUS_SUFFIX, Home, RunDirectory
+from polyreme_api.differences import leaves
+from polyreme_system.files import read_json
+
+VERSION = 1
+"""Of the tables: an index of another version is not read."""
+BATCH = 200
+"""Runs that are written in one transaction."""
+PAUSE_S = 0.002
+"""Rest after a batch, for the threads that answer."""
+VALUE_CHARACTERS_MAX = 200
+FIELDS_MAX = 400
+"""Fields of one job that are indexed."""
+LEFT_OUT = "workers.template"
+"""The pod template is no hyper-parameter, and its environment may hold secrets."""
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS runs (
+  id INTEGER PRIMARY KEY, namespace TEXT NOT NULL, name TEXT NOT NULL, state TEXT NOT NULL, step INTEGER,
+  steps INTEGER, loss REAL, held_out REAL, goodput REAL, attempt INTEGER, changed REAL NOT NULL, settled INTEGER,
+  message TEXT NOT NULL, stamp TEXT NOT NULL, UNIQUE (namespace, name));
+CREATE INDEX IF NOT EXISTS runs_changed ON runs (changed DESC);
+CREATE INDEX IF NOT EXISTS runs_loss ON runs (loss);
+CREATE INDEX IF NOT EXISTS runs_state ON runs (state, changed DESC);
+CREATE TABLE IF NOT EXISTS fields (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
+CREATE TABLE IF NOT EXISTS parameters (
+  run INTEGER NOT NULL, field INTEGER NOT NULL, value, PRIMARY KEY (run, field)) WITHOUT ROWID;
+"""
+COLUMNS = ("state", "step", "loss", "held_out", "goodput", "attempt", "changed", "name")
+"""What a list can be sorted by, beside fields of the spec."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RunQuery:
+    """What a list of runs shows."""
+
+    text: str = ""
+    """Part of the name or namespace."""
+    state: str = ""
+    where: tuple[tuple[str, str], ...] = ()
+    """Fields of the spec and their values."""
+    sort: str = "changed"
+    descending: bool = True
+    offset: int = 0
+    count: int = 50
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RunRow:
+    """A run in a list."""
+
+    namespace: str
+    name: str
+    state: str
+    step: int | None
+    steps: int | None
+    loss: float | None
+    held_out: float | None
+    goodput: float | None
+    attempt: int | None
+    changed: float
+    """When its state was last written [s since the epoch]."""
+    message: str
+    fields: Mapping[str, Any]
+    """Of the spec, by name below spec."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RunList:
+    """A page of runs."""
+
+    rows: Sequence[RunRow]
+    total: int
+    """Runs that the query finds, on all pages."""
+    states: Mapping[str, int]
+    """How many runs of the whole home are in each state."""
+
+
+class RunIndex:
+    """The index of one home."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._path = home.path / "console" / f"runs-{VERSION}.sqlite"
+        self._lock = threading.Lock()
+        self._fields: dict[str, int] = {}
+
+    def refresh(self) -> float:
+        """Read what changed in the home since the last call; return how long that took [s]."""
+        began_s = time.monotonic()
+        with self._lock, self._open() as database:
+            database.executescript(_SCHEMA)
+            self._fields = dict(database.execute("SELECT name, id FROM fields"))
+            seen = self._update(database)
+            gone = [(key,) for (key,) in database.execute("SELECT id FROM runs") if key not in seen]
+            database.executemany("DELETE FROM runs WHERE id = ?", gone)
+            database.executemany("DELETE FROM parameters WHERE run = ?", gone)
+            database.commit()
+        return time.monotonic() - began_s
+
+    def find(self, query: RunQuery) -> RunList:
+        """Return a page of runs."""
+        condition, values = _condition(query)
+        with self._open() as database:
+            counted = f"SELECT count(*) FROM runs WHERE {condition}"  # noqa: S608 (the condition is of this module)
+            total = database.execute(counted, values).fetchone()[0]
+            ids, rows = self._page(database, query, condition, values)
+            fields = _fields_of(database, ids)
+            states = dict(database.execute("SELECT state, count(*) FROM runs GROUP BY state"))
+        found = [RunRow(**dict(row), fields=fields.get(key, {})) for key, row in zip(ids, rows, strict=True)]
+        return RunList(rows=found, total=total, states=states)
+
+    @staticmethod
+    def _page(
+        database: sqlite3.Connection, query: RunQuery, condition: str, values: list[Any]
+    ) -> tuple[list[int], list[dict[str, Any]]]:
+        join, key = "", query.sort if query.sort in COLUMNS else "changed"
+        if query.sort not in COLUMNS:
+            join = " LEFT JOIN parameters AS p ON p.run = runs.id AND p.field = (SELECT id FROM fields WHERE name = ?)"
+            values, key = [query.sort, *values], "p.value"
+        direction = "DESC" if query.descending else "ASC"
+        names = "id, namespace, name, state, step, steps, loss, held_out, goodput, attempt, changed, message"
+        statement = (
+            f"SELECT {names} FROM runs{join} WHERE {condition} "  # noqa: S608 (all names are of this module)
+            f"ORDER BY {key} IS NULL, {key} {direction}, runs.id DESC LIMIT ? OFFSET ?"
+        )
+        found = database.execute(statement, [*values, query.count, query.offset]).fetchall()
+        heads = names.split(", ")[1:]
+        return [row[0] for row in found], [dict(zip(heads, row[1:], strict=True)) for row in found]
+
+    def _update(self, database: sqlite3.Connection) -> set[int]:
+        """Bring every run of the home up to date, and return their keys."""
+        seen: set[int] = set()
+        for number, (run, stamp) in enumerate(_stamped(self._home)):
+            known = database.execute(
+                "SELECT id, stamp, settled FROM runs WHERE namespace = ? AND name = ?", (run.namespace, run.name)
+            ).fetchone()
+            if known is None or known[1] != stamp or not known[2]:
+                seen.add(self._write(database, run, stamp, known))
+            else:
+                seen.add(known[0])
+            if number % BATCH == BATCH - 1:
+                database.commit()
+                time.sleep(PAUSE_S)
+        return seen
+
+    def _write(self, database: sqlite3.Connection, run: RunDirectory, stamp: str, known: tuple[Any, ...] | None) -> int:
+        row, state = describe(run), read_json(run.state_file) or {}
+        values = {
+            "namespace": run.namespace,
+            "name": run.name,
+            "state": str(row["state"]),
+            "step": _integer(row["step"]),
+            "steps": _integer(row["steps"]),
+            "loss": _number(row["loss"]),
+            "held_out": _number(state.get("heldOutLoss", state.get("heldoutLoss"))),
+            "goodput": _number(state.get("goodputRatio")),
+            "attempt": _integer(row["attempt"]),
+            "changed": float(stamp.partition(" ")[0]),
+            "settled": int(row["pid"] is None),
+            "message": str(row["message"] or "")[:1000],
+            "stamp": stamp,
+        }
+        names = ", ".join(values)
+        updates = ", ".join(f"{name} = excluded.{name}" for name in values)
+        statement = (
+            f"INSERT INTO runs ({names}) VALUES ({', '.join('?' * len(values))}) "  # noqa: S608 (names of this module)
+            f"ON CONFLICT (namespace, name) DO UPDATE SET {updates}"
+        )
+        database.execute(statement, list(values.values()))
+        found = database.execute(
+            "SELECT id FROM runs WHERE namespace = ? AND name = ?", (run.namespace, run.name)
+        ).fetchone()
+        key = int(found[0])
+        if known is None or known[1].partition(" ")[2] != stamp.partition(" ")[2]:
+            self._write_fields(database, key, run.job_file)
+        return key
+
+    def _write_fields(self, database: sqlite3.Connection, key: int, job_file: Path) -> None:
+        database.execute("DELETE FROM parameters WHERE run = ?", (key,))
+        rows = [(key, self._field(database, name), value) for name, value in spec_fields(job_file)]
+        database.executemany("INSERT OR REPLACE INTO parameters VALUES (?, ?, ?)", rows)
+
+    def _field(self, database: sqlite3.Connection, name: str) -> int:
+        if name not in self._fields:
+            self._fields[name] = int(database.execute("INSERT INTO fields (name) VALUES (?)", (name,)).lastrowid or 0)
+        return self._fields[name]
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        """Open the file; one that is no index is replaced."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            database = _connect(self._path)
+        except sqlite3.DatabaseError:
+            self._path.unlink()
+            database = _connect(self._path)
+        with contextlib.closing(database):
+            yield database
+
+
+def spec_fields(job_file: Path) -> list[tuple[str, Any]]:
+    """Return the fields of a stored job below spec; none where the file is gone or damaged."""
+    try:
+        spec = yaml.load(job_file.read_bytes(), _LOADER)["spec"]  # noqa: S506 - both loaders are safe ones
+    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError):
+        return []
+    found = []
+    for field, value in leaves("", spec):
+        name = field.removeprefix(".")
+        if not name.startswith(LEFT_OUT):
+            found.append((name, _stored(value)))
+    return found[:FIELDS_MAX]
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    database = sqlite3.connect(path, timeout=30, check_same_thread=False)
+    database.execute("PRAGMA journal_mode = WAL")
+    database.execute("PRAGMA synchronous = OFF")
+    database.executescript(_SCHEMA)
+    return database
+
+
+def _stamped(home: Home) -> Iterator[tuple[RunDirectory, str]]:
+    """Yield the runs of a home with the time of the last change and what identifies it: no file is opened."""
+    for namespace in _folders(home.path / "runs"):
+        for name in _folders(home.path / "runs" / namespace):
+            if name.endswith(PREVIOUS_SUFFIX):
+                continue
+            run = home.run(namespace, name)
+            identity, state, job = map(_changed_ns, (run.identity_file, run.state_file, run.job_file))
+            if identity or state or run.exists:
+                yield run, f"{max(identity, state) / 1e9:.3f} {job}"
+
+
+def _folders(path: Path) -> list[str]:
+    try:
+        with os.scandir(path) as entries:
+            return [entry.name for entry in entries if entry.is_dir()]
+    except OSError:
+        return []
+
+
+def _changed_ns(path: Path) -> int:
+    try:
+        return os.stat(path).st_mtime_ns  # noqa: PTH116 - many of them
+    except OSError:
+        return 0
+
+
+def _condition(query: RunQuery) -> tuple[str, list[Any]]:
+    parts, values = ["1"], list[Any]()
+    if query.text:
+        parts.append("(instr(lower(name), ?) OR instr(lower(namespace), ?))")
+        values += [query.text.lower()] * 2
+    if query.state:
+        parts.append("state = ?")
+        values.append(query.state)
+    for field, value in query.where:
+        parts.append(
+            "EXISTS (SELECT 1 FROM parameters JOIN fields ON fields.id = parameters.field "
+            "WHERE run = runs.id AND fields.name = ? AND CAST(value AS TEXT) = ?)"
+        )
+        values += [field, value]
+    return " AND ".join(parts), values
+
+
+def _fields_of(database: sqlite3.Connection, ids: Sequence[int]) -> dict[int, dict[str, Any]]:
+    marks = ", ".join("?" * len(ids))
+    found: dict[int, dict[str, Any]] = {}
+    columns = "run, name, value FROM parameters JOIN fields ON fields.id = field"
+    statement = f"SELECT {columns} WHERE run IN ({marks})"  # noqa: S608 (marks alone)
+    for run, name, value in database.execute(statement, list(ids)):
+        found.setdefault(run, {})[name] = value
+    return found
+
+
+def _number(value: Any) -> float | None:
+    try:
+        return None if value is None else float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def _integer(value: Any) -> int | None:
+    return value if isinstance(value, int) and abs(value) < 2**63 else None
+
+
+def _stored(value: Any) -> Any:
+    """Return a value as the table has it: numbers sort as numbers, also those that the API writes as text."""
+    if isinstance(value, bool) or value is None:
+        return json.dumps(value)
+    if isinstance(value, (int, float)):
+        return value if abs(value) < 2**63 else str(value)
+    text = value if isinstance(value, str) else json.dumps(value)
+    try:
+        return float(text) if text.strip() == text and text[:1] in "0123456789-." and text else text
+    except ValueError:
+        return text[:VALUE_CHARACTERS_MAX]
+
+
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

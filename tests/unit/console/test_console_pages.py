@@ -1,0 +1,112 @@
+"""Pages of the console on a kept home: what they show, and what they say of damaged and hostile files."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.kept.folders import FINISHED, STOPPED, VERSIONS, copy_home
+from tests.unit.console.console_browser import Browser, with_browser
+
+BOTH = f"/compare?run=default/{FINISHED}&run=default/{STOPPED}"
+HOSTILE = "<img src=x onerror=alert(1)>"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A finished run, and one that was stopped after a rank was killed."""
+    return copy_home(VERSIONS[0], tmp_path)
+
+
+@with_browser
+async def test_runs_are_listed_with_what_differs(browser: Browser) -> None:
+    page = await browser.get("/")
+    assert page.count("<h1") == 1
+    assert f'href="/runs/default/{FINISHED}"' in page
+    assert 'title="training.steps"' in page
+    assert 'title="training.seed"' not in page
+    only = await browser.get("/?where=training.steps%3D2")
+    assert FINISHED in only
+    assert f"/runs/default/{STOPPED}" not in only
+    assert "like that" in await browser.get("/?text=other")
+    up = await browser.get("/?sort=training.steps&order=up")
+    assert up.index(f"/runs/default/{FINISHED}") < up.index(f"/runs/default/{STOPPED}")
+
+
+@with_browser
+async def test_a_run_shows_its_report_and_the_commands_of_its_actions(browser: Browser) -> None:
+    page = await browser.get(f"/runs/default/{STOPPED}")
+    assert page.count("<h1") == 1
+    assert "<polyline" in page
+    assert f"polyreme runs rm {STOPPED} --yes" in page
+    assert "runs stop" not in page
+    assert "did you mean" in await browser.get("/runs/default/finishd", status=404)
+
+
+@with_browser
+async def test_a_comparison_shows_fields_curves_and_figures(browser: Browser) -> None:
+    page = await browser.get(BOTH)
+    assert "training.optimizer.name" in page
+    assert page.count("<polyline") == 4
+    assert "gradient norm over tokens" in await browser.get(f"{BOTH}&measure=gradient+norm&over=tokens")
+    assert "was deleted" in await browser.get(f"{BOTH}&run=default/gone")
+    assert "Choose two runs" in await browser.get("/compare")
+
+
+@with_browser
+async def test_a_part_is_sent_when_it_changes(browser: Browser, home: Path) -> None:
+    headers = {"Cookie": browser.cookie}
+    async with browser.session.get(f"{browser.origin}/live/runs", headers=headers) as response:
+        assert response.headers["Content-Type"].startswith("text/event-stream")
+        first = (await response.content.readuntil(b"\n\n")).decode()
+        assert first.startswith("id: ")
+        shutil.rmtree(home / "runs/default" / STOPPED)
+        await asyncio.to_thread(browser.made.console.index.refresh)
+        second = (await response.content.readuntil(b"\n\n")).decode()
+        assert STOPPED in first
+        assert STOPPED not in second
+
+
+@with_browser
+async def test_names_and_lines_of_others_are_text(browser: Browser, home: Path) -> None:
+    run = home / "runs/default" / STOPPED
+    state = json.loads((run / "state.json").read_text()) | {"message": HOSTILE, "state": HOSTILE}
+    (run / "state.json").write_text(json.dumps(state))
+    (run / "pods" / "p").mkdir(parents=True)
+    (run / "pods" / "p" / "rank-0.a9.log").write_text(f"{HOSTILE}\n" + "x" * 10_000_000 + "\nlast\n")
+    await asyncio.to_thread(browser.made.console.index.refresh)
+    for path in ("/", f"/runs/default/{STOPPED}", f"/runs/default/{STOPPED}/logs", f"/?text={HOSTILE}&state={HOSTILE}"):
+        page = await browser.get(path)
+        assert "<img" not in page
+        assert len(page) < 400_000
+    assert "last" in await browser.get(f"/runs/default/{STOPPED}/logs?file=rank+0,+attempt+9")
+    assert "<img" not in await browser.get("/runs/default/%3Cimg%20src=x%3E", status=404)
+    assert "passwd" not in await browser.get("/runs/default/..%2f..%2fetc", status=404)
+
+
+@pytest.mark.parametrize("gone", ["state.json", "job.yaml", "run.json", "timeline.jsonl", "checkpoints"])
+@with_browser
+async def test_a_run_that_is_half_deleted_is_a_sentence(browser: Browser, home: Path, gone: str) -> None:
+    if gone == "checkpoints":
+        shutil.rmtree(home / "checkpoints/default" / STOPPED)
+    else:
+        (home / "runs/default" / STOPPED / gone).unlink()
+    await asyncio.to_thread(browser.made.console.index.refresh)
+    assert STOPPED in await browser.get("/")
+    assert STOPPED in await browser.get(f"/runs/default/{STOPPED}")
+    assert STOPPED in await browser.get(BOTH)
+    assert STOPPED in await browser.get(f"/runs/default/{STOPPED}/logs")
+
+
+@pytest.mark.parametrize("damage", ["state.json", "job.yaml", "run.json"])
+@with_browser
+async def test_a_damaged_file_is_a_sentence(browser: Browser, home: Path, damage: str) -> None:
+    (home / "runs/default" / STOPPED / damage).write_text('{"state": [}\x00')
+    await asyncio.to_thread(browser.made.console.index.refresh)
+    assert STOPPED in await browser.get("/")
+    assert STOPPED in await browser.get(f"/runs/default/{STOPPED}")
+    assert STOPPED in await browser.get(BOTH)

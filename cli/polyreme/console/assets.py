@@ -26,15 +26,15 @@ class Vendored:
 VENDORED = (
     Vendored(
         name="htmx.min.js",
-        package="htmx.org 4.0.1 of the npm registry: dist/htmx.min.js without the line that names its source map",
+        package="htmx.org 4.0.1 of the npm registry: dist/htmx.min.js its source map not named",
         licence="0BSD",
-        sha256="a0abb04f2f45a1f89d1d4844023245537e5e6014c87b144553e0607b4cc32130",
+        sha256="5c57d9ce9972c4c0685c16d92310ad7d42c96a55cae6ce0b9012eda48248a8fe",
     ),
     Vendored(
         name="hx-sse.min.js",
-        package="htmx.org 4.0.1 of the npm registry: dist/ext/hx-sse.min.js without the line that names its source map",
+        package="htmx.org 4.0.1 of the npm registry: dist/ext/hx-sse.min.js its source map not named",
         licence="0BSD",
-        sha256="18ef2761356ec1fe0bb6d92612315b37517a7c1e9856b661c5ae81fef239d103",
+        sha256="3d57e7b714d98610476704c43b4b93b782c3eb5c3994d31761d6e70cb3b5e38a",
     ),
     Vendored(
         name="htmx.LICENSE",

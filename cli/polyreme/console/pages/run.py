@@ -22,6 +22,7 @@ from polyreme.run_files.paths import RunDirectory
 from polyreme.views.formatting import moment
 from polyreme.views.output import nearest
 from polyreme_api.errors import NotFoundError, RefusedError
+from polyreme_api.exit_codes import ExitCode
 
 PATH = "/runs/{namespace}/{name}"
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
@@ -143,7 +144,7 @@ def _started(started: Started) -> str:
     if started.code is None:
         head, kind = "is running", ""
     else:
-        head, kind = ("is done", "good") if started.code == 0 else (f"ended with code {started.code}", "bad")
+        head, kind = ("is done", "good") if started.code == ExitCode.OK else (f"ended with code {started.code}", "bad")
     output = f"<pre tabindex='0'>{safe(started.output)}</pre>" if started.code else ""
     return (
         f'<div class="notice {kind}" role="status"><p><code>{safe(started.words)}</code> {head}, '

@@ -52,6 +52,11 @@ def vendored_bytes(name: str) -> bytes:
     return (resources.files("polyreme.console") / "static" / name).read_bytes()
 
 
+def static_text(name: str) -> str:
+    """Read a text of ours beside the vendored files."""
+    return (resources.files("polyreme.console") / "static" / name).read_text(encoding="utf-8")
+
+
 def asset(name: str) -> web.Response:
     """Answer with a file; its path has the version of polyreme, so browsers may keep it.
 

@@ -12,7 +12,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from polyreme_api.clock import Clock
+from polyreme_api.errors import WaitTimeoutError
 
+CHECK_S = 60
 KEPT = 50
 """Commands that are remembered."""
 LINES_MAX = 40
@@ -33,6 +35,15 @@ class Started:
     """Exit code; None while it runs."""
     output: str = ""
     """Its last lines, once it has ended."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """What a command printed that only looks."""
+
+    code: int
+    output: str
+    errors: str
 
 
 class Commands:
@@ -62,8 +73,38 @@ class Commands:
         task.add_done_callback(self._tasks.discard)
         return started
 
+    async def ended(self) -> None:
+        """Wait for the commands that run."""
+        await asyncio.gather(*self._tasks)
+
+    async def check(self, arguments: Sequence[str], given: bytes) -> Checked:
+        """Run a command that only looks, with input, and return what it printed.
+
+        Raises:
+            WaitTimeoutError: If it takes too long.
+        """
+        process = await asyncio.create_subprocess_exec(
+            *self._words(arguments),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        try:
+            async with asyncio.timeout(CHECK_S):
+                output, errors = await process.communicate(given)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+            raise WaitTimeoutError(f"{as_typed(arguments)} took longer than {CHECK_S} s") from None
+        code = -1 if process.returncode is None else process.returncode
+        return Checked(code=code, output=output.decode(errors="replace"), errors=errors.decode(errors="replace"))
+
+    def _words(self, arguments: Sequence[str]) -> list[str]:
+        return [sys.executable, "-m", "polyreme.main", "--home", str(self._home), *arguments]
+
     async def _run(self, started: Started, arguments: Sequence[str], log: Path | None) -> None:
-        words = [sys.executable, "-m", "polyreme.main", "--home", str(self._home), *arguments]
+        words = self._words(arguments)
         if log is None:
             process = await asyncio.create_subprocess_exec(
                 *words,

@@ -289,7 +289,7 @@ def _fields_of(database: sqlite3.Connection, ids: Sequence[int]) -> dict[int, di
     marks = ", ".join("?" * len(ids))
     found: dict[int, dict[str, Any]] = {}
     columns = "run, name, value FROM parameters JOIN fields ON fields.id = field"
-    statement = f"SELECT {columns} WHERE run IN ({marks})"  # noqa: S608 (marks alone)
+    statement = f"SELECT {columns} WHERE run IN ({marks})"
     for run, name, value in database.execute(statement, list(ids)):
         found.setdefault(run, {})[name] = value
     return found

@@ -2,9 +2,9 @@
 
 Usage: run.py [--rounds 7] [--steps 2] [--pairs 4] [--prompt 384] [--answer 96]
 
-First both sides' loss and gradients are compared, for each loss. Then, by processor time of a step: with cached scores
-over supervised on the same tokens; pairs that share their prompt over pairs that repeat it, divided by what the tokens
-let expect; and pairs a second over TRL's with precomputed scores.
+First both sides' loss and gradients are compared, for each loss of pairs, and for rewarded answers. Then, by processor
+time of a step: with cached scores over supervised on the same tokens; pairs that share their prompt over pairs that
+repeat it, divided by what the tokens let expect; and pairs a second over TRL's with precomputed scores.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from benchmarks.preference import drawn
 from benchmarks.preference.sides import LOSSES, SIDES
 
 HERE = Path(__file__).parent
@@ -84,7 +85,7 @@ def ratios(rounds: list[dict[str, dict[str, float]]], options: argparse.Namespac
 def differences(folder: Path) -> dict[str, float]:
     """Compare losses, and each gradient relative to the largest of its tensor, over all losses."""
     losses, gradients = [], []
-    for loss in LOSSES:
+    for loss in (*LOSSES, *drawn.LOSSES):
         ours, theirs = (torch.load(folder / f"{side}-{loss}.pt") for side in ("ours", "trl"))
         losses.append(abs(ours["loss"] - theirs["loss"]))
         for name, gradient in theirs["gradients"].items():

@@ -24,6 +24,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from benchmarks.preference import drawn
 from benchmarks.preference.pairs import SHAPE, Pairs, draw, packed
 
 from polyreme_api.job.objective import Objective
@@ -103,7 +104,11 @@ def our_step(weights: KimiVL, pairs: Pairs, way: str, folder: Path) -> Iterator[
         _copy(state, weights)
         if way == "shared":
             for loss in LOSSES:
-                _keep(_first(state, world, pairs, way, loss), folder / f"ours-{loss}.pt")
+                _keep(_first(state, world, _enter(state, pairs, way, loss)), folder / f"ours-{loss}.pt")
+            for aggregation in drawn.LOSSES:
+                enter(state, CurriculumStage(steps=1, name=aggregation, objective=drawn.objective(aggregation)))
+                found = _first(state, world, drawn.our_inputs(pairs, aggregation))
+                _keep(found, folder / f"ours-{aggregation}.pt")
         inputs = _enter(state, pairs, way, "Sigmoid")
 
         def step() -> float:
@@ -150,8 +155,7 @@ def _enter(state: TrainState, pairs: Pairs, way: str, loss: str) -> Inputs:
     return to_inputs(packed(pairs, way=way), device="cpu", media_token=MEDIA, reference=reference)
 
 
-def _first(state: TrainState, world: World, pairs: Pairs, way: str, loss: str) -> tuple[float, dict[str, Any]]:
-    inputs = _enter(state, pairs, way, loss)
+def _first(state: TrainState, world: World, inputs: Inputs) -> tuple[float, dict[str, Any]]:
     total = reduce(state, backward(state, inputs), world.meshes)
     gradients = {
         slot.name: slot.view(part.gradients).clone() / total.counted for part in state.flat.parts for slot in part.slots
@@ -169,10 +173,11 @@ def trl_step(weights: KimiVL, pairs: Pairs, folder: Path) -> Iterator[Step]:
     os.environ["ACCELERATE_USE_CPU"] = "1"
     for loss in LOSSES:
         trainer, batch = _trainer(weights, pairs, loss)
-        value = trainer.compute_loss(trainer.model, batch)
-        value.backward()
-        gradients = {name: parameter.grad for name, parameter in trainer.model.named_parameters()}
-        _keep((float(value), gradients), folder / f"trl-{loss}.pt")
+        _keep(_theirs(trainer.model, trainer.compute_loss(trainer.model, batch)), folder / f"trl-{loss}.pt")
+    for aggregation in drawn.LOSSES:
+        model = _exported(weights)
+        value = drawn.their_loss(model, _tokenizer(), pairs, aggregation)
+        _keep(_theirs(model, value), folder / f"trl-{aggregation}.pt")
     trainer, batch = _trainer(weights, pairs, "Sigmoid")
     adam = torch.optim.AdamW(trainer.model.parameters(), lr=RATE, fused=True)
 
@@ -187,16 +192,33 @@ def trl_step(weights: KimiVL, pairs: Pairs, folder: Path) -> Iterator[Step]:
     yield step
 
 
-def _trainer(weights: KimiVL, pairs: Pairs, loss: str) -> tuple[Any, Any]:
-    """TRL's trainer over the exported model, and its batch of the pairs."""
-    import datasets
-    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, PreTrainedTokenizerFast
-    from trl import DPOConfig, DPOTrainer
+def _theirs(model: Any, value: Any) -> tuple[float, dict[str, Any]]:
+    value.backward()
+    return float(value), {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def _exported(weights: KimiVL) -> Any:
+    """Load the exported model in transformers."""
+    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
     ways: dict[str, Any] = {"attn_implementation": "sdpa", "experts_implementation": "grouped_mm"}
     model: Any = DeepseekV3ForCausalLM(DeepseekV3Config(**text_config(SHAPE.decoder), **ways))
     model.load_state_dict(text_part(weights.state_dict()), strict=True)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=_words(), pad_token="w0", eos_token="w0")
+    return model
+
+
+def _tokenizer() -> Any:
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast(tokenizer_object=_words(), pad_token="w0", eos_token="w0")
+
+
+def _trainer(weights: KimiVL, pairs: Pairs, loss: str) -> tuple[Any, Any]:
+    """TRL's trainer over the exported model, and its batch of the pairs."""
+    import datasets
+    from trl import DPOConfig, DPOTrainer
+
+    model, tokenizer = _exported(weights), _tokenizer()
     rows = [
         {"prompt": _text(prompt), "chosen": " " + _text(chosen), "rejected": " " + _text(rejected)}
         for prompt, chosen, rejected in zip(pairs.prompts, pairs.chosen, pairs.rejected, strict=True)

@@ -21,11 +21,22 @@ class Answered:
     """The answer of the data."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Rewarded:
+    """An answer as text, and its reward."""
+
+    prompt: str
+    answer: str
+    expected: str
+    reward: float
+    """Finite."""
+
+
 class Rewards(Protocol):
     """Rewards answers."""
 
-    def of(self, answers: Sequence[Answered], objective: Objective) -> list[float]:
-        """Return the reward of each answer by a stage's objective, a finite number.
+    def of(self, answers: Sequence[Answered], objective: Objective) -> list[Rewarded]:
+        """Return the reward of each answer, by a stage's objective.
 
         Raises:
             InvalidConfigError: If the function is not found.

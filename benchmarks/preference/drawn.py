@@ -17,7 +17,7 @@ from benchmarks.preference.pairs import Pairs, packed
 
 from polyreme_api.job.objective import Objective
 from polyreme_trainer.train.inputs import Inputs, to_inputs
-from polyreme_trainer.train.rollouts.record import Answer
+from polyreme_trainer.train.rollouts.record import NO_TEXT, Answer
 from polyreme_trainer.train.rollouts.streams import DocumentPrompt, shares_of, with_answers
 
 LIMIT = 2.0
@@ -45,8 +45,9 @@ def groups(pairs: Pairs) -> list[list[Answer]]:
     random = np.random.default_rng(8)
 
     def answer(tokens: list[int], reward: float) -> Answer:
+        rewarded = dataclasses.replace(NO_TEXT, reward=reward)
         log_probs = random.normal(-6.2, 0.5, len(tokens)).tolist()
-        return Answer(tokens=tuple(tokens), log_probs=tuple(log_probs), ended=True, reward=reward)
+        return Answer(tokens=tuple(tokens), log_probs=tuple(log_probs), ended=True, rewarded=rewarded)
 
     return [[answer(one, 1.0), answer(other, 0.0)] for one, other in zip(pairs.chosen, pairs.rejected, strict=True)]
 

@@ -57,6 +57,7 @@ COMMANDS: tuple[Declared, ...] = (
             *commands("polyreme.commands.runs", "ls", "show", "logs", "stop", "rm"),
             Command("polyreme.commands.runs_compare", "compare"),
             Command("polyreme.commands.runs_export", "export"),
+            Command("polyreme.commands.runs_answers", "answers"),
         ),
     ),
     Group(

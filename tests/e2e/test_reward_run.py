@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from polyreme_api.exit_codes import ExitCode
 from tests.e2e.polyreme_home import PolyremeHome
 
 pytestmark = [pytest.mark.slow, pytest.mark.parallel]
@@ -40,3 +41,9 @@ def test_rewards_alone_teach_a_format_and_a_kill_changes_no_answer(tmp_path: Pat
     pages = [page for page in json.loads(evaluation.read_text())["pages"] if page["set"] == "in-words"]
     assert sum(page["match"] for page in pages) / len(pages) > 0.9
     assert "reward" in done.said
+    shown = home.call("runs", "answers", "reward-words", "--count", "500", "-o", "json").item
+    assert {row["step"] for row in shown} == {STEPS}
+    assert {(row["reward"], row["answer"]) for row in shown if row["expected"] == "7"} >= {(1.0, "seven")}
+    absent = home.call("runs", "answers", "reward-words", "--step", "9")
+    assert absent.code == ExitCode.NOT_FOUND
+    assert f"has no answers of step 9: steps {min(written)} to {STEPS} are kept" in absent.said

@@ -6,13 +6,21 @@ from collections.abc import Sequence
 
 from polyreme_api.errors import StepFailedError
 from polyreme_api.job.objective import Objective
-from polyreme_api.rewards import Answered
+from polyreme_api.rewards import Answered, Rewarded
 
 
 class Brevity:
     """A pure function of an answer; with the argument ``fails`` it fails."""
 
-    def of(self, answers: Sequence[Answered], objective: Objective) -> list[float]:
+    def of(self, answers: Sequence[Answered], objective: Objective) -> list[Rewarded]:
         if "fails" in objective.reward_arguments:
             raise StepFailedError("reward of the answer '7' failed: it was asked to", field="reward")
-        return [len({*one.answer} & {*one.expected}) - 0.1 * len(one.answer) for one in answers]
+        return [
+            Rewarded(
+                prompt=str(one.prompt),
+                answer=str(one.answer),
+                expected=str(one.expected),
+                reward=len({*one.answer} & {*one.expected}) - 0.1 * len(one.answer),
+            )
+            for one in answers
+        ]

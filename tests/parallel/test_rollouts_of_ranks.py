@@ -48,7 +48,7 @@ def rollouts(root: Path) -> dict[int, dict[str, Any]]:
 
 
 def drawn(record: dict[str, Any]) -> dict[str, list[list[int]]]:
-    return {key: [answer["tokens"] for answer in answers] for key, answers in record.items()}
+    return {key: [answer["tokens"] for answer in of["answers"]] for key, of in record.items()}
 
 
 def test_draws_and_losses_are_those_of_one_rank_in_every_layout(start: Any, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from polyreme_api.errors import InvalidConfigError, StepFailedError
 from polyreme_api.job.objective import Objective
-from polyreme_api.rewards import Answered
+from polyreme_api.rewards import Answered, Rewarded
 from polyreme_datahub.operations.declare import RECORD
 from polyreme_datahub.operations.values import Value
 from polyreme_datahub.rewards.operation import reward
@@ -32,7 +32,7 @@ class SandboxedRewards:
         self._text, self._limits = TokenText(tokenizer), limits
         self._sandbox: tuple[SandboxStep, Sandbox] | None = None
 
-    def of(self, answers: Sequence[Answered], objective: Objective) -> list[float]:
+    def of(self, answers: Sequence[Answered], objective: Objective) -> list[Rewarded]:
         """Return the reward of each answer; errors as ``Rewards``."""
         texts = [
             {
@@ -53,7 +53,7 @@ class SandboxedRewards:
                     field=FIELD,
                 )
             found[outcome.key] = float(end.value.data["reward"])
-        return [found[task.key] for task in tasks]
+        return [Rewarded(**text, reward=found[task.key]) for text, task in zip(texts, tasks, strict=True)]
 
     def check(self, objective: Objective) -> None:
         """Find a stage's function.

@@ -36,8 +36,10 @@ def rewards() -> Iterator[SandboxedRewards]:
 
 def test_answers_get_the_rewards_of_the_function_in_order(rewards: SandboxedRewards) -> None:
     asked = [answered("7"), answered("a b c"), answered("é", prompt="which digit?")]
-    assert rewards.of(asked, objective()) == [11.0, 3.0, 101.0]
-    assert rewards.of(asked[:1], objective(times="2")) == [22.0]
+    seen = rewards.of(asked, objective())
+    assert [one.reward for one in seen] == [11.0, 3.0, 101.0]
+    assert (seen[2].prompt, seen[2].answer, seen[2].expected) == ("which digit?", "é", "7")
+    assert [one.reward for one in rewards.of(asked[:1], objective(times="2"))] == [22.0]
 
 
 @pytest.mark.parametrize(
@@ -58,7 +60,7 @@ def test_a_function_that_misbehaves_is_named_with_its_answer(
     assert f"reward of the answer {answer!r} failed" in str(failed.value)
     assert words in str(failed.value)
     assert failed.value.field == "spec.training.stages[].objective.reward"
-    assert rewards.of([answered("fine")], objective()) == [1.0], "the next one is not harmed"
+    assert rewards.of([answered("fine")], objective())[0].reward == 1.0, "the next one is not harmed"
 
 
 @pytest.mark.parametrize(

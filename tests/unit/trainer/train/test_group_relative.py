@@ -17,7 +17,7 @@ from polyreme_trainer.model.stage import Stage, decode
 from polyreme_trainer.train.inputs import Inputs, to_inputs
 from polyreme_trainer.train.objectives.kinds import objective_of
 from polyreme_trainer.train.objectives.objective import Weigher
-from polyreme_trainer.train.rollouts.record import Answer, Answers
+from polyreme_trainer.train.rollouts.record import NO_TEXT, Answer, Answers
 from polyreme_trainer.train.rollouts.streams import DocumentPrompt, prompts_of, shares_of, with_answers
 from tests.unit.trainer.model.conftest import loud_model
 from tests.unit.trainer.train.pairs import MEDIA, PAD, packed, some_pairs
@@ -53,7 +53,7 @@ def drawn_answers(prompts: list[DocumentPrompt]) -> Answers:
             tokens=(*tokens, END),
             log_probs=tuple(DRAW.normal(-6, 0.5, len(tokens) + 1).tolist()),
             ended=number < SAMPLES - 1,
-            reward=float(DRAW.integers(0, 3)),
+            rewarded=dataclasses.replace(NO_TEXT, reward=float(DRAW.integers(0, 3))),
         )
 
     return {prompt.key: [one(number) for number in range(SAMPLES)] for prompt in prompts}

@@ -2,7 +2,8 @@
 
 One object a step, ``rollouts/step-<step>-<digest>.json``; the first commit wins::
 
-    {"form", "step", "attempt", "prompts": {KEY: [{"tokens", "logProbs", "ended", "reward"}]}}
+    {"form", "step", "attempt",
+     "prompts": {KEY: {"prompt", "expected", "answers": [{"tokens", "logProbs", "ended", "reward", "text"}]}}}
 
 ``KEY`` names a prompt by its content, so the record is the same in every layout. The digest covers what prompts and
 answers follow from: the data and their order, the objective, the seed. Records of steps that no kept checkpoint would
@@ -21,10 +22,12 @@ from typing import Any
 
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.job.objective import Objective
+from polyreme_api.rewards import Rewarded
 from polyreme_api.store import ObjectExistsError, ObjectNotFoundError, ObjectStore
 
 FORM = 1
 FOLDER = "rollouts/"
+NO_TEXT = Rewarded(prompt="", answer="", expected="", reward=0.0)
 _KEY = re.compile(r"rollouts/step-(\d+)-[0-9a-f]+\.json")
 
 
@@ -38,7 +41,13 @@ class Answer:
     """Of each token, when it was drawn."""
     ended: bool
     """False: it was cut by its limit, and is not learned."""
-    reward: float = 0.0
+    rewarded: Rewarded | None = None
+    """Its reward, and all texts; None: not yet."""
+
+    @property
+    def reward(self) -> float:
+        """Its reward; 0: it has none yet."""
+        return 0.0 if self.rewarded is None else self.rewarded.reward
 
 
 Answers = Mapping[str, Sequence[Answer]]
@@ -64,9 +73,14 @@ class RolloutLog:
         except ObjectNotFoundError:
             return None
 
+    def steps(self) -> dict[int, str]:
+        """Return the key of each step that has a record; of several, the last by name."""
+        found = sorted(info.key for info in self.store.list(FOLDER))
+        return {int(named[1]): key for key in found if (named := _KEY.fullmatch(key))}
+
     def commit(self, key: str, step: int, answers: Answers) -> Answers:
         """Write the answers of a step, unless it has a record; return those of its record."""
-        prompts = {name: [_packed(answer) for answer in of] for name, of in sorted(answers.items())}
+        prompts = {name: _packed(of) for name, of in sorted(answers.items()) if of}
         content = {"form": FORM, "step": step, "attempt": self.attempt, "prompts": prompts}
         with contextlib.suppress(ObjectExistsError):
             self.store.put_if_absent(key, json.dumps(content, separators=(",", ":")).encode())
@@ -104,13 +118,19 @@ def measures_of(answers: Iterable[Sequence[Answer]]) -> dict[str, float]:
     }
 
 
-def _packed(answer: Answer) -> dict[str, Any]:
-    return {
-        "tokens": list(answer.tokens),
-        "logProbs": list(answer.log_probs),
-        "ended": answer.ended,
-        "reward": answer.reward,
-    }
+def _packed(answers: Sequence[Answer]) -> dict[str, Any]:
+    texts = [NO_TEXT if answer.rewarded is None else answer.rewarded for answer in answers]
+    rows = [
+        {
+            "tokens": list(answer.tokens),
+            "logProbs": list(answer.log_probs),
+            "ended": answer.ended,
+            "reward": answer.reward,
+            "text": text.answer,
+        }
+        for answer, text in zip(answers, texts, strict=True)
+    ]
+    return {"prompt": texts[0].prompt, "expected": texts[0].expected, "answers": rows}
 
 
 def _parsed(content: bytes, key: str) -> Answers:
@@ -122,9 +142,14 @@ def _parsed(content: bytes, key: str) -> Answers:
                     tokens=tuple(map(int, answer["tokens"])),
                     log_probs=tuple(map(float, answer["logProbs"])),
                     ended=bool(answer["ended"]),
-                    reward=float(answer["reward"]),
+                    rewarded=Rewarded(
+                        prompt=str(of["prompt"]),
+                        answer=str(answer["text"]),
+                        expected=str(of["expected"]),
+                        reward=float(answer["reward"]),
+                    ),
                 )
-                for answer in of
+                for answer in of["answers"]
             ]
             for name, of in prompts.items()
         }

@@ -135,6 +135,6 @@ class Rollouts:
         except PolyremeError as error:
             return error.message
         return {
-            prompt.key: [dataclasses.replace(answer, reward=next(rewards)) for answer in answers]
+            prompt.key: [dataclasses.replace(answer, rewarded=next(rewards)) for answer in answers]
             for prompt, answers in zip(mine, made, strict=True)
         }

@@ -58,10 +58,14 @@ def our_inputs(pairs: Pairs, aggregation: str) -> Inputs:
     total = int(np.asarray(plain.tokens_T).shape[0])
     prompts = [
         DocumentPrompt(
-            begin=number, prompt_tokens=prompt, patches_PC=plain.patches_PC, grids_I2=plain.grids_I2, expected=[number]
+            begin=number,
+            prompt_tokens=prompt,
+            patches_PC=np.asarray(plain.patches_PC),
+            grids_I2=np.asarray(plain.grids_I2),
+            expected=[number],
         )
         for number, prompt in enumerate(pairs.prompts)
-    ]  # type: ignore[arg-type]
+    ]
     of = objective(aggregation)
     answers = {prompt.key: group for prompt, group in zip(prompts, groups(pairs), strict=True)}
     shares = shares_of(answers, of, step=1)

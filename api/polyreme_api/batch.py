@@ -75,6 +75,8 @@ class PackedBatch:
     """
 
 
+THOUGHT_END = "</think>"
+"""Ends the part of an answer that comes before what is answered."""
 TEMPLATE_FILE = "polyreme-template.json"
 """Beside a ``tokenizer.json``: the texts around turns and images."""
 
@@ -232,6 +234,11 @@ class EvaluationSource(Protocol):
 
         The source of its branches is the number of its set.
         """
+        ...
+
+    @property
+    def thought_end(self) -> Sequence[int]:
+        """Tokens of ``THOUGHT_END``."""
         ...
 
     def text(self, tokens: Sequence[int]) -> str:

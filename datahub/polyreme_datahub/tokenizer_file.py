@@ -58,6 +58,17 @@ class TokenText:
         """Return the bytes of a token, which may be a part of a character's."""
         return self._bytes.get(token, b"")
 
+    def encode(self, text: str) -> list[int]:
+        """Return tokens that decode to a text: the longest first, which a tokenizer may do another way."""
+        left, found = text.encode(), []
+        by_bytes = {content: token for token, content in self._bytes.items()}
+        longest = max(map(len, by_bytes))
+        while left:
+            size = next(size for size in range(min(longest, len(left)), 0, -1) if left[:size] in by_bytes)
+            found.append(by_bytes[left[:size]])
+            left = left[size:]
+        return found
+
     def decode(self, tokens: Sequence[int]) -> str:
         """Decode tokens; what is no UTF-8 becomes the replacement character."""
         return b"".join(self.token_bytes(int(token)) for token in tokens).decode("utf-8", "replace")

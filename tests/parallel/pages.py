@@ -253,5 +253,7 @@ class Questions:
         pages = Pages(packs=max(1, self._count), text=empty, empty=empty, pairs_from=int(self._pairs))
         return pages.packs(HELD_OUT_STEP, first=0 if empty else number, count=1)
 
+    thought_end = (7, 7)
+
     def text(self, tokens: Any) -> str:
         return " ".join(str(token) for token in tokens)

@@ -443,6 +443,7 @@ def _evaluation_settings(spec: TrainingJobSpec) -> EvaluationSettings:
         every_steps=spec.evaluation.every_steps,
         samples_max=spec.evaluation.samples_max,
         answer_tokens_max=spec.evaluation.answer_tokens_max,
+        thinking_tokens_max=spec.evaluation.thinking_tokens_max,
         cache=CacheKind(spec.evaluation.cache),
     )
 

@@ -27,6 +27,14 @@ def _plain(name: str) -> str:
 
 
 TRAINING_RULES: Mapping[str, tuple[Rule, ...]] = {
+    "Evaluation": (
+        Rule(
+            rule="!has(self.thinkingTokensMax) || self.thinkingTokensMax < self.answerTokensMax",
+            words="thinkingTokensMax {self.thinkingTokensMax} leaves no token of answerTokensMax "
+            "{self.answerTokensMax} for the answer; raise answerTokensMax, or lower thinkingTokensMax",
+            of_optional=True,
+        ),
+    ),
     "Training": (
         Rule(
             rule="has(self.steps) != has(self.epochs)",

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from polyreme_api.fields import STEPS_MAX, DatasetReference, Name, Part, Probability, Seconds, Temperature, Url
 
@@ -200,3 +200,14 @@ class Evaluation(Part):
     """Longest answer decoded [tokens]."""
     cache: Literal["Auto", "Int8"] = "Auto"
     """How answers keep the latents of their tokens: in the type of the computation, or in 8 bits."""
+    thinking_tokens_max: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """Tokens after which a thought is ended with ``</think>``; what follows that is the answer. None: no thoughts."""
+
+    @model_validator(mode="after")
+    def _room_for_an_answer(self) -> "Evaluation":
+        if self.thinking_tokens_max is not None and self.thinking_tokens_max >= self.answer_tokens_max:
+            raise ValueError(
+                f"thinkingTokensMax {self.thinking_tokens_max} leaves no token of answerTokensMax "
+                f"{self.answer_tokens_max} for the answer; raise answerTokensMax, or lower thinkingTokensMax"
+            )
+        return self

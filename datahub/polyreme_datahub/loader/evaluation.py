@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from polyreme_api.batch import EvaluationSample, PackedBatch
+from polyreme_api.batch import THOUGHT_END, EvaluationSample, PackedBatch
 from polyreme_api.store import ObjectStore
 from polyreme_datahub.errors import SampleDamagedError
 from polyreme_datahub.index.damage import note_damage
@@ -135,6 +135,11 @@ class HeldOutSource:
         samples = [sample for of, sample in self._places if of == at]
         lengths = self._indexes[at].lengths[samples].tolist()
         return [(at, [samples[place] for place in places]) for places in pack(lengths, capacity=self._pack_tokens)]
+
+    @property
+    def thought_end(self) -> Sequence[int]:
+        """Tokens of the tag that ends a thought."""
+        return self._text.encode(THOUGHT_END)
 
     def text(self, tokens: Sequence[int]) -> str:
         """Decode answer tokens to text, without special tokens."""

@@ -74,6 +74,7 @@ CHANGES: dict[str, Any] = {
     "evaluation.samplesMax": 7,
     "evaluation.answerTokensMax": 7,
     "evaluation.cache": "Int8",
+    "evaluation.thinkingTokensMax": 3,
     "export.location": "file:///elsewhere",
     "health.firstStepTimeoutSeconds": 77,
     "health.collectiveTimeoutSeconds": 77,

@@ -8,6 +8,7 @@ from typing import TypeVar
 from polyreme_planner.latent_cache import CacheKind, token_bytes
 from polyreme_trainer.model.vlm import KimiVL
 from polyreme_trainer.serve.engine import PAGE_TOKENS, Engine, EngineSettings, Made, Prompt, Request
+from polyreme_trainer.serve.thinking import ThinkingBudget
 
 CACHE_BYTES_MAX = 1 << 30
 """Latents that evaluation keeps on a rank, at most, unless one prompt alone needs more."""
@@ -42,7 +43,12 @@ def settings_for(
 
 
 def answers(
-    engine: Engine, prompts: Iterable[Asked], *, stop_token: int, new_tokens_max: int
+    engine: Engine,
+    prompts: Iterable[Asked],
+    *,
+    stop_token: int,
+    new_tokens_max: int,
+    thinking: ThinkingBudget | None = None,
 ) -> Iterator[tuple[int, Asked, list[Made]]]:
     """Yield each prompt with its place and its new tokens, the stop token included, in the order in which they end.
 
@@ -53,6 +59,7 @@ def answers(
         prompts: What to answer.
         stop_token: Ends an answer.
         new_tokens_max: Longest answer [tokens].
+        thinking: How long each may think; None: no limit.
 
     Raises:
         InvalidConfigError: If a prompt is empty, the limit is not positive, or images do not fit their prompt.
@@ -63,7 +70,7 @@ def answers(
     while True:
         while len(asked) < engine.settings.rows_max and (following := next(coming, None)) is not None:
             place, prompt = following
-            request = Request(prompt=prompt, new_tokens_max=new_tokens_max, stop_token=stop_token)
+            request = Request(prompt=prompt, new_tokens_max=new_tokens_max, stop_token=stop_token, thinking=thinking)
             asked[engine.add(request)] = (place, prompt, [])
         for made in engine.step():
             asked[made.request][2].append(made)

@@ -32,6 +32,7 @@ from polyreme_trainer.serve.cache import open_cache
 from polyreme_trainer.serve.pages import Pages
 from polyreme_trainer.serve.sampling import Draw, choose
 from polyreme_trainer.serve.scheduler import Piece, Scheduler
+from polyreme_trainer.serve.thinking import ThinkingBudget
 
 PAGE_TOKENS = 16
 """Tokens of a page: a sequence wastes half of that on average, and a longer page is gathered faster."""
@@ -148,6 +149,8 @@ class Request:
     """0 takes the most likely token; else tokens are drawn, from logits divided by it."""
     seed: int = 0
     """Of the draws: the same seed, prompt and model give the same answer."""
+    thinking: ThinkingBudget | None = None
+    """None: it may think as long as it answers."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -330,8 +333,9 @@ class Engine:
             return None
         draws = []
         for piece in answering:
-            request = self._requests[piece.sequence.number]
-            draws.append(Draw(request.temperature, request.seed, len(piece.sequence.made)))
+            request, made = self._requests[piece.sequence.number], piece.sequence.made
+            forced = None if request.thinking is None else request.thinking.forced(made)
+            draws.append(Draw(request.temperature, request.seed, len(made), forced))
         return lambda: choose(self._model.logits(hidden_BD), draws)
 
     def _made(self, sequence: scheduler.Sequence, token: int, log_prob: float) -> Made:

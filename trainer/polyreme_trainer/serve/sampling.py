@@ -22,6 +22,8 @@ class Draw(NamedTuple):
     seed: int
     number: int
     """Of the token in its answer."""
+    forced: int | None = None
+    """The token, where it is not chosen."""
 
     @property
     def uniform(self) -> float:
@@ -47,5 +49,9 @@ def choose(logits_BV: Tensor, draws: list[Draw]) -> Tensor:
         picked_B = (below_BV <= limit_B1).sum(-1).clamp_(max=logits_BV.shape[1] - 1)
         random_B = torch.tensor([bool(draw.temperature) for draw in draws], device=best_B.device)
         best_B = torch.where(random_B, picked_B, best_B)
+    if any(draw.forced is not None for draw in draws):
+        given = [-1 if draw.forced is None else draw.forced for draw in draws]
+        given_B = torch.tensor(given, device=best_B.device)
+        best_B = torch.where(given_B >= 0, given_B, best_B)
     log_prob_B = logits_BV.gather(1, best_B.unsqueeze(1)).squeeze(1) - logits_BV.logsumexp(-1)
     return torch.stack((best_B.double(), log_prob_B.double()), dim=1)

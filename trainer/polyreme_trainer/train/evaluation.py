@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyreme_api.batch import EvaluationSample, EvaluationSource
+from polyreme_api.batch import THOUGHT_END, EvaluationSample, EvaluationSource
 from polyreme_api.history import evaluation_key
 from polyreme_api.progress import ALL_SETS
 from polyreme_api.store import ObjectStore
@@ -29,6 +29,7 @@ from polyreme_trainer.parallel.mesh import Meshes
 from polyreme_trainer.parallel.tensor import whole_rows
 from polyreme_trainer.serve.answers import answers, settings_for
 from polyreme_trainer.serve.engine import Engine
+from polyreme_trainer.serve.thinking import ThinkingBudget
 from polyreme_trainer.train.forward import (
     agreement,
     answering,
@@ -74,9 +75,14 @@ def evaluate(
         engine = Engine(model, sizes, pipeline=decode_pipeline(state, meshes), agree=agreement(state, meshes))
         asked = map(source.sample, mine)
         for place, sample, made in answers(
-            engine, asked, stop_token=stop_token, new_tokens_max=settings.answer_tokens_max
+            engine,
+            asked,
+            stop_token=stop_token,
+            new_tokens_max=settings.answer_tokens_max,
+            thinking=_thinking(source, settings),
         ):
-            pages[place] = _page(source, sample, [one.token for one in made], stop_token)
+            tokens = [one.token for one in made]
+            pages[place] = _page(source, sample, tokens, stop_token, thinks=settings.thinking_tokens_max is not None)
     gathered = collectives.gather_to_first([page for _, page in sorted(pages.items())], meshes.control_group)
     return None if gathered is None else _result(gathered[: stage_ranks : meshes.layout.tp], state.step, attempt)
 
@@ -146,11 +152,26 @@ def write_evaluation(store: ObjectStore, attempt: int, result: dict[str, Any]) -
     store.put(evaluation_key(attempt), json.dumps(result).encode())
 
 
-def _page(source: EvaluationSource, sample: EvaluationSample, tokens: list[int], stop_token: int) -> dict[str, Any]:
-    """An answer without its end is wrong, whatever its text."""
+def _thinking(source: EvaluationSource, settings: EvaluationSettings) -> ThinkingBudget | None:
+    if settings.thinking_tokens_max is None:
+        return None
+    return ThinkingBudget(
+        tokens_max=settings.thinking_tokens_max,
+        end=tuple(source.thought_end),
+        has_ended=lambda tokens: THOUGHT_END in source.text(tokens),
+    )
+
+
+def _page(
+    source: EvaluationSource, sample: EvaluationSample, tokens: list[int], stop_token: int, *, thinks: bool
+) -> dict[str, Any]:
+    """An answer without its end is wrong, whatever its text; that of one that thinks follows its thought."""
     ended = bool(tokens) and tokens[-1] == stop_token
     answer = source.text(tokens[:-1] if ended else tokens)
+    thought, tag, said = answer.rpartition(THOUGHT_END)
+    answer = said.strip() if thinks and tag else answer
     return {
+        **({"thought": thought + tag} if thinks else {}),
         "sampleId": sample.sample_id,
         "set": sample.set_name,
         "question": sample.question,

@@ -165,6 +165,8 @@ class EvaluationSettings:
     """Steps between two measurements of the held-out loss, which is then also measured after the last step; 0: none."""
     samples_max: int = 2000
     answer_tokens_max: int = 16
+    thinking_tokens_max: int | None = None
+    """Tokens after which a thought is ended; None: answers have no thoughts."""
     cache: CacheKind = CacheKind.AUTO
 
 

@@ -17,6 +17,7 @@ from polyreme_planner.shapes import KIMI_VL_A3B
 from polyreme_trainer.serve.answers import answers, settings_for
 from polyreme_trainer.serve.cache import open_cache
 from polyreme_trainer.serve.engine import Engine, EngineSettings, Request
+from polyreme_trainer.serve.thinking import ThinkingBudget
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -65,11 +66,12 @@ def generate(
     stop_token: int,
     new_tokens_max: int,
     agree: Callable[[int], int] = int,
+    thinking: ThinkingBudget | None = None,
     **sizes: Any,
 ) -> list[list[int]]:
     settings = dataclasses.replace(settings_for(model, tokens_max=64, rows_max=8), **sizes)
     engine = Engine(model.eval(), settings, agree=agree)
-    made = answers(engine, questions, stop_token=stop_token, new_tokens_max=new_tokens_max)
+    made = answers(engine, questions, stop_token=stop_token, new_tokens_max=new_tokens_max, thinking=thinking)
     answered = {place: [one.token for one in tokens] for place, _, tokens in made}
     assert engine.pages.free == engine.pages.total, "every page came back"
     return [answered[place] for place in range(len(questions))]
@@ -101,6 +103,20 @@ def test_an_answer_ends_with_the_stop_token_and_the_others_proceed(model: KimiVL
     assert len(made[2]) <= 4
     assert made[2][-1] == stop_token
     assert max(map(len, made)) == 6
+
+
+def test_a_thought_is_ended_by_its_budget_unless_it_has_ended(model: KimiVL, questions: list[Question]) -> None:
+    free = generate(model, questions, stop_token=-1, new_tokens_max=7)
+    done = free[0][:2]
+    budget = ThinkingBudget(tokens_max=2, end=(31, 32), has_ended=lambda made: list(made) == done)
+    made = generate(model, questions, stop_token=-1, new_tokens_max=7, thinking=budget)
+    assert made[0] == free[0], "it ended by itself"
+    for answer, unbounded in zip(made[1:], free[1:], strict=True):
+        assert answer[:4] == [*unbounded[:2], 31, 32]
+        assert len(answer) == 7
+    asked = questions[1]
+    longer = dataclasses.replace(asked, prompt_tokens=[*asked.prompt_tokens, *made[1][:4]])
+    assert made[1][4:] == naive(model, longer, -1, 3), "it answers after the tag as after any text"
 
 
 def test_a_media_token_that_the_model_says_itself_needs_no_image(model: KimiVL, questions: list[Question]) -> None:

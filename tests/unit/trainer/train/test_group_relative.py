@@ -14,9 +14,11 @@ from polyreme_api.batch import IGNORED_TARGET
 from polyreme_api.errors import InvalidConfigError, StepFailedError
 from polyreme_api.job.objective import Objective
 from polyreme_trainer.model.stage import Stage, decode
+from polyreme_trainer.serve.engine import Made
 from polyreme_trainer.train.inputs import Inputs, to_inputs
 from polyreme_trainer.train.objectives.kinds import objective_of
 from polyreme_trainer.train.objectives.objective import Weigher
+from polyreme_trainer.train.rollouts.generation import answer_of
 from polyreme_trainer.train.rollouts.record import NO_TEXT, Answer, Answers
 from polyreme_trainer.train.rollouts.streams import DocumentPrompt, prompts_of, shares_of, with_answers
 from tests.unit.trainer.model.conftest import loud_model
@@ -183,6 +185,18 @@ def test_a_temperature_divides_the_logits_of_training_too() -> None:
             log_probs(model, prompt, answer) for prompt in prompts for answer in answers[prompt.key] if answer.ended
         ]
     torch.testing.assert_close(seen[0], torch.cat(expected), rtol=1e-4, atol=1e-4)
+
+
+def test_an_answer_that_names_an_image_is_not_learned() -> None:
+    """The stream would have a media token without an image."""
+
+    def said(*tokens: int) -> Answer:
+        made = [Made(request=0, token=token, log_prob=-1.0, ended=False) for token in tokens]
+        return answer_of(made, stop=END, media=MEDIA)
+
+    assert said(3, END).ended
+    assert not said(3, MEDIA, END).ended
+    assert not said(3, 4).ended
 
 
 def test_answers_that_were_all_cut_are_no_step() -> None:

@@ -71,7 +71,7 @@ def generate(
                 made[one.request].append(one)
             if engine.rests:
                 break
-    answers = [_answer(tokens, stop_token) for tokens in made.values()]
+    answers = [answer_of(tokens, stop=stop_token, media=model.media_token) for tokens in made.values()]
     return [answers[place : place + objective.samples] for place in range(0, len(answers), objective.samples)]
 
 
@@ -80,9 +80,10 @@ def draw_seed(seed: int, step: int, prompt: str, number: int) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}:{step}:{prompt}:{number}".encode()).digest()[:8])
 
 
-def _answer(tokens: Sequence[Made], stop_token: int) -> Answer:
+def answer_of(tokens: Sequence[Made], *, stop: int, media: int) -> Answer:
+    """Return an answer; one that names an image where there is none has no end, and so is not learned."""
     return Answer(
         tokens=tuple(one.token for one in tokens),
         log_probs=tuple(one.log_prob for one in tokens),
-        ended=tokens[-1].token == stop_token,
+        ended=tokens[-1].token == stop and all(one.token != media for one in tokens),
     )

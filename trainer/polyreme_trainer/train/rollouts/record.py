@@ -40,7 +40,7 @@ class Answer:
     log_probs: tuple[float, ...]
     """Of each token, when it was drawn."""
     ended: bool
-    """False: it was cut by its limit, and is not learned."""
+    """False: it was cut by its limit, or names an image that is not there; it is not learned."""
     rewarded: Rewarded | None = None
     """Its reward, and all texts; None: not yet."""
 

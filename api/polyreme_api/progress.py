@@ -24,6 +24,7 @@ EXITS_MAX = 64
 """Rank exits that one record carries; the first ones tell the cause."""
 
 
+STALL_CHARACTERS_MAX = 320
 OBJECTIVE_MAX = 16
 """Numbers that an objective measures."""
 PRE_CHECK_FINDINGS_MAX = 32
@@ -128,6 +129,40 @@ class RoutingByLayer(_Record):
     """Rows beyond the capacity of an expert."""
 
 
+class StallKind(StrEnum):
+    """What the ranks of an attempt that makes no progress show."""
+
+    STOPPED = "Stopped"
+    """Processes are stopped (state T)."""
+    OUTSIDE = "Outside"
+    """Some ranks are in no exchange, and others wait for them in one."""
+    BEHIND = "Behind"
+    """All wait in exchanges, and some have entered fewer than the ranks of the same stage."""
+    NOT_SENT = "NotSent"
+    """All wait, one of them for what the named rank says it has sent."""
+    ALL_WAIT = "AllWait"
+    """All wait for each other, and nothing sets one apart: often the network."""
+    IDLE = "Idle"
+    """No rank uses CPU time, and none says that it waits."""
+    BUSY = "Busy"
+    """Ranks use CPU time, and none says that it waits: no second signal."""
+
+
+class StallEvidence(_Record):
+    """Why the leader's launcher holds that the ranks make no progress; the operator decides what follows."""
+
+    kind: StallKind
+    suspects: Annotated[tuple[int, ...], Field(max_length=EXITS_MAX)] = ()
+    """Ranks that hold up the others; empty if nothing sets one apart."""
+    step: int = Field(default=0, ge=0)
+    """Step that the slowest rank works on."""
+    quiet_seconds: float = Field(default=0.0, ge=0)
+    """Time in which no rank has advanced, when this was first reported."""
+    confirmed: bool = False
+    """Whether the deadline is over and a second signal agrees."""
+    message: str = Field(default="", max_length=STALL_CHARACTERS_MAX)
+
+
 class PreCheckFinding(_Record):
     """A worker that failed a check."""
 
@@ -182,8 +217,10 @@ class ProgressRecord(_Record):
     """Newest durable checkpoint that this attempt knows of."""
     resumed_from_step: int | None = None
     exits: Annotated[tuple[RankExit, ...], Field(max_length=EXITS_MAX)] = ()
-    idle_ranks: int | None = None
-    """Ranks, of all workers, that have lately used no CPU time; None before the first look."""
+    watched_ranks: int | None = None
+    """Ranks, of all workers, whose state the leader's launcher knows: all of them, else no hang is found."""
+    stall: StallEvidence | None = None
+    """Why the ranks are held to make no progress; None while they do."""
     stopped: Annotated[tuple[int, ...], Field(max_length=EXITS_MAX)] = ()
     """Ranks, of all workers, whose process is stopped (state T)."""
     leaving: Annotated[tuple[int, ...], Field(max_length=EXITS_MAX)] = ()

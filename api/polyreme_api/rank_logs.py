@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable
+from typing import Literal
 
 STORED_PREFIX = "logs/"
 """With it begins every key of a stored log."""
@@ -18,8 +19,8 @@ PREVIOUS = ".1"
 """Suffix of the file with the lines before those of a rank's file, which is rotated."""
 
 _LINE = re.compile(r"\[rank ([0-9]{1,9}) attempt ([0-9]{1,9})\] ?")
-_STORED = re.compile(r"logs/a([0-9]{6,9})/rank-([0-9]{5,9})\.log")
-_FILE = re.compile(r"(?:rank|check)-([0-9]{1,9})\.a([0-9]{1,9})\.log(?:\.1)?")
+_STORED = re.compile(r"logs/a([0-9]{6,9})/rank-([0-9]{5,9})\.(log|stacks)")
+_FILE = re.compile(r"(?:rank|check)-([0-9]{1,9})\.a([0-9]{1,9})\.(?:log(?:\.1)?|stacks)")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
@@ -40,6 +41,16 @@ class RankAttempt:
         return f"rank-{self.rank}.a{self.attempt}.log"
 
     @property
+    def stacks_name(self) -> str:
+        """Name of the file with the stacks of its threads, beside that one: it is empty unless they were asked for."""
+        return f"rank-{self.rank}.a{self.attempt}.stacks"
+
+    @property
+    def stored_stacks_key(self) -> str:
+        """Key of its stacks in the job's checkpoint root."""
+        return f"{self.stored_key.removesuffix('.log')}.stacks"
+
+    @property
     def stored_key(self) -> str:
         """Key of its last lines in the job's checkpoint root."""
         return f"{STORED_PREFIX}a{self.attempt:06d}/rank-{self.rank:05d}.log"
@@ -53,10 +64,10 @@ def split_line(line: str) -> tuple[RankAttempt | None, str]:
     return RankAttempt(int(found[2]), int(found[1])), line[found.end() :]
 
 
-def of_stored_key(key: str) -> RankAttempt | None:
-    """Return the rank and the attempt of a stored log's key; None for another key."""
+def of_stored_key(key: str, *, kind: Literal["log", "stacks"] = "log") -> RankAttempt | None:
+    """Return the rank and the attempt of the key of a stored log, or of stored stacks; None for another key."""
     found = _STORED.fullmatch(key)
-    return None if found is None else RankAttempt(int(found[1]), int(found[2]))
+    return None if found is None or found[3] != kind else RankAttempt(int(found[1]), int(found[2]))
 
 
 def check_file_name(local_rank: int, attempt: int) -> str:

@@ -11,14 +11,17 @@ from typing import Any, Protocol
 from polyreme_api import labels
 from polyreme_api.environment import PodEnvironment
 from polyreme_api.exit_codes import code_of_signal
+from polyreme_api.job.policy import Hang
 from polyreme_api.job.status import replacements_by_index
 from polyreme_api.ownership import is_marked, job_object_metadata
 from polyreme_api.progress import ProgressRecord
+from polyreme_api.rank_state import RankActivity, RankState, RankWait
 from polyreme_api.resume_point import fix_resume_point
 from polyreme_api.signed_progress import ProgressSigner
 from polyreme_cluster.port import Manifest, ObjectRef, PortError
 from polyreme_launcher.protocol import follower as f
 from polyreme_launcher.protocol import leader as l
+from polyreme_launcher.protocol.hang_evidence import HangLimits
 from polyreme_launcher.protocol.messages import Joined, Message, Release
 from polyreme_simulator.cluster_view import ClusterView, LauncherView
 from polyreme_simulator.invariants import Facts
@@ -32,6 +35,8 @@ KILL_S = 0.05
 LEASE_RETRY_S = 0.5
 KILLED = code_of_signal(signal.SIGKILL)
 STORE_RETRIES_S = (0.5, 2.0, 6.0)
+LONG_MS = 3_600_000
+"""Of ranks that wait, since their pages last advanced: the observer's own clock decides."""
 LEASE_FAILS = 0.1
 """Chance that a write of the Lease fails while faults last."""
 
@@ -230,12 +235,25 @@ class SimLauncher:
         self.world.after(TICK_S * (0.9 + 0.2 * self._rng.random()), self._tick)
 
     def _look(self) -> f.RanksSampled:
-        """Ranks that wait for a stopped one use no CPU time, on whichever worker that one is."""
-        alive = [rank for rank in self.ranks.values() if rank.alive]
+        """Ranks of a gang advance together, unless all are busy or wait, idly, for a stopped one on any worker."""
         gang = self.world.gangs.get((self.pod.job_uid, self.follower.forked_attempt))
         waits = gang is not None and any(rank.stopped for rank in gang.ranks.values())
-        stopped = tuple(sorted(rank.rank for rank in alive if rank.stopped))
-        return f.RanksSampled(idle=len(alive) if waits else 0, stopped=stopped)
+        busy = gang is not None and self.world.time_s() < gang.busy_until_s
+        states = [
+            RankState(
+                rank=rank.rank,
+                activity=RankActivity.STEP,
+                step=0 if gang is None else gang.step + 1,
+                wait=RankWait.EXCHANGE if waits and not rank.stopped else RankWait.NOTHING,
+                moves=waits + 2 * busy or int(self.world.time_s() * 1000),
+                quiet_ms=LONG_MS if waits or busy else 0,
+                idle=waits,
+                stopped=rank.stopped,
+            )
+            for rank in self.ranks.values()
+            if rank.alive
+        ]
+        return f.RanksSampled(states=tuple(states))
 
     def feed(self, event: f.FollowerEvent) -> None:
         """Step the follower's machine and do what it asks."""
@@ -402,6 +420,7 @@ class SimLeader:
         attempt = ((job or {}).get("status") or {}).get("attempt")
         if attempt is None:
             return
+        hang = ((job or {})["spec"].get("health") or {}).get("hang") or {}
         view = l.AttemptView(
             number=attempt["number"],
             run=attempt["desired"] == "Run",
@@ -411,6 +430,7 @@ class SimLeader:
             replacements=replacements_by_index(attempt["replacements"]),
             job_json="{}",
             plan_json="{}",
+            hang_limits=HangLimits(step_s=float(hang.get("stallSeconds", Hang().stall_seconds))),
         )
         self.feed(l.JobChanged(attempt=view))
 

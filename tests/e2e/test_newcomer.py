@@ -39,6 +39,8 @@ ELSEWHERE = {
     "polyreme sweep job.yaml --set training.optimizer.learningRate=1e-3,3e-4 --set training.seed=1,2 --dry-run": (
         "tests/unit/cli/test_sweep_jobs"
     ),
+    "polyreme runs show NAME": "tests/unit/cli/test_cli_commands",
+    "polyreme runs logs NAME --stacks": "test_identical_losses_after_hangs",
     "polyreme runs compare slow fast": "tests/unit/cli/test_runs_compare",
     "polyreme runs compare slow fast -o json": "tests/unit/cli/test_runs_compare",
     'polyreme ask NAME --image page.png "Which digits, left to right?"': ASK,

@@ -25,6 +25,7 @@ SMOKE: dict[str, str] = {
     "checkpoint": "--runs 1",
     "gpu": "--rehearse --ours-only",
     "generate": "--rounds 1 --prompts 4 --longest 24",
+    "hang": "--traces 20",
     "health": "--nodes 40 --burst 4 --many 8 --runs 1",
     "images": "--rounds 1",
     "launch": "--pods 40",

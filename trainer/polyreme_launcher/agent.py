@@ -44,7 +44,11 @@ GRACE_S = 25.0
 """How long ranks may take to checkpoint after SIGTERM: less than the pod's own grace of 30 s."""
 _NOT_FOR_RANKS = {names.LEADER_FD, names.HOST_FD, names.TOKEN_FILE, names.SECRET_FILE}
 """Descriptors that only the launcher has, and variables that only it may read."""
-_RANK_SIGNALS = {machine.RankSignal.CHECKPOINT: signal.SIGUSR1, machine.RankSignal.STOP: signal.SIGTERM}
+_RANK_SIGNALS = {
+    machine.RankSignal.CHECKPOINT: signal.SIGUSR1,
+    machine.RankSignal.STOP: signal.SIGTERM,
+    machine.RankSignal.STACKS: signal.SIGUSR2,
+}
 
 
 class Launcher:
@@ -180,7 +184,8 @@ class Launcher:
             if self._clock.steady_s() - sampled_s >= SAMPLE_INTERVAL_S:
                 self._parent.end_if_stopped(self._clock.steady_s() - sampled_s)
                 sampled_s = self._clock.steady_s()
-                self._feed(sampler.sample(self._parent.living))
+                states = sampler.sample(self._parent.living, self._ranks.pages())
+                self._feed(machine.RanksSampled(states=states))
             self._feed(machine.Tick())
             if self._leader_agent is not None:
                 self._leader_agent.tick()

@@ -134,8 +134,9 @@ class ForkServer:
             signal.set_wakeup_fd(-1)
             for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
                 signal.signal(number, signal.SIG_DFL)
-            # A request to checkpoint may come before the rank listens for it; it must not die of that.
-            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+            # A request for a checkpoint or for stacks may come before the rank listens; it must not die of that.
+            for number in (signal.SIGUSR1, signal.SIGUSR2):
+                signal.signal(number, signal.SIG_IGN)
             output, *descriptors = descriptors
             _redirect(output)
             others = (reader for _, _, reader in self._ranks.values())

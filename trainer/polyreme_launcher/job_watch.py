@@ -14,6 +14,7 @@ from polyreme_launcher.api_client import ApiAwayError, ApiClient, ApiGoneError, 
 from polyreme_launcher.mixture_leader import changes_of
 from polyreme_launcher.protocol.check_rounds import CheckOrder
 from polyreme_launcher.protocol.check_verdict import ALL_REDUCE, Limits
+from polyreme_launcher.protocol.hang_evidence import HangLimits
 from polyreme_launcher.protocol.leader import AttemptView
 from polyreme_launcher.protocol.messages import LINE_BYTES_MAX
 
@@ -150,6 +151,12 @@ def attempt_view(manifest: dict[str, Any]) -> AttemptView:
         job_json=job_json,
         plan_json=plan_json,
         checks=_check_order(spec.pre_checks, attempt),
+        hang_limits=HangLimits(
+            step_s=float(spec.health.hang.stall_seconds),
+            first_step_s=float(spec.health.first_step_timeout_seconds),
+            data_wait_s=float(spec.data.wait_seconds),
+        ),
+        pp=int(json.loads(plan_json)["layout"]["pp"]),
     )
 
 

@@ -1,11 +1,12 @@
-"""Process statistics of the ranks from the kernel (proc(5)): the second signal of a hang."""
+"""State and CPU time of the ranks' processes, from the kernel (proc(5))."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
-from polyreme_launcher.protocol.follower import RanksSampled
+from polyreme_api.rank_state import RankState
 
 SAMPLE_INTERVAL_S = 2.0
 IDLE_TICKS_MAX = 1
@@ -21,20 +22,25 @@ class ProcessSampler:
     def __init__(self) -> None:
         self._ticks: dict[int, int] = {}
 
-    def sample(self, pids: Mapping[int, int]) -> RanksSampled:
-        """Sample the living ranks, pids by rank. One that is seen for the first time is not idle."""
+    def sample(self, pids: Mapping[int, int], pages: Mapping[int, RankState]) -> tuple[RankState, ...]:
+        """Add what the kernel knows of the living ranks to their pages; a process seen for the first time isn't idle.
+
+        Args:
+            pids: Pid by rank.
+            pages: What their pages say, by rank.
+        """
         before, self._ticks = self._ticks, {}
-        idle, stopped = 0, []
-        for rank, pid in pids.items():
+        found = []
+        for rank, pid in sorted(pids.items()):
             fields = _stat(pid)
             if fields is None:
                 continue
             ticks = int(fields[_USER]) + int(fields[_SYSTEM])
             self._ticks[pid] = ticks
-            if fields[_STATE] in _STOPPED:
-                stopped.append(rank)
-            idle += pid in before and ticks - before[pid] <= IDLE_TICKS_MAX
-        return RanksSampled(idle=idle, stopped=tuple(sorted(stopped)))
+            idle = pid in before and ticks - before[pid] <= IDLE_TICKS_MAX
+            known = pages.get(rank) or RankState(rank=rank, watched=False)
+            found.append(dataclasses.replace(known, idle=idle, stopped=fields[_STATE] in _STOPPED))
+        return tuple(found)
 
 
 def state_of(pid: int) -> str:

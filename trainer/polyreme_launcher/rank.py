@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import faulthandler
 import functools
 import json
 import logging
 import os
 import select
+import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,6 +28,7 @@ from polyreme_api.exit_codes import ExitCode
 from polyreme_api.history import checkpoint_at
 from polyreme_api.job import TrainingJob, TrainingJobSpec, parse_job
 from polyreme_api.progress import ProgressRecord, RankPhase
+from polyreme_api.rank_logs import RankAttempt
 from polyreme_api.rewards import Rewards
 from polyreme_datahub.loader.engine.client import EngineSource, OpenRequest
 from polyreme_datahub.loader.epoch_steps import counted_in
@@ -47,6 +50,7 @@ from polyreme_planner.plan_inputs import setting_of
 from polyreme_planner.precision import precision_of
 from polyreme_planner.refusals import out_of_memory
 from polyreme_system.clock import SystemClock
+from polyreme_trainer import rank_page
 from polyreme_trainer.export.stored import StoredExport
 from polyreme_trainer.model.compute_options import ComputeOptions
 from polyreme_trainer.parallel.device import check_shared_memory, full_memory, take_device
@@ -148,8 +152,18 @@ class PipeSink:
             os.write(self._descriptor, line)
 
 
+def _watch(environment: Mapping[str, str], rank: RankEnvironment) -> None:
+    """Record what this rank does on the page that its launcher reads, and write stacks on SIGUSR2, also if it hangs."""
+    if (page := environment.get(names.PAGE_FD)) is not None:
+        rank_page.attach(int(page))
+    stacks = Path(rank.job_file).with_name(RankAttempt(rank.attempt, rank.rank).stacks_name)
+    # Open for as long as this process lives: the handler of the signal only has the descriptor.
+    faulthandler.register(signal.SIGUSR2, file=os.open(stacks, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
+
+
 def _train(environment: Mapping[str, str]) -> int:
     rank = RankEnvironment.parse(environment)
+    _watch(environment, rank)
     job = parse_job_file(rank.job_file)
     plan = Plan.from_json(Path(rank.plan_file).read_text(encoding="utf-8"))
     device = take_device(plan.hardware, local_rank=rank.local_rank, tf32=job.spec.training.tf32)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -12,10 +13,12 @@ from polyreme_api import environment as names
 from polyreme_api.environment import PodEnvironment, RankEnvironment
 from polyreme_api.exit_codes import ExitCode
 from polyreme_api.progress import ProgressRecord
+from polyreme_api.rank_state import RankState
 from polyreme_launcher.data_engine import DataEngine
 from polyreme_launcher.pod_logs import PodLogs
 from polyreme_launcher.progress_pipe import ProgressPipe
 from polyreme_launcher.protocol.follower import ForkRanks
+from polyreme_launcher.rank_pages import RankPages
 from polyreme_launcher.rank_processes import OnExit, RankParent
 from polyreme_launcher.shared_copies import CopyFiles
 from polyreme_system.addresses import is_loopback
@@ -54,6 +57,7 @@ class RankStarter:
         self._job_file, self._plan_file = directory / "job.json", directory / "plan.json"
         self._pipe: ProgressPipe | None = None
         self._copies = CopyFiles()
+        self._pages = RankPages()
 
     def start(self, order: ForkRanks, ranks: range, *, master: socket.socket | None) -> None:
         """Fork the ranks; one that can't be forked is reported as failed by the machine.
@@ -87,9 +91,14 @@ class RankStarter:
             self._pipe.close()
             self._pipe = None
 
+    def pages(self) -> dict[int, RankState]:
+        """Return what the ranks have recorded, by rank."""
+        return self._pages.read(time.monotonic_ns())
+
     def close(self) -> None:
         """Close the files that ranks share."""
         self._copies.close()
+        self._pages.close()
 
     def _fork(
         self, order: ForkRanks, rank: int, local_rank: int, world_size: int, descriptors: Mapping[str, int]
@@ -112,9 +121,13 @@ class RankStarter:
         variables = {**self._environment, **described.render(), "OMP_NUM_THREADS": "1"}
         if is_loopback(release.master_address):
             variables["GLOO_SOCKET_IFNAME"] = "lo"
-        with self._logs.open(directive.attempt, rank) as output:
+        with self._logs.open(directive.attempt, rank) as output, self._pages.open(rank, time.monotonic_ns()) as page:
             self._parent.fork(
-                attempt=directive.attempt, rank=rank, environment=variables, output=output, descriptors=descriptors
+                attempt=directive.attempt,
+                rank=rank,
+                environment=variables,
+                output=output,
+                descriptors={**descriptors, **({} if page is None else {names.PAGE_FD: page})},
             )
         if rank == 0 and self._pipe is not None:
             self._pipe.handed_over()

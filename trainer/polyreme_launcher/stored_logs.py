@@ -95,6 +95,8 @@ class StoredLogs:
             if data := last_lines(self._folder / log.file_name):
                 store.put(log.stored_key, data)
                 stored += 1
+            if stacks := _read_stacks(self._folder / log.stacks_name):
+                store.put(log.stored_stacks_key, stacks)
         if stored:
             self._say(f"last lines of {stored} ranks of attempt {attempt} are in {self._url}/{STORED_PREFIX}")
         if self._removes:
@@ -103,6 +105,15 @@ class StoredLogs:
             for found in logs:
                 if found.attempt in old:
                     store.delete(found.stored_key)
+                    store.delete(found.stored_stacks_key)
+
+
+def _read_stacks(path: Path) -> bytes:
+    """Return the stacks of a rank's threads; empty if they were not asked for."""
+    try:
+        return read_end(path, bytes_max=STORED_BYTES_MAX)
+    except FileNotFoundError:
+        return b""
 
 
 def last_lines(path: Path) -> bytes:

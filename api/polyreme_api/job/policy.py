@@ -93,12 +93,12 @@ class FailurePolicy(Part):
 
 
 class Hang(Part):
-    """What to do when no new step is reported."""
+    """What to do when no rank advances."""
 
-    action: Literal["Notify", "Restart"] = "Notify"
-    """Report it, or restart the ranks if a second signal confirms it."""
+    action: Literal["Notify", "Restart"] = "Restart"
+    """Restart the ranks if a second signal confirms it, or only report it."""
     stall_seconds: Annotated[int, Field(ge=5, le=31_536_000)] = 600
-    """Time without a new step that counts as a stall; only the phase Training counts."""
+    """Longest time in a step in which no rank may advance; a shorter one is learned while ranks train."""
 
 
 class Health(Part):

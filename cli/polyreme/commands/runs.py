@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import signal
@@ -15,6 +16,7 @@ import typer
 from polyreme.job_files import read_job
 from polyreme.report.run_summary import CONTINUES, describe
 from polyreme.run_files import logs as run_logs
+from polyreme.run_files import stacks as run_stacks
 from polyreme.run_files.data import release_run
 from polyreme.run_files.identity import read_identity, serving
 from polyreme.run_files.paths import PREVIOUS_SUFFIX, Home, RunDirectory
@@ -103,6 +105,9 @@ def logs(
     attempt: Annotated[int | None, typer.Option(help="Only this attempt.")] = None,
     host: Annotated[bool, typer.Option("--host", help="Show the operator's and the kubelet's log instead.")] = False,
     steps: Annotated[bool, typer.Option("--steps", help="Show the loss of each step instead.")] = False,
+    stacks: Annotated[
+        bool, typer.Option("--stacks", help="Show where ranks were when they made no progress, equal stacks together.")
+    ] = False,
     following: Annotated[
         bool, typer.Option("-f", "--follow", help="Stream new lines of all ranks as they are written, until it ends.")
     ] = False,
@@ -122,15 +127,22 @@ def logs(
       polyreme runs logs quickstart --steps --tail 20
 
       polyreme runs logs quickstart --host
+
+      polyreme runs logs quickstart --stacks
     """
     run = find(context.obj, name)
     if following:
-        if steps or host or output is Format.JSON:
-            raise InvalidConfigError("only lines of ranks are followed; drop --follow, or --steps, --host and -o json")
+        if steps or host or stacks or output is Format.JSON:
+            raise InvalidConfigError(
+                "only lines of ranks are followed; drop --follow, or --steps, --host, --stacks and -o json"
+            )
         run_logs.follow(run, _print_now, rank=rank, attempt=attempt, tail=lines, sleep=time.sleep)
         return
     if steps:
         _emit_steps(run, attempt, lines, output)
+        return
+    if stacks:
+        _emit_stacks(run, attempt, output)
         return
     if host:
         texts = {path.name: run_logs.last_lines(path, lines) for path in (run.host_log, run.data_log) if path.exists()}
@@ -168,6 +180,27 @@ def _stored_lines(run: RunDirectory, rank: int | None, attempt: int | None, line
     if not chosen:
         raise missing
     return {log.stored_key: stored.lines(log, lines) for log in chosen}
+
+
+def _emit_stacks(run: RunDirectory, attempt: int | None, output: Format) -> None:
+    """Print the stacks of the newest attempt that has some.
+
+    Raises:
+        NotFoundError: If no attempt has.
+    """
+    groups = run_stacks.group(run_stacks.of_pods(run, attempt))
+    if not groups:
+        stored = stored_logs(checkpoint_url(run, read_job(run.job_file)), attempt=attempt)
+        groups = run_stacks.group(run_stacks.of_store(stored.store, attempt))
+    if not groups:
+        raise NotFoundError(f"no rank of run {run.name!r} has written stacks: none made no progress", field="--attempt")
+    if output is Format.JSON:
+        emit("StackList", [dataclasses.asdict(each) for each in groups], output=output)
+        return
+    for each in groups:
+        ranks = ", ".join(map(str, each.ranks))
+        lines = each.lines or ["  wrote none: stopped, or ended before"]
+        sys.stdout.write("\n".join([f"==> attempt {each.attempt}, rank {ranks} <==", *lines]) + "\n")
 
 
 def _span(logs: Sequence[RankAttempt]) -> str:

@@ -8,7 +8,7 @@ from polyreme_api import labels
 from polyreme_api.exit_codes import ExitCode, code_of_signal, distance_from_cause
 from polyreme_api.job import TrainingJobSpec, TrainingJobStatus
 from polyreme_api.job.status import AttemptStatus
-from polyreme_api.progress import Outcome, ProgressRecord, RankExit, RankPhase, name_stopped
+from polyreme_api.progress import Outcome, ProgressRecord, RankExit, RankPhase
 from polyreme_operator.placement.eligible import tolerated
 from polyreme_operator.reconcile import failed_nodes, pre_checks, refusals
 from polyreme_operator.reconcile.evacuation import Departure, departure_of
@@ -347,12 +347,13 @@ def _rank_failure(ended: RankExit, attempt: AttemptStatus, record: ProgressRecor
             index=record.leaving[0],
             replace=frozenset(record.leaving),
         )
-    if record.stopped and ended.rank not in record.stopped and ended.code == ExitCode.ENVIRONMENT:
+    suspects = () if record.stall is None else record.stall.suspects
+    if record.stall is not None and suspects and ended.rank not in suspects and ended.code == ExitCode.ENVIRONMENT:
         # Ranks that gave up waiting are not the cause of the hang.
         return Failure(
             cause=Cause.HUNG,
-            message=f"{name_stopped(record.stopped, devices=attempt.devices)}; rank {ended.rank} gave up waiting{why}",
-            index=record.stopped[0] // attempt.devices,
+            message=f"{record.stall.message}; rank {ended.rank} gave up waiting{why}",
+            index=suspects[0] // attempt.devices,
             code=ended.code,
         )
     if ended.signal is not None:

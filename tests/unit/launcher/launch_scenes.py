@@ -57,11 +57,11 @@ class Leader:
         """The Lease holds the newest record."""
         return self.feed(l.LeaseWritten(record=self.record))
 
-    def released(self, attempt: int = 1, *, replicas: int = 2) -> "Leader":
+    def released(self, attempt: int = 1, *, replicas: int = 2, **fields: Any) -> "Leader":
         """Bring an attempt past its barrier."""
         for index in range(replicas):
             self.connected(index)
-        self.feed(l.JobChanged(attempt=view(attempt, replicas=replicas)))
+        self.feed(l.JobChanged(attempt=view(attempt, replicas=replicas, **fields)))
         for index in range(replicas):
             self.joined(index, attempt)
         self.fixed(attempt)

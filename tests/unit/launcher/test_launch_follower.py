@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+from polyreme_api.rank_state import RankState, RankWait, states_of
 from polyreme_launcher.protocol import follower as f
 from polyreme_launcher.protocol.messages import Beat, Directive, Exited, Joined, Leaving, Message, Release
 
@@ -162,8 +163,11 @@ def test_a_follower_says_what_it_sees_of_the_ranks_of_the_current_attempt_only()
     feed(f.FromLeader(message=directive))
     feed(f.FromLeader(message=Release(attempt=1, master_address="a", master_port=1, resume_from=None)))
     assert feed(f.Tick()) == [Beat()]
-    feed(f.RanksSampled(idle=1, stopped=(0,)))
-    assert feed(f.Tick()) == [Beat(idle_ranks=1, stopped=(0,))]
+    seen = RankState(rank=0, step=3, wait=RankWait.EXCHANGE, idle=True, stopped=True)
+    feed(f.RanksSampled(states=(seen,)))
+    (beat,) = feed(f.Tick())
+    assert isinstance(beat, Beat)
+    assert states_of(beat.ranks) == (seen,)
     feed(f.FromLeader(message=dataclasses.replace(directive, attempt=2)))
     assert feed(f.Tick()) == [Beat()]
 

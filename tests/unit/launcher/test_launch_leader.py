@@ -1,11 +1,15 @@
 """The machine of a launcher that leads: the barrier, restarts, stops, fencing, success."""
 
+from typing import Any
+
 import pytest
 
-from polyreme_api.progress import CheckpointRef, Outcome, ProgressRecord, RankPhase
+from polyreme_api.progress import CheckpointRef, Outcome, ProgressRecord, RankPhase, StallKind
+from polyreme_api.rank_state import RankActivity, RankState, RankWait
 from polyreme_launcher.protocol import follower as f
 from polyreme_launcher.protocol import leader as l
-from polyreme_launcher.protocol.messages import Beat, Directive, Exited, Finish, Leaving
+from polyreme_launcher.protocol.hang_evidence import HangLimits
+from polyreme_launcher.protocol.messages import Beat, Directive, Exited, Finish, Leaving, WriteStacks
 from tests.unit.launcher.launch_scenes import Leader, releases, view, written
 
 
@@ -313,23 +317,69 @@ def test_exits_of_ranks_that_lost_another_wait_for_what_shows_the_cause(found: s
     assert len(leader.record.exits) == len(wanted), "what was reported stays"
 
 
-def test_what_launchers_see_of_their_ranks_is_summed_on_the_lease_from_the_release_on() -> None:
+def beat(rank: int, **state: Any) -> Beat:
+    return Beat(ranks=RankState(rank=rank, activity=RankActivity.STEP, step=8, quiet_ms=10**6, **state).numbers())
+
+
+def test_what_launchers_see_of_their_ranks_is_on_the_lease_from_the_release_to_the_first_exit() -> None:
     leader = Leader()
     leader.connected(0)
     leader.feed(l.JobChanged(attempt=view(replicas=1)))
-    leader.say(0, Beat(idle_ranks=1))
-    assert leader.record.idle_ranks is None
+    leader.say(0, beat(0))
+    assert leader.record.watched_ranks is None
     leader = Leader().released()
-    leader.say(0, Beat(idle_ranks=1))
-    leader.say(1, Beat(idle_ranks=1, stopped=(1,)))
-    assert (leader.record.idle_ranks, leader.record.stopped) == (2, (1,))
+    leader.say(0, beat(0))
+    leader.say(1, beat(1, stopped=True))
+    assert (leader.record.watched_ranks, leader.record.stopped) == (2, (1,))
     leader.exited(0, code=7)
     leader.say(1, Beat())
     assert leader.record.stopped == (1,), "what was seen when the first rank ended"
     leader = Leader().released()
-    leader.say(1, Beat(idle_ranks=1, stopped=(1,)))
+    leader.say(1, beat(1, stopped=True))
     leader.say(1, Beat())
-    assert (leader.record.idle_ranks, leader.record.stopped) == (0, ())
+    assert (leader.record.watched_ranks, leader.record.stopped) == (0, ())
+
+
+def stalled(leader: Leader, *, seconds: int) -> list[l.LeaderEffect]:
+    """Let time pass in which rank 0 waits for rank 1, and neither advances."""
+    effects = []
+    for _ in range(seconds):
+        leader.now_s += 1.0
+        leader.say(0, beat(0, wait=RankWait.EXCHANGE))
+        leader.say(1, beat(1))
+        effects += leader.tick()
+    return effects
+
+
+def test_a_stall_asks_each_rank_for_its_stacks_once_and_is_confirmed_by_a_later_look() -> None:
+    leader = Leader().released(hang_limits=HangLimits(step_s=20.0))
+    assert [effect for effect in stalled(leader, seconds=20) if isinstance(effect, l.Broadcast)] == [
+        l.Broadcast(message=Beat())
+    ] * 10
+    assert leader.record.stall is None
+    effects = stalled(leader, seconds=1)
+    assert l.Broadcast(message=WriteStacks(attempt=1)) in effects
+    assert written(effects)[0].stall == leader.record.stall, "the Lease is written at once"
+    assert leader.record.stall is not None
+    assert (leader.record.stall.kind, leader.record.stall.suspects) == (StallKind.OUTSIDE, (1,))
+    assert not leader.record.stall.confirmed
+    assert l.Broadcast(message=WriteStacks(attempt=1)) not in stalled(leader, seconds=3)
+    assert leader.record.stall.confirmed
+    leader.say(1, beat(1, moves=1))
+    leader.tick()
+    assert leader.record.stall is None
+
+
+def test_the_rank_that_others_gave_up_waiting_for_is_on_the_record_with_their_exits() -> None:
+    leader = Leader().released()
+    stalled(leader, seconds=12)
+    leader.exited(0, code=7)
+    assert leader.record.stall is not None
+    assert leader.record.stall.suspects == (1,)
+    leader = Leader().released()
+    stalled(leader, seconds=4)
+    leader.exited(0, code=7)
+    assert leader.record.stall is None, "it lost a rank rather than wait in vain"
 
 
 def silent(leader: Leader, *, seconds: int, tick_s: float = 1.0) -> None:

@@ -34,7 +34,7 @@ MESSAGES: list[Message] = [
     Release(attempt=3, master_address="h", master_port=5, resume_from="a000001-s00000050"),
     Finish(code=0),
     Beat(),
-    Beat(idle_ranks=2, stopped=(4, 5)),
+    Beat(ranks=(4, 5)),
     Leaving(),
     Joined(attempt=3, index=1, replacement=0, launcher="a", forked=True),
     Exited(attempt=3, rank=7, code=None, signal=9),
@@ -63,8 +63,8 @@ def test_a_message_survives_the_wire(message: Message) -> None:
         b'{"type":"Finish","code":true}',
         b'{"type":"Finish","code":0,"more":1}',
         b'{"type":["Finish"],"code":0}',
-        b'{"type":"Beat","idle_ranks":0,"stopped":[1,"2"]}',
-        b'{"type":"Beat","idle_ranks":0,"stopped":[true]}',
+        b'{"type":"Beat","ranks":[1,"2"]}',
+        b'{"type":"Beat","ranks":[true]}',
     ],
 )
 def test_what_is_no_message_is_refused(line: bytes) -> None:

@@ -1,4 +1,4 @@
-"""The second signal of a hang, read from real processes."""
+"""What the kernel says of ranks, read from real processes."""
 
 import os
 import signal
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from polyreme_api.rank_state import RankState
 from polyreme_launcher.proc_stats import ProcessSampler
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc here")
@@ -20,23 +21,23 @@ def test_a_stopped_process_is_seen_as_such_and_one_that_computes_is_not_idle() -
         assert process.stdin is not None
         assert process.stdout is not None
         sightings = ProcessSampler()
-        assert sightings.sample({3: process.pid}).idle == 0, "it has never been seen before"
+        (seen,) = sightings.sample({3: process.pid}, {})
+        assert (seen.idle, seen.watched) == (False, False), "it has never been seen before, and has no page"
         process.stdin.write(b"\n")
         process.stdin.flush()
         process.stdout.readline()
-        seen = sightings.sample({3: process.pid})
-        assert (seen.idle, seen.stopped) == (0, ())
-        seen = sightings.sample({3: process.pid})
-        assert (seen.idle, seen.stopped) == (1, ())
+        (seen,) = sightings.sample({3: process.pid}, {3: RankState(rank=3, step=7)})
+        assert (seen.step, seen.idle, seen.stopped, seen.watched) == (7, False, False, True)
+        (seen,) = sightings.sample({3: process.pid}, {})
+        assert (seen.idle, seen.stopped) == (True, False)
         process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
-        seen = sightings.sample({3: process.pid})
-        assert (seen.idle, seen.stopped) == (1, (3,))
+        (seen,) = sightings.sample({3: process.pid}, {})
+        assert (seen.idle, seen.stopped) == (True, True)
         process.kill()
 
 
 def test_a_process_that_is_gone_is_neither() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
-    seen = ProcessSampler().sample({3: process.pid})
-    assert (seen.idle, seen.stopped) == (0, ())
+    assert ProcessSampler().sample({3: process.pid}, {}) == ()

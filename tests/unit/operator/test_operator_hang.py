@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from polyreme_api.job.status import RestartRecord
-from polyreme_api.progress import CheckpointRef, RankPhase
+from polyreme_api.progress import CheckpointRef, RankPhase, StallEvidence, StallKind
 from polyreme_operator.cache.leases import LeaseIndex
 from polyreme_operator.reconcile.failure_policy import Restart, judge
-from polyreme_operator.reconcile.hang import STOPPED_REPORTED_S, find_stall, futile_restarts
+from polyreme_operator.reconcile.hang import find_stall, futile_restarts
 from polyreme_operator.reconcile.job import reconcile
 from polyreme_operator.reconcile.observe import current_record
 from polyreme_operator.reconcile.worker_pods import PodDefaults
@@ -32,6 +32,10 @@ from tests.unit.operator.operator_scenes import (
 
 STALL_S = 20
 DEFAULTS = PodDefaults()
+MESSAGE = "no rank has advanced for 20 s in step 8; rank 1 on worker 1 is in no exchange, and 1 ranks wait in one"
+EVIDENCE = StallEvidence(
+    kind=StallKind.OUTSIDE, suspects=(1,), step=8, quiet_seconds=STALL_S, confirmed=True, message=MESSAGE
+)
 
 
 def stalling(
@@ -42,10 +46,13 @@ def stalling(
     records: list[RestartRecord] | None = None,
     **record: Any,
 ) -> JobSnapshot:
-    """Two workers at step 7, whose last step was seen ``seen_s`` and said ``said_s`` before the newest record."""
+    """Two workers at step 7, whose last step was seen ``seen_s`` and said ``said_s`` before the newest record.
+
+    The leader's launcher holds that rank 1 has held up the others for ``STALL_S``.
+    """
     owner = job(health={"hang": {"action": action, "stallSeconds": STALL_S}})
     owner = admitted(owner, at_s=NOW_S - 100, restart_records=records or [])
-    fields = {"phase": RankPhase.TRAINING, "step": 7, "updated_at_s": NOW_S, "idle_ranks": 2, **record}
+    fields = {"phase": RankPhase.TRAINING, "step": 7, "updated_at_s": NOW_S, "stall": EVIDENCE, **record}
     view = lease(owner, seen_s=NOW_S, **fields)
     view = dataclasses.replace(view, advanced_seen_s=NOW_S - seen_s, advanced_said_s=NOW_S - said_s)
     return snapshot(owner, pods=(pod(owner, 0), pod(owner, 1)), lease=view)
@@ -65,14 +72,11 @@ def restarted(step: int, cause: Cause = Cause.HUNG) -> RestartRecord:
     [
         ({}, True, True),
         ({"action": "Notify"}, True, False),
-        ({"idle_ranks": 1, "stopped": (1,)}, True, True),
-        ({"idle_ranks": 1, "stopped": (1,), "seen_s": STOPPED_REPORTED_S}, True, False),
-        ({"idle_ranks": 1, "stopped": (1,), "seen_s": STOPPED_REPORTED_S - 1}, False, False),
-        ({"idle_ranks": 1}, True, False),
-        ({"idle_ranks": None}, True, False),
-        ({"seen_s": STALL_S - 1}, False, False),
-        ({"said_s": STALL_S - 1}, False, False),
-        *(({"phase": phase}, False, False) for phase in RankPhase if phase is not RankPhase.TRAINING),
+        ({"stall": EVIDENCE.model_copy(update={"confirmed": False})}, True, False),
+        ({"stall": None}, False, False),
+        ({"seen_s": STALL_S / 2 - 1}, False, False),
+        ({"said_s": STALL_S / 2 - 1}, False, False),
+        ({"phase": RankPhase.LOADING}, True, True),
         ({"released": False}, False, False),
         ({"attempt": 2}, False, False),
         ({"records": [restarted(7), restarted(7)]}, True, False),
@@ -80,7 +84,7 @@ def restarted(step: int, cause: Cause = Cause.HUNG) -> RestartRecord:
         ({"records": [restarted(5), restarted(5), restarted(5, Cause.RANK_KILLED)]}, True, True),
     ],
 )
-def test_a_stall_is_reported_in_training_and_ends_the_attempt_by_policy_with_two_signals(
+def test_a_stall_is_reported_and_ends_the_attempt_by_policy_with_two_signals(
     fields: dict[str, Any], told: bool, fatal: bool
 ) -> None:
     found = stalling(**fields)
@@ -92,7 +96,7 @@ def test_a_stall_is_reported_in_training_and_ends_the_attempt_by_policy_with_two
 
 
 def test_a_restart_for_a_hang_is_in_place_counts_and_says_why() -> None:
-    found = verdict(stalling(stopped=(1,)))
+    found = verdict(stalling())
     assert isinstance(found, Restart)
     assert (found.failure.cause, found.scope, found.record.counts, found.replace) == (
         Cause.HUNG,
@@ -100,25 +104,25 @@ def test_a_restart_for_a_hang_is_in_place_counts_and_says_why() -> None:
         True,
         frozenset(),
     )
-    assert found.record.message == "no new step after step 7 for 20 s; rank 1 on worker 1 is stopped (state T)"
-    assert found.record.index == 1, "the worker whose rank is stopped, not one that waits for it"
+    assert found.record.message == MESSAGE
+    assert found.record.index == 1, "the worker of the rank that holds up the others, not one that waits for it"
 
 
 def test_the_time_of_a_hang_is_lost_to_it_and_not_to_the_start() -> None:
-    status = written(decide(stalling(stopped=(1,), step_seconds=2.0, checkpoint=CheckpointRef(attempt=1, step=5))))
+    status = written(decide(stalling(step_seconds=2.0, checkpoint=CheckpointRef(attempt=1, step=5))))
     lost = {entry.cause: entry.milliseconds for entry in status.accounting.lost}
     assert (status.accounting.effective_milliseconds, lost) == (10_000, {"Hung": 4_000 + 20_000, "Starting": 66_000})
 
 
 @pytest.mark.parametrize("action", ["Restart", "Notify"])
 @pytest.mark.parametrize(("said", "why"), [("timed out", ": timed out"), ("", "")])
-def test_a_rank_that_gave_up_waiting_for_a_stopped_one_is_not_blamed(action: str, said: str, why: str) -> None:
+def test_a_rank_that_gave_up_waiting_for_another_is_not_blamed(action: str, said: str, why: str) -> None:
     """The rank ended the attempt itself, so it is restarted whatever is to follow from hangs."""
     exits = [{"rank": 0, "code": 7}]
-    found = verdict(stalling(action=action, stopped=(1,), seen_s=1.0, exits=exits, message=said))
+    found = verdict(stalling(action=action, seen_s=1.0, exits=exits, message=said))
     assert isinstance(found, Restart)
     assert (found.failure.cause, found.failure.index) == (Cause.HUNG, 1)
-    assert found.record.message == f"rank 1 on worker 1 is stopped (state T); rank 0 gave up waiting{why}"
+    assert found.record.message == f"{MESSAGE}; rank 0 gave up waiting{why}"
 
 
 def test_hangs_stop_to_restart_after_two_that_brought_no_later_step_and_start_again_behind_one() -> None:
@@ -141,12 +145,12 @@ def test_a_stall_is_a_condition_and_one_event() -> None:
     running = write.after.condition("Running")
     assert running is not None
     assert (running.status, running.reason) == ("False", Reason.STALLED)
-    assert running.message == "no new step after step 7 for 20 s; no rank uses CPU time"
+    assert running.message == MESSAGE
     assert [action.reason for action in actions if isinstance(action, EmitEvent)] == [Reason.STALLED]
     again = dataclasses.replace(found, job=dataclasses.replace(found.job, status=write.after))
     assert found.lease is not None
     assert found.lease.record is not None
-    other = found.lease.record.model_copy(update={"idle_ranks": 1})
+    other = found.lease.record.model_copy(update={"watched_ranks": 1})
     again = dataclasses.replace(again, lease=dataclasses.replace(found.lease, record=other))
     assert decided(again) == ()
 
@@ -184,7 +188,7 @@ def decided(found: JobSnapshot) -> tuple[object, ...]:
 
 def test_a_notice_of_rank_0_is_the_message_of_the_condition_running_while_it_trains() -> None:
     words = "extends the run from step 100 to 200: spec.training.steps: 100 -> 200"
-    seen = stalling(seen_s=0, said_s=0, idle_ranks=0, released=True, joined=2, notice=words, message="another")
+    seen = stalling(seen_s=0, said_s=0, stall=None, released=True, joined=2, notice=words, message="another")
     running = written(decide(seen)).condition("Running")
     assert running is not None
     assert (running.status, running.reason, running.message) == ("True", Reason.TRAINING, words)

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import TypeAlias
 
 from polyreme_api.exit_codes import ExitCode
+from polyreme_api.rank_state import RankState
 from polyreme_launcher.protocol.messages import (
     Beat,
     Check,
@@ -23,6 +24,7 @@ from polyreme_launcher.protocol.messages import (
     Leaving,
     Message,
     Release,
+    WriteStacks,
 )
 
 LEADER_SILENCE_MAX_S = 15.0
@@ -60,12 +62,9 @@ class RankExited:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RanksSampled:
-    """The processes of the ranks were sampled."""
+    """Pages and processes of the living ranks were looked at."""
 
-    idle: int
-    """Ranks that have used no CPU time since the previous sample."""
-    stopped: tuple[int, ...] = ()
-    """Ranks that are stopped (state T)."""
+    states: tuple[RankState, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +133,8 @@ class RankSignal(StrEnum):
     """Checkpoint after this step and continue."""
     STOP = "Stop"
     """Checkpoint after this step and exit."""
+    STACKS = "Stacks"
+    """Write the stacks of all threads."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,6 +243,9 @@ def _on_message(state: FollowerState, message: Message) -> Step:
             return _on_check(state, message)
         case Release():
             return _on_release(state, message)
+        case WriteStacks(attempt=attempt):
+            asked = state.live and attempt == state.forked_attempt
+            return state, (SignalRanks(signal=RankSignal.STACKS),) if asked else ()
         case Finish(code=code):
             return _end(state, code)
         case _:
@@ -343,7 +347,7 @@ def _on_tick(state: FollowerState, now_s: float) -> Step:
 def _beat(state: FollowerState) -> Beat:
     if not state.live or state.sample is None or state.attempt != state.forked_attempt:
         return Beat()
-    return Beat(idle_ranks=state.sample.idle, stopped=state.sample.stopped)
+    return Beat(ranks=tuple(number for rank in state.sample.states for number in rank.numbers()))
 
 
 def _on_stop(state: FollowerState, kill_at_s: float) -> Step:

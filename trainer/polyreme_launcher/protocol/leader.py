@@ -16,6 +16,7 @@ from typing import TypeAlias
 from polyreme_api.exit_codes import ExitCode
 from polyreme_api.progress import MESSAGE_CHARACTERS_MAX, Outcome, ProgressRecord, RankExit, RankPhase
 from polyreme_launcher.protocol import check_rounds as rounds
+from polyreme_launcher.protocol import rank_watch
 from polyreme_launcher.protocol.follower import Tick
 from polyreme_launcher.protocol.leader_events import (
     AttemptRefused,
@@ -38,13 +39,12 @@ from polyreme_launcher.protocol.leader_events import (
     ResumeFixed,
     SendTo,
 )
-from polyreme_launcher.protocol.messages import Beat, Checked, Directive, Exited, Finish, Joined, Leaving, Release
+from polyreme_launcher.protocol.messages import Beat, Checked, Exited, Finish, Joined, Leaving, WriteStacks
 from polyreme_launcher.protocol.records import (
     concluded,
     is_urgent,
     with_leaving,
     with_rank_record,
-    with_samples,
 )
 
 __all__ = [
@@ -112,8 +112,7 @@ class LeaderState:
     heard: Mapping[int, float] = dataclasses.field(default_factory=dict)
     """When each index last sent a message, since it connected."""
     ticked_at_s: float = float("-inf")
-    samples: Mapping[int, Beat] = dataclasses.field(default_factory=dict)
-    """The followers' last samples of their ranks' processes, by index."""
+    ranks: rank_watch.RankWatch = dataclasses.field(default_factory=rank_watch.RankWatch)
     success_recorded: bool = False
     """Whether rank 0's last record says that the attempt succeeded."""
     record: ProgressRecord | None = None
@@ -182,7 +181,7 @@ def _on_job(state: LeaderState, attempt: AttemptView) -> Step:
         state = dataclasses.replace(state, attempt=attempt)
         if (known.run, known.checkpoint_requested) == (attempt.run, attempt.checkpoint_requested):
             return state, ()
-        return _settle(state, tuple(SendTo(index=index, message=_directive(attempt, index)) for index in state.peers))
+        return _settle(state, tuple(SendTo(index=index, message=attempt.directive(index)) for index in state.peers))
     record = ProgressRecord(attempt=attempt.number, replacement=state.replacement)
     old = {index: number for index, number in state.peers.items() if number < attempt.replacement(index)}
     state = LeaderState(
@@ -194,24 +193,13 @@ def _on_job(state: LeaderState, attempt: AttemptView) -> Step:
         beat_at_s=state.beat_at_s,
     )
     drops = tuple(effect for index, number in old.items() for effect in _dismiss(attempt, index, number))
-    return _settle(state, (*drops, *(SendTo(index=index, message=_directive(attempt, index)) for index in state.peers)))
+    return _settle(state, (*drops, *(SendTo(index=index, message=attempt.directive(index)) for index in state.peers)))
 
 
 def _dismiss(attempt: AttemptView, index: int, replacement: int) -> tuple[LeaderEffect, ...]:
     """Close the connection of an outdated pod; one whose place is gone for good has nothing left to do."""
     drop = DropPeer(index=index, replacement=replacement)
     return (drop,) if index < attempt.replicas else (SendTo(index=index, message=Finish(code=ExitCode.OK)), drop)
-
-
-def _directive(attempt: AttemptView, index: int) -> Directive:
-    return Directive(
-        attempt=attempt.number,
-        run=attempt.run,
-        checkpoint_requested=attempt.checkpoint_requested,
-        replacement=attempt.replacement(index),
-        job_json=attempt.job_json,
-        plan_json=attempt.plan_json,
-    )
 
 
 def _on_connected(state: LeaderState, event: PeerConnected) -> Step:
@@ -222,7 +210,7 @@ def _on_connected(state: LeaderState, event: PeerConnected) -> Step:
     if attempt is not None and event.replacement < attempt.replacement(event.index):
         # When it learns that another pod has its place, it ends its ranks at once, without waiting for the silence
         # limit.
-        fence = SendTo(index=event.index, message=_directive(attempt, event.index))
+        fence = SendTo(index=event.index, message=attempt.directive(event.index))
         return state, (drop,) if event.index in state.peers else (fence, drop)
     peers = {**state.peers, event.index: event.replacement}
     # A new connection of an index reports its state again; until then it has not joined.
@@ -230,7 +218,7 @@ def _on_connected(state: LeaderState, event: PeerConnected) -> Step:
     state = _counted(dataclasses.replace(state, peers=peers, joined=joined))
     if attempt is None or event.index >= attempt.replicas:
         return state, ()
-    return state, (SendTo(index=event.index, message=_directive(attempt, event.index)),)
+    return state, (SendTo(index=event.index, message=attempt.directive(event.index)),)
 
 
 def _on_lost(state: LeaderState, event: PeerLost) -> Step:
@@ -262,10 +250,20 @@ def _on_peer(state: LeaderState, event: FromPeer, now_s: float) -> Step:
 
 def _on_beat(state: LeaderState, index: int, beat: Beat) -> LeaderState:
     # The state at the first rank's exit is the cause; the others end because of it.
-    if state.record is None or state.samples.get(index) == beat or state.exits:
+    if state.record is None or state.exits:
         return state
-    samples = {**state.samples, index: beat}
-    return dataclasses.replace(state, samples=samples, record=with_samples(state.record, samples.values()))
+    ranks = rank_watch.take(state.ranks, index, beat.ranks)
+    return dataclasses.replace(state, ranks=ranks, record=rank_watch.on_record(state.record, ranks))
+
+
+def _look_at_ranks(state: LeaderState, now_s: float) -> Step:
+    attempt, record = state.attempt, state.record
+    if attempt is None or record is None or not (state.announced and attempt.run) or state.exits:
+        return state, ()
+    ranks = rank_watch.look(state.ranks, attempt, state.heard, now_s)
+    asks = ranks.hang.stall is not None and state.ranks.hang.stall is None
+    state = dataclasses.replace(state, ranks=ranks, record=rank_watch.on_record(record, ranks))
+    return state, (Broadcast(message=WriteStacks(attempt=attempt.number)),) if asks else ()
 
 
 def _on_leaving(state: LeaderState, index: int) -> LeaderState:
@@ -285,7 +283,7 @@ def _on_joined(state: LeaderState, attempt: AttemptView, joined: Joined) -> Step
         if joined.forked or state.resume is None:
             return state, ()
         # The connection broke between release and fork: the ranks of this index still wait for it.
-        return state, (SendTo(index=joined.index, message=_release(state.resume)),)
+        return state, (SendTo(index=joined.index, message=state.resume.release()),)
     state = _counted(dataclasses.replace(state, joined=state.joined | {joined.index}, launchers=launchers))
     if state.checks is not None and attempt.checks is not None:
         # The connection broke during a check: it may not have heard of it, or its report may be lost.
@@ -382,6 +380,9 @@ def _on_exited(state: LeaderState, exited: Exited, now_s: float) -> Step:
     if exited.rank in state.exits:
         return state, ()
     ended_at_s = state.ended_at_s if state.exits else now_s
+    attempt, record = state.attempt, state.record
+    if attempt is not None and record is not None and not state.exits and exited.code == ExitCode.ENVIRONMENT:
+        state = dataclasses.replace(state, record=rank_watch.after_exit(record, state.ranks, attempt, now_s))
     state = dataclasses.replace(state, exits={**state.exits, exited.rank: exited}, ended_at_s=ended_at_s)
     return _settle(state, ())
 
@@ -420,15 +421,6 @@ def _settle(state: LeaderState, effects: tuple[LeaderEffect, ...]) -> Step:
     return dataclasses.replace(state, fixing=True), (*effects, FixResume(attempt=attempt.number))
 
 
-def _release(resume: ResumeFixed) -> Release:
-    return Release(
-        attempt=resume.attempt,
-        master_address=resume.master_address,
-        master_port=resume.master_port,
-        resume_from=resume.resume_from,
-    )
-
-
 def _on_progress(state: LeaderState, record: ProgressRecord) -> LeaderState:
     if state.record is None or record.attempt != state.record.attempt or state.record.outcome is not None:
         return state
@@ -445,7 +437,7 @@ def _on_written(state: LeaderState, record: ProgressRecord) -> Step:
         return _finish(state, ExitCode.OK)
     if not (record.released and attempt.run) or state.announced or state.resume is None:
         return state, ()
-    return dataclasses.replace(state, announced=True), (Broadcast(message=_release(state.resume)),)
+    return dataclasses.replace(state, announced=True), (Broadcast(message=state.resume.release()),)
 
 
 def _finish(state: LeaderState, code: int) -> Step:
@@ -462,7 +454,8 @@ def _on_tick(state: LeaderState, now_s: float) -> Step:
         effects.append(Broadcast(message=Beat()))
     state = _without_silent(state, now_s)
     state, checking = _check_on_tick(state, now_s)
-    effects += checking
+    state, looked = _look_at_ranks(state, now_s)
+    effects += (*checking, *looked)
     if state.exits and not state.waited_for_cause and now_s - state.ended_at_s >= CAUSE_WAIT_S:
         state, due = _settle(dataclasses.replace(state, waited_for_cause=True), ())
         effects += due

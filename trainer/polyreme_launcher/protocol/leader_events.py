@@ -10,7 +10,8 @@ from polyreme_api.exit_codes import ExitCode
 from polyreme_api.progress import ProgressRecord
 from polyreme_launcher.protocol.check_rounds import CheckOrder
 from polyreme_launcher.protocol.follower import ExitProcess, Tick
-from polyreme_launcher.protocol.messages import Message
+from polyreme_launcher.protocol.hang_evidence import HangLimits
+from polyreme_launcher.protocol.messages import Directive, Message, Release
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,10 +29,24 @@ class AttemptView:
     plan_json: str
     checks: CheckOrder | None = None
     """Checks before the ranks start; None: there are none."""
+    hang_limits: HangLimits = dataclasses.field(default_factory=HangLimits)
+    pp: int = 1
+    """Ranks of a pipeline."""
 
     def replacement(self, index: int) -> int:
         """Return the replacement number of the pod that may fill an index's place."""
         return self.replacements.get(index, 0)
+
+    def directive(self, index: int) -> Directive:
+        """Return what a worker's launcher is asked to run."""
+        return Directive(
+            attempt=self.number,
+            run=self.run,
+            checkpoint_requested=self.checkpoint_requested,
+            replacement=self.replacement(index),
+            job_json=self.job_json,
+            plan_json=self.plan_json,
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +91,15 @@ class ResumeFixed:
     """Last step of history before the attempt's first."""
     master_address: str
     master_port: int
+
+    def release(self) -> Release:
+        """Return the message that lets the ranks start."""
+        return Release(
+            attempt=self.attempt,
+            master_address=self.master_address,
+            master_port=self.master_port,
+            resume_from=self.resume_from,
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

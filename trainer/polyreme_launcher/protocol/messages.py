@@ -1,7 +1,7 @@
 """Messages between leader and followers: one JSON object per line, bounded.
 
-Leader to follower: ``Directive``, ``Check``, ``Release``, ``Finish``, ``Beat``. Follower to leader: ``Joined``,
-``Checked``, ``Exited``, ``Leaving``, ``Beat``.
+Leader to follower: ``Directive``, ``Check``, ``Release``, ``WriteStacks``, ``Finish``, ``Beat``. Follower to leader:
+``Joined``, ``Checked``, ``Exited``, ``Leaving``, ``Beat``.
 """
 
 from __future__ import annotations
@@ -74,12 +74,17 @@ class Finish:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Beat:
-    """The sender is alive. A follower adds the newest sample of its ranks."""
+    """The sender is alive. A follower adds the newest look at its ranks."""
 
-    idle_ranks: int = 0
-    """Ranks here that have recently used no CPU time."""
-    stopped: tuple[int, ...] = ()
-    """Ranks here whose process is stopped (state T)."""
+    ranks: tuple[int, ...] = ()
+    """Their states, as ``polyreme_api.rank_state`` writes them."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WriteStacks:
+    """Have every rank of an attempt write the stacks of its threads."""
+
+    attempt: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,10 +117,11 @@ class Exited:
     """The rank's last message, if it ended by an error of its own."""
 
 
-Message: TypeAlias = Directive | Check | Checked | Release | Finish | Beat | Leaving | Joined | Exited
+Message: TypeAlias = Directive | Check | Checked | Release | WriteStacks | Finish | Beat | Leaving | Joined | Exited
 
 _TYPES: dict[str, type[Message]] = {
-    cls.__name__: cls for cls in (Directive, Check, Checked, Release, Finish, Beat, Leaving, Joined, Exited)
+    cls.__name__: cls
+    for cls in (Directive, Check, Checked, Release, WriteStacks, Finish, Beat, Leaving, Joined, Exited)
 }
 _VALUES: dict[str, tuple[type, ...]] = {
     "int": (int,),

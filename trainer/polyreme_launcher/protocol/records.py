@@ -13,7 +13,7 @@ from polyreme_api.progress import (
     RankExit,
     RankPhase,
 )
-from polyreme_launcher.protocol.messages import Beat, Exited
+from polyreme_launcher.protocol.messages import Exited
 
 _FROM_RANK = frozenset(
     {
@@ -41,6 +41,7 @@ def _urgent(record: ProgressRecord) -> tuple[object, ...]:
         record.outcome,
         record.resumed_from_step,
         record.message,
+        record.stall,
         record.pre_check is not None and (record.pre_check.done, record.pre_check.failed),
     )
 
@@ -54,13 +55,6 @@ def with_rank_record(known: ProgressRecord, reported: ProgressRecord) -> Progres
     # A checkpoint once durable stays so, even if a record does not repeat it.
     update["checkpoint"] = reported.checkpoint or known.checkpoint
     return known.model_copy(update=update)
-
-
-def with_samples(known: ProgressRecord, samples: Iterable[Beat]) -> ProgressRecord:
-    """Sum up the launchers' samples of their ranks' processes."""
-    beats = list(samples)
-    stopped = tuple(sorted(rank for beat in beats for rank in beat.stopped))[:EXITS_MAX]
-    return known.model_copy(update={"idle_ranks": sum(beat.idle_ranks for beat in beats), "stopped": stopped})
 
 
 def with_leaving(known: ProgressRecord, index: int) -> ProgressRecord:

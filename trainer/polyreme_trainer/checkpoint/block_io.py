@@ -17,6 +17,7 @@ from polyreme_api.commit_marker import CommitMarker, SavedFile
 from polyreme_api.errors import RefusedError
 from polyreme_api.store import ObjectNotFoundError, ObjectStore
 from polyreme_trainer.checkpoint.index import INDEX_NAME, Piece, by_index, can_hold, metadata, read_index
+from polyreme_trainer.rank_page import advance
 
 FILE_BYTES_MAX = 64 << 20
 """Pieces are written together into files of at most this size; a larger piece has a file of its own."""
@@ -67,6 +68,7 @@ def write_pieces(
             begin += len(data) + gap
         files[file] = SavedFile.of_parts(parts)
         store.put(f"{name}/{file}", parts)
+        advance()
     return files, pieces
 
 
@@ -167,6 +169,7 @@ class _Reader:
         for _ in range(READ_TRIES_MAX):
             why, data = self._look(file, begin, end)
             if not why:
+                advance()
                 return data
         raise DamagedError(self.name, [f"{file}: {why}"])
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
-import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
@@ -37,6 +36,7 @@ from polyreme_trainer.checkpoint.index import INDEX_NAME, Piece, write_index
 from polyreme_trainer.checkpoint.retention import Rule, retain
 from polyreme_trainer.checkpoint.staging import Staged, Staging
 from polyreme_trainer.parallel import collectives
+from polyreme_trainer.rank_page import exclude_thread
 
 FAILED_SAVES_MAX = 2
 """Failed saves in a row that end the attempt: after the first one, training continues on the previous checkpoint."""
@@ -106,7 +106,7 @@ class CheckpointWriter:
         self._staging = Staging()
         self._plan: SavePlan | None = None
         self._executor = concurrent.futures.ThreadPoolExecutor(
-            1, thread_name_prefix="checkpoint", initializer=_same_device()
+            1, thread_name_prefix="checkpoint", initializer=_saving_thread()
         )
         self._in_flight: concurrent.futures.Future[_Outcome] | None = None
         self._failures = 0
@@ -242,11 +242,20 @@ class CheckpointWriter:
         )
 
 
-def _same_device() -> Callable[[], object]:
-    """Return what gives a new thread this thread's device: CUDA would open a context on device 0 for its waits."""
+def _saving_thread() -> Callable[[], object]:
+    """Return what begins the saving thread: it leaves the rank's page to the training, and has this thread's device.
+
+    CUDA would open a context on device 0 for its waits.
+    """
     if not torch.cuda.is_initialized():
-        return lambda: None
-    return functools.partial(torch.cuda.set_device, torch.cuda.current_device())
+        return exclude_thread
+    device = torch.cuda.current_device()
+
+    def begin() -> None:
+        exclude_thread()
+        torch.cuda.set_device(device)
+
+    return begin
 
 
 def _agree(planner: DefaultSavePlanner, group: dist.ProcessGroup) -> SavePlan:

@@ -31,6 +31,7 @@ from polyreme_planner.shapes import ModelShape
 from polyreme_trainer.export.config import generation_config, model_config, preprocessor_config, text_config
 from polyreme_trainer.export.form import AS_TRAINED, WeightsForm
 from polyreme_trainer.export.names import text_part, to_checkpoint
+from polyreme_trainer.rank_page import advance
 
 SHARD_BYTES_MAX = 4 << 30
 """Largest weights file [bytes], unless one tensor is larger."""
@@ -107,6 +108,7 @@ def export_tensors(
         text = _Part(text_folder, text_part(laid_out), shard_bytes_max)
         whole = _Part(partial, laid_out, shard_bytes_max) if shape.sees else None
         for name, tensor in tensors:
+            advance()
             one = form.of(to_checkpoint({name: tensor}))
             text.write(text_part(one))
             if whole is not None:

@@ -23,6 +23,7 @@ from polyreme_trainer.export.huggingface import (
     TOKENIZER_CONFIG_FILE,
     TOKENIZER_FILE,
 )
+from polyreme_trainer.rank_page import advance
 
 PART_BYTES = 8 << 20
 """Bytes of a file that are handed over at a time."""
@@ -72,6 +73,7 @@ class StoredExport:
         names = {path.relative_to(folder).as_posix(): path for path in files}
         for key in sorted(names, key=_order, reverse=True):
             self._store.put(key, _parts(names[key]))
+            advance()
 
 
 def _order(key: str) -> tuple[bool, bool, str]:

@@ -2,6 +2,8 @@
 
 Measured on gloo with four ranks on two cores: an all-reduce costs 5-10 ms, nearly independent of its size up to some
 MiB, an all-to-all 1-3 ms. So callers fuse exchanges into few calls, and nothing here loops.
+
+What waits for other ranks is recorded on this rank's page (``rank_page.exchanges``), for the detection of hangs.
 """
 
 from __future__ import annotations
@@ -13,21 +15,26 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from polyreme_trainer.rank_page import exchanges
+
 Value = TypeVar("Value")
 
 
+@exchanges
 def sum_over(buffer: Tensor, group: dist.ProcessGroup) -> None:
     """Sum a buffer over the group, in place; every rank gets the same bits."""
     if dist.get_world_size(group) > 1:
         dist.all_reduce(buffer, op=dist.ReduceOp.SUM, group=group)
 
 
+@exchanges
 def largest_over(buffer: Tensor, group: dist.ProcessGroup) -> None:
     """Take the largest over the group, element by element, in place."""
     if dist.get_world_size(group) > 1:
         dist.all_reduce(buffer, op=dist.ReduceOp.MAX, group=group)
 
 
+@exchanges
 def exchange_counts(counts_E: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Give each rank of the group its slice of this rank's counts.
 
@@ -82,6 +89,7 @@ def pass_on(sent: Tensor, received: Tensor, group: dist.ProcessGroup, *, tag: in
         ]
     )
 
+    @exchanges
     def wait() -> None:
         for work in works:
             work.wait()
@@ -89,6 +97,7 @@ def pass_on(sent: Tensor, received: Tensor, group: dist.ProcessGroup, *, tag: in
     return wait
 
 
+@exchanges
 def largest_number(mine: int, group: dist.ProcessGroup) -> int:
     """Return the largest number of the group's ranks, to each of them once all have given theirs."""
     numbers = torch.tensor([mine], dtype=torch.int64, device=_device(group))
@@ -97,24 +106,28 @@ def largest_number(mine: int, group: dist.ProcessGroup) -> int:
     return int(numbers.item())
 
 
+@exchanges
 def send(rows_SX: Tensor, rank: int, group: dist.ProcessGroup) -> None:
     """Send rows to a rank of the group, which must ``receive`` as many; with no rows nothing is sent."""
     if rows_SX.numel():
         dist.send(rows_SX.contiguous(), group=group, group_dst=rank)
 
 
+@exchanges
 def receive(rows_SX: Tensor, rank: int, group: dist.ProcessGroup) -> None:
     """Fill rows with what a rank of the group sends."""
     if rows_SX.numel():
         dist.recv(rows_SX, group=group, group_src=rank)
 
 
+@exchanges
 def from_rank(values: Tensor, rank: int, group: dist.ProcessGroup) -> None:
     """Broadcast what one rank of the group has to all of them, in place."""
     if values.numel():
         dist.broadcast(values, group=group, group_src=rank)
 
 
+@exchanges
 def gather_to_first(value: Value, group: dist.ProcessGroup) -> list[Value] | None:
     """Collect small picklable values on the group's first rank; None on the others."""
     first = dist.get_rank(group) == 0
@@ -123,6 +136,7 @@ def gather_to_first(value: Value, group: dist.ProcessGroup) -> list[Value] | Non
     return values
 
 
+@exchanges
 def gather_to_all(value: Value, group: dist.ProcessGroup) -> list[Value]:
     """Collect small picklable values on every rank of the group."""
     values: list[Any] = [None] * dist.get_world_size(group)
@@ -130,6 +144,7 @@ def gather_to_all(value: Value, group: dist.ProcessGroup) -> list[Value]:
     return values
 
 
+@exchanges
 def from_first(value: Value | None, group: dist.ProcessGroup) -> Value:
     """Broadcast the first rank's small picklable value."""
     values = [value]
@@ -137,6 +152,7 @@ def from_first(value: Value | None, group: dist.ProcessGroup) -> Value:
     return cast(Value, values[0])
 
 
+@exchanges
 def gather_slices(slice_LX: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Join equal slices of the group's ranks along the first dimension, on every rank."""
     ranks = dist.get_world_size(group)
@@ -206,12 +222,14 @@ def _device(group: dist.ProcessGroup) -> torch.device:
     )
 
 
+@exchanges
 def _all_to_all(rows_RD: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
     arrived_SD = rows_RD.new_empty((sum(received), *rows_RD.shape[1:]))
     dist.all_to_all_single(arrived_SD, rows_RD.contiguous(), received, sent, group=group)
     return arrived_SD
 
 
+@exchanges
 def _reduce_scatter(rows_TX: Tensor, group: dist.ProcessGroup) -> Tensor:
     ranks = dist.get_world_size(group)
     if ranks == 1:

@@ -36,6 +36,7 @@ from polyreme_trainer.model.section import Section, sections, whole
 from polyreme_trainer.model.stage import Microbatch, Stage
 from polyreme_trainer.parallel.causes import unwrapped
 from polyreme_trainer.parallel.mesh import Meshes
+from polyreme_trainer.rank_page import enter_stage, leave_stages
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +109,8 @@ class OneStage:
     def run(self, microbatches: Sequence[Microbatch]) -> Tensor:
         """Run forward and backward of each in order."""
         losses: list[Tensor] = []
-        for microbatch in microbatches:
+        for number, microbatch in enumerate(microbatches):
+            enter_stage(0, number)
             loss_sum = self._stage(microbatch=microbatch)
             loss_sum.backward()
             losses.append(loss_sum.detach())
@@ -170,6 +172,7 @@ class Scheduled:
             # torch wraps what a stage raises; a wrong input must be reported as a wrong input, a lost peer as such.
             cause = unwrapped(error)
             raise cause from cause.__cause__
+        leave_stages()
         return torch.stack([loss.detach() for loss in losses]).sum() if losses else torch.zeros((), device=self._device)
 
     def _size(self, microbatches: Sequence[Microbatch]) -> tuple[int, int]:
@@ -183,11 +186,12 @@ class Scheduled:
 
     def _build(self, microbatches: int, tokens: int) -> Any:
         # Not at import: it takes 0.3 to 2 s, which a rank without stages must not pay at each restart.
-        from torch.distributed import pipelining
         from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
 
+        from polyreme_trainer.parallel.pipeline_stage import RecordedStage
+
         self._schedule_stages = [
-            pipelining.PipelineStage(
+            RecordedStage(
                 stage,
                 number,
                 self._count,

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from polyreme_planner.latent_cache import CacheKind, token_bytes
 from polyreme_trainer.model.vlm import KimiVL
+from polyreme_trainer.rank_page import advance
 from polyreme_trainer.serve.engine import PAGE_TOKENS, Engine, EngineSettings, Made, Prompt, Request
 from polyreme_trainer.serve.thinking import ThinkingBudget
 
@@ -72,6 +73,7 @@ def answers(
             place, prompt = following
             request = Request(prompt=prompt, new_tokens_max=new_tokens_max, stop_token=stop_token, thinking=thinking)
             asked[engine.add(request)] = (place, prompt, [])
+        advance()
         for made in engine.step():
             asked[made.request][2].append(made)
             if made.ended:

@@ -13,6 +13,7 @@ from polyreme_api.batch import BatchSource, EvaluationSource
 from polyreme_api.clock import Clock
 from polyreme_api.errors import StepFailedError
 from polyreme_api.progress import RankPhase, StepRecord
+from polyreme_api.rank_state import RankActivity
 from polyreme_api.rewards import Rewards
 from polyreme_planner.curriculum import times_learned
 from polyreme_trainer.checkpoint.save import CheckpointWriter
@@ -20,6 +21,7 @@ from polyreme_trainer.model.branches import not_yet
 from polyreme_trainer.model.routing import Routing, Summary
 from polyreme_trainer.parallel.gradients import GlobalStep
 from polyreme_trainer.parallel.mesh import Meshes
+from polyreme_trainer.rank_page import activity, enter_step, leave_step
 from polyreme_trainer.train.checkpoint_content import content
 from polyreme_trainer.train.evaluation import HeldOut, held_out
 from polyreme_trainer.train.learning_rate import rate_of
@@ -96,12 +98,15 @@ class Loop:
         while self.state.step < self.settings.steps:
             if not self._knows_reference(self.state.step + 1):
                 return LoopEnd.STOPPED
+            stage = self.settings.stage_at(self.state.step + 1)
+            enter_step(self.state.step + 1, first=self.state.step + 1 in {first, stage.first_step})
             total = self._step()
             if self.state.step == first:
                 self.meshes.communicators.limit(self.settings.rank.collective_timeout_s)
             due = self.state.step % self.settings.checkpoint.interval_steps == 0 or self._scores_next()
             if due or total.save or total.stop or self.state.step == self.settings.steps:
-                self._save()
+                with activity(RankActivity.CHECKPOINTING):
+                    self._save()
             if total.stop:
                 break
         self.reporter.phase(RankPhase.CHECKPOINTING)
@@ -150,7 +155,8 @@ class Loop:
         begun_s = self.clock.steady_s()
         settings, number = self.settings, self.state.step + 1
         waits_s = self.clock.steady_s()
-        packs = self.reader.take(number)
+        with activity(RankActivity.DATA_WAIT):
+            packs = self.reader.take(number)
         data_wait_s = self.clock.steady_s() - waits_s
         rolled = self._rolled(packs, number)
         microbatches = compared(self.state, to_microbatches(self.state, rolled.packs, settings), self.meshes)
@@ -170,6 +176,7 @@ class Loop:
         # An accelerator may still update: the next step's one wait is for that too, so no time is lost between steps.
         routing = None if settings.rank.rank else self._summary(total)
         step_s = self.clock.steady_s() - begun_s
+        leave_step()
         held_out = self._held_out()
         if routing is not None:
             measured = {**rolled.measures, **self._measured(total)}
@@ -179,7 +186,10 @@ class Loop:
     def _rolled(self, packs: Sequence[ReadPacks], number: int) -> RolledOut:
         """Draw answers to a step's prompts, in a stage that learns from them."""
         objective = self.settings.stage_at(number).objective
-        return self._rollouts.of(packs, objective) if objective.answers else RolledOut(packs)
+        if not objective.answers:
+            return RolledOut(packs)
+        with activity(RankActivity.EVALUATING):
+            return self._rollouts.of(packs, objective)
 
     @property
     def _rollouts(self) -> Rollouts:
@@ -198,7 +208,8 @@ class Loop:
         every, step = self.settings.evaluation.every_steps, self.state.step
         if self.evaluation is None or not every or (step % every and step != self.settings.steps):
             return HeldOut(losses={}, pair_accuracy={})
-        return held_out(self.state, self.settings, self.evaluation, self.meshes)
+        with activity(RankActivity.EVALUATING):
+            return held_out(self.state, self.settings, self.evaluation, self.meshes)
 
     def _check(self, total: GlobalStep, number: int) -> None:
         if not total.counted:

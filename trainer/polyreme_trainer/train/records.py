@@ -22,12 +22,25 @@ from polyreme_api.progress import (
     RoutingByLayer,
     StepRecord,
 )
+from polyreme_api.rank_state import RankActivity
 from polyreme_api.store import ObjectStore
+from polyreme_trainer.rank_page import enter_activity
 
 FLUSH_STEPS_MAX = 100
 """Steps of an attempt that are in no object yet."""
 PART_STEPS_MAX = 1000
 """Steps of one object; about 300 KB."""
+_ACTIVITIES = {
+    RankPhase.STARTING: RankActivity.STARTING,
+    RankPhase.LOADING: RankActivity.LOADING,
+    RankPhase.WAITING_FOR_DATA: RankActivity.DATA_WAIT,
+    RankPhase.SCORING: RankActivity.SCORING,
+    RankPhase.CHECKPOINTING: RankActivity.CHECKPOINTING,
+    RankPhase.EVALUATING: RankActivity.EVALUATING,
+    RankPhase.EXPORTING: RankActivity.EXPORTING,
+    RankPhase.DONE: RankActivity.DONE,
+}
+"""What a rank is busy with in the phases that are entered by name; steps are entered one by one."""
 
 
 class Reporter:
@@ -41,7 +54,8 @@ class Reporter:
         self._lock = threading.Lock()
 
     def phase(self, phase: RankPhase, *, message: str = "") -> None:
-        """Report the phase of the ranks."""
+        """Report the phase of the ranks, and record it on this rank's page."""
+        enter_activity(_ACTIVITIES[phase])
         self._report({"phase": phase, "message": message})
 
     def note(self, words: str) -> None:

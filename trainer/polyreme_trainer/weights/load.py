@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from polyreme_api.errors import InvalidConfigError
+from polyreme_trainer.rank_page import advance
 from polyreme_trainer.weights import FIELD, fp8_blocks
 from polyreme_trainer.weights.catalogue import Catalogue, Stored, unreadable
 from polyreme_trainer.weights.compatibility import Names
@@ -48,6 +49,7 @@ def load_weights(held: Mapping[str, Rows], catalogue: Catalogue, names: Names, p
     for file, parts in itertools.groupby(known, key=lambda part: part.stored.file):
         for window in _windows(parts):
             _copy(catalogue, file, window)
+            advance()
     return sum(part.piece.own.numel() for part in known)
 
 

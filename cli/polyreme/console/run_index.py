@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import os
 import sqlite3
@@ -23,8 +24,6 @@ from polyreme.run_files.paths import PREVIOUS_SUFFIX, Home, RunDirectory
 from polyreme_api.differences import leaves
 from polyreme_system.files import read_json
 
-VERSION = 1
-"""Of the tables: an index of another version is not read."""
 BATCH = 200
 """Runs that are written in one transaction."""
 PAUSE_S = 0.002
@@ -101,7 +100,7 @@ class RunIndex:
 
     def __init__(self, home: Home) -> None:
         self._home = home
-        self._path = home.path / "console" / f"runs-{VERSION}.sqlite"
+        self._path = home.path / "console" / f"runs-{hashlib.sha256(_SCHEMA.encode()).hexdigest()[:8]}.sqlite"
         self._lock = threading.Lock()
         self._fields: dict[str, int] = {}
 

@@ -186,6 +186,9 @@ class LeaderAgent:
                 master_port=port,
             )
         )
+        if job_json is not None:
+            # After the release: ranks do not wait for it.
+            await self._resume.record(job_json)
 
     def _refuse(self, attempt: int, why: str, code: ExitCode) -> None:
         print(f"attempt {attempt} is refused: {why}", file=sys.stderr)

@@ -30,6 +30,7 @@ from polyreme_api.progress import CheckpointRef
 from polyreme_api.resume_point import fix_resume_point
 from polyreme_api.store import ObjectExistsError, ObjectStore
 from polyreme_datahub.objects import open_store
+from polyreme_launcher.run_record import write_run_record
 from polyreme_planner.extension import Count, uncounted
 from polyreme_planner.mixture import first_mixture, next_mixture, restored_mixture, training_words
 
@@ -80,6 +81,11 @@ class ResumeFixer:
                 print(f"resume point of attempt {attempt} is not fixed: {last}", file=sys.stderr)
                 await self._clock.sleep(RESUME_RETRY_S)
         raise EnvironmentFailedError(f"checkpoint root failed {RESUME_TRIES_MAX} times: {last}")
+
+    async def record(self, job_json: str) -> None:
+        """Write the run's record, unless there is one; what keeps it from being written is printed."""
+        write = functools.partial(write_run_record, pod=self._pod, objects_url=self._objects_url)
+        await asyncio.to_thread(write, job_json, now_s=self._clock.now_s())
 
     def _count(self, spec: TrainingJobSpec | None) -> Count:
         """Return what counts the steps of epochs; only asked where a run of epochs changes."""

@@ -1,0 +1,87 @@
+"""Record of a run: written once, without what may be secret, and never a reason for an attempt to fail."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from polyreme_api.environment import PodEnvironment
+from polyreme_api.errors import RefusedError
+from polyreme_api.run_record import read_run_records, record_key
+from polyreme_datahub.objects import open_store
+from polyreme_launcher.run_record import write_run_record
+
+SECRET = "do-not-store"  # noqa: S105
+JOB = {
+    "apiVersion": "polyreme.dev/v1alpha1",
+    "kind": "TrainingJob",
+    "metadata": {"name": "job", "namespace": "team"},
+    "spec": {
+        "model": {"preset": "kimi-vl-nano"},
+        "data": {"sequenceTokens": 160, "sources": [{"name": "one", "dataset": "sample/digits-1"}]},
+        "training": {"steps": 4, "packsPerStep": 2, "seed": 3},
+        "workers": {
+            "devices": 2,
+            "template": {"spec": {"containers": [{"name": "worker", "env": [{"name": "K", "value": SECRET}]}]}},
+        },
+    },
+}
+
+
+@pytest.fixture
+def pod(tmp_path: Path) -> PodEnvironment:
+    return PodEnvironment(
+        pod="job-0",
+        job="job",
+        namespace="team",
+        job_uid="u-1",
+        index=0,
+        replacement=0,
+        replicas=1,
+        devices=2,
+        leader_address="",
+        api_url="https://10.0.0.1:6443",
+        token_file="",
+        secret_file="",
+        pod_directory="",
+        checkpoint_url=(tmp_path / "root").as_uri(),
+    )
+
+
+def test_what_was_trained_is_recorded_once(pod: PodEnvironment) -> None:
+    write_run_record(json.dumps(JOB), pod=pod, objects_url=None, now_s=1.0)
+    changed = json.loads(json.dumps(JOB))
+    changed["spec"]["training"]["seed"] = 4
+    write_run_record(json.dumps(changed), pod=pod, objects_url=None, now_s=2.0)
+    write_run_record(json.dumps(changed), pod=dataclasses.replace(pod, job_uid="u-2"), objects_url=None, now_s=3.0)
+    first, second = read_run_records(open_store(pod.checkpoint_url))
+    assert (first.uid, first.namespace, first.name, first.seed, first.written_at_s) == ("u-1", "team", "job", 3, 1.0)
+    assert (first.layout, first.cluster) == ("dp2", "https://10.0.0.1:6443")
+    assert first.spec["training"]["optimizer"]["learningRate"]
+    assert SECRET not in first.model_dump_json()
+    assert second.seed == 4
+
+
+def test_the_embedded_cluster_has_no_name(pod: PodEnvironment) -> None:
+    local = dataclasses.replace(pod, api_url="http://127.0.0.1:4000")
+    write_run_record(json.dumps(JOB), pod=local, objects_url=None, now_s=1.0)
+    (record,) = read_run_records(open_store(pod.checkpoint_url))
+    assert record.cluster == ""
+
+
+def test_a_record_that_cannot_be_written_is_a_line(
+    pod: PodEnvironment, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "root").write_text("a file")
+    write_run_record(json.dumps(JOB), pod=pod, objects_url=None, now_s=1.0)
+    assert "run record is not written" in capsys.readouterr().err
+
+
+def test_a_damaged_record_is_refused(pod: PodEnvironment) -> None:
+    store = open_store(pod.checkpoint_url)
+    store.put(record_key("u-1"), b"{")
+    with pytest.raises(RefusedError, match="runs/u-1.json"):
+        read_run_records(store)

@@ -67,11 +67,12 @@ i.c4 { color: var(--c4); } i.c5 { color: var(--c5); } i.c6 { color: #8a6d3b; } i
 .fields { display: grid; grid-template-columns: repeat(auto-fill, minmax(230px, 1fr)); gap: 12px 16px; padding: 6px 0; }
 .fields input, .fields select, .fields textarea { width: 100%; }
 .fields small { display: block; line-height: 1.35; }
+.fields label { display: block; }
 .fields .wide { grid-column: 1 / -1; }
 .result { position: sticky; top: 12px; } .result pre { max-height: 420px; overflow: auto; }
 fieldset { border: 0; padding: 0; margin: 0; min-width: 0; }
 .empty { text-align: center; padding: 40px 12px; color: var(--soft); }
-@media (max-width: 860px) { .panes { grid-template-columns: minmax(0, 1fr); } .result { position: static; } }
+@media (max-width: 860px) { .panes { grid-template-columns: minmax(0, 1fr); } .result { position: static; order: -1; } }
 @media (max-width: 600px) { main { padding: 14px 12px 60px; } .top nav { padding: 0 12px; } h1 { font-size: 22px; }
   .top a { padding: 8px 8px 6px; } .figures { grid-template-columns: repeat(auto-fit, minmax(128px, 1fr)); } }
 """

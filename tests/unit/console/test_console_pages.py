@@ -110,3 +110,14 @@ async def test_a_damaged_file_is_a_sentence(browser: Browser, home: Path, damage
     assert STOPPED in await browser.get("/")
     assert STOPPED in await browser.get(f"/runs/default/{STOPPED}")
     assert STOPPED in await browser.get(BOTH)
+
+
+@with_browser
+async def test_this_machine_and_its_data_are_shown(browser: Browser) -> None:
+    assert "polyreme doctor" in await browser.get("/machine")
+    assert "sample/digits-1" in await browser.get("/data")
+    assert "sample/digits-1@1" in await browser.get("/data?dataset=sample/digits-1")
+    assert "no dataset" in await browser.get("/data?dataset=other")
+    assert "expected a number" in await browser.get(f"/runs/default/{FINISHED}/preview?step=x", status=422)
+    # The kept data are of an older format: they are refused by a sentence.
+    assert "again with the command" in await browser.get(f"/runs/default/{FINISHED}/preview?step=1", status=422)

@@ -10,8 +10,8 @@ from polyreme.console import markup
 from polyreme.console.actions import full_name, run_log
 from polyreme.console.context import Console
 from polyreme.console.live import live_part, shown, stream
-from polyreme.console.pages.run import run_of
 from polyreme.console.route import Route
+from polyreme.console.run_paths import run_of, run_tabs
 from polyreme.report.svg import safe
 from polyreme.run_files import logs
 from polyreme.run_files.paths import RunDirectory
@@ -30,8 +30,7 @@ async def show(console: Console, request: web.Request) -> web.StreamResponse:
     run, name = run_of(console, request), request.query.get("file", "")
     part = await console.read(lambda: shown(lambda: _part(run, name)))
     own = markup.run_path(run.namespace, run.name)
-    entries = [(own, "Overview", False), (f"{own}/logs", "Logs", True), (f"{own}/report", "Report", False)]
-    head = markup.tabs(entries, label="of this run") + f"<h1>{safe(full_name(run))}: logs</h1>"
+    head = run_tabs(run, "Logs") + f"<h1>{safe(full_name(run))}: logs</h1>"
     live = live_part(markup.query(f"/live{own}/logs", {"file": name}), part)
     return console.page(f"{full_name(run)}: logs", head + live, current="/")
 

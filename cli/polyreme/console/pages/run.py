@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 
 from aiohttp import web
 
@@ -13,6 +12,7 @@ from polyreme.console.commands import Started, as_typed
 from polyreme.console.context import Console
 from polyreme.console.live import live_part, shown, stream
 from polyreme.console.route import Route
+from polyreme.console.run_paths import run_of, run_tabs
 from polyreme.report import page as report_page
 from polyreme.report.run_summary import describe
 from polyreme.report.svg import safe
@@ -25,31 +25,15 @@ from polyreme_api.errors import NotFoundError, RefusedError
 from polyreme_api.exit_codes import ExitCode
 
 PATH = "/runs/{namespace}/{name}"
-_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _REPORT_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; sandbox"
-
-
-def run_of(console: Console, request: web.Request) -> RunDirectory:
-    """Return the run that a path names; it may be one that was submitted and does not exist yet.
-
-    Raises:
-        NotFoundError: If a name is none of a run.
-    """
-    namespace, name = request.match_info["namespace"], request.match_info["name"]
-    if not all(
-        part and part.replace("-", "").replace(".", "").isalnum() and part[0] != "." for part in (namespace, name)
-    ):
-        raise NotFoundError(f"no run {namespace[:64]}/{name[:64]}: names have letters, digits, dots and hyphens alone")
-    return console.home.run(namespace, name)
 
 
 async def show(console: Console, request: web.Request) -> web.StreamResponse:
     """Show a run."""
     run = run_of(console, request)
     part = await console.read(lambda: _part(console, run))
-    own = markup.run_path(run.namespace, run.name)
-    entries = [(own, "Overview", True), (f"{own}/logs", "Logs", False), (f"{own}/report", "Report", False)]
-    body = markup.tabs(entries, label="of this run") + live_part(f"/live{own}", part)
+    live = live_part(f"/live{markup.run_path(run.namespace, run.name)}", part)
+    body = run_tabs(run, "Overview") + live
     return console.page(full_name(run), body, current="/")
 
 

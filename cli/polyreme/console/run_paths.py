@@ -1,0 +1,33 @@
+"""Runs by the paths of their pages, and the links between those."""
+
+from __future__ import annotations
+
+import re
+
+from aiohttp import web
+
+from polyreme.console import markup
+from polyreme.console.context import Console
+from polyreme.run_files.paths import RunDirectory
+from polyreme_api.errors import NotFoundError
+
+_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+_TABS = (("Overview", ""), ("Logs", "/logs"), ("What a step trains on", "/preview?step=1"), ("Report", "/report"))
+
+
+def run_of(console: Console, request: web.Request) -> RunDirectory:
+    """Return the run that a path names; it may be one that was submitted and does not exist yet.
+
+    Raises:
+        NotFoundError: If a name is none of a run.
+    """
+    namespace, name = request.match_info["namespace"], request.match_info["name"]
+    if not all(_NAME.fullmatch(part) for part in (namespace, name)):
+        raise NotFoundError(f"no run {namespace[:64]}/{name[:64]}: names have letters, digits, dots and hyphens alone")
+    return console.home.run(namespace, name)
+
+
+def run_tabs(run: RunDirectory, current: str) -> str:
+    """Return links to the pages of a run."""
+    own = markup.run_path(run.namespace, run.name)
+    return markup.tabs([(own + rest, text, text == current) for text, rest in _TABS], label="of this run")

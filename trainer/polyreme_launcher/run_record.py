@@ -17,9 +17,7 @@ from polyreme_planner.plan import plan_for
 from polyreme_system.addresses import is_loopback, split_address
 
 
-def write_run_record(
-    job_json: str, *, pod: PodEnvironment, objects_url: str | None, now_s: float
-) -> None:
+def write_run_record(job_json: str, *, pod: PodEnvironment, objects_url: str | None, now_s: float) -> None:
     """Write the record of a job, unless there is one.
 
     Args:

@@ -14,7 +14,7 @@ from polyreme_api.run_record import read_run_records, record_key
 from polyreme_datahub.objects import open_store
 from polyreme_launcher.run_record import write_run_record
 
-SECRET = "do-not-store"  # noqa: S105
+SECRET = "do-not-store"
 JOB = {
     "apiVersion": "polyreme.dev/v1alpha1",
     "kind": "TrainingJob",
@@ -83,5 +83,5 @@ def test_a_record_that_cannot_be_written_is_a_line(
 def test_a_damaged_record_is_refused(pod: PodEnvironment) -> None:
     store = open_store(pod.checkpoint_url)
     store.put(record_key("u-1"), b"{")
-    with pytest.raises(RefusedError, match="runs/u-1.json"):
+    with pytest.raises(RefusedError, match=r"runs/u-1\.json"):
         read_run_records(store)

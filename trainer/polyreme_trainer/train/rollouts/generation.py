@@ -13,6 +13,7 @@ from polyreme_api.job.objective import Objective
 from polyreme_planner.latent_cache import CacheKind
 from polyreme_trainer.parallel.mesh import Meshes
 from polyreme_trainer.parallel.tensor import whole_rows
+from polyreme_trainer.rank_page import advance
 from polyreme_trainer.serve.answers import settings_for
 from polyreme_trainer.serve.engine import Engine, Made, Request
 from polyreme_trainer.train.forward import agreement, answering, decode_pipeline
@@ -67,6 +68,7 @@ def generate(
                 like = added if like is None else like
                 made[added] = []
         while True:
+            advance()
             for one in engine.step():
                 made[one.request].append(one)
             if engine.rests:

@@ -16,6 +16,7 @@ from polyreme_api.rewards import Answered, Rewards
 from polyreme_trainer.checkpoint.save import CheckpointWriter
 from polyreme_trainer.parallel import collectives
 from polyreme_trainer.parallel.mesh import Meshes
+from polyreme_trainer.rank_page import advance
 from polyreme_trainer.train.microbatches import PackReader, ReadPacks
 from polyreme_trainer.train.rollouts.generation import generate
 from polyreme_trainer.train.rollouts.record import Answer, Answers, RolloutLog, measures_of, record_key
@@ -119,22 +120,25 @@ class Rollouts:
         )
         if self.meshes.place("tp") or self.meshes.place("pp"):
             return {}  # another rank has the same
+        try:
+            return {
+                prompt.key: self._rewarded(prompt, answers, objective)
+                for prompt, answers in zip(mine, made, strict=True)
+            }
+        except PolyremeError as error:
+            return error.message
+
+    def _rewarded(self, prompt: DocumentPrompt, answers: Sequence[Answer], objective: Objective) -> list[Answer]:
+        if self.rewards is None:
+            raise InvalidConfigError("the run was started without a reward function")
+        advance()
         asked = [
             Answered(
                 prompt=prompt.prompt_tokens,
                 answer=answer.tokens[:-1] if answer.ended else answer.tokens,
                 expected=prompt.expected,
             )
-            for prompt, answers in zip(mine, made, strict=True)
             for answer in answers
         ]
-        try:
-            if self.rewards is None:
-                raise InvalidConfigError("the run was started without a reward function")
-            rewards = iter(self.rewards.of(asked, objective))
-        except PolyremeError as error:
-            return error.message
-        return {
-            prompt.key: [dataclasses.replace(answer, rewarded=next(rewards)) for answer in answers]
-            for prompt, answers in zip(mine, made, strict=True)
-        }
+        both = zip(answers, self.rewards.of(asked, objective), strict=True)
+        return [dataclasses.replace(answer, rewarded=rewarded) for answer, rewarded in both]

@@ -13,7 +13,8 @@ from polyreme.console.guard import FORM_TOKEN
 from polyreme.report.svg import safe
 
 VERSION = importlib.metadata.version("polyreme")
-_HTMX = "includeIndicatorCSS:false, mode:same-origin, extensions:sse, history:false"
+_HTMX = '{"includeIndicatorCSS":false,"extensions":"sse","history":false,"morphIgnore":["data-htmx-powered","open"]}'
+"""Settings of htmx: what a person has unfolded stays so when a live part changes."""
 
 
 def page(title: str, body: str, *, navigation: Sequence[tuple[str, str]], current: str = "") -> str:
@@ -33,7 +34,7 @@ def page(title: str, body: str, *, navigation: Sequence[tuple[str, str]], curren
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{safe(title)} - polyreme</title>'
-        f'<meta name="htmx-config" content="{_HTMX}"><link rel="icon" href="data:,">'
+        f'<meta name="htmx-config" content="{safe(_HTMX)}"><link rel="icon" href="data:,">'
         f'<link rel="stylesheet" href="/assets/{safe(VERSION)}/{STYLE}">{scripts}</head>\n'
         '<body><a class="skip" href="#main">Skip to the content</a><header class="top">'
         f'<nav aria-label="pages"><b>polyreme</b>{entries}</nav></header>'

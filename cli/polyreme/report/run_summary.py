@@ -10,6 +10,8 @@ from polyreme.run_files.paths import RunDirectory
 from polyreme.run_files.processes import is_same_process
 from polyreme_system.files import read_json
 
+STOPPED = "Stopped"
+"""State of a run that has not finished, and that no process serves."""
 CONTINUES = "polyreme run with the same file continues it"
 
 
@@ -21,7 +23,7 @@ def describe(run: RunDirectory) -> dict[str, Any]:
     served = is_same_process(host.get("pid"), host.get("processStartedAt"))
     label = state.get("state", "Unknown")
     if not served and not state.get("finished", False):
-        label = "Stopped"
+        label = STOPPED
     report = run.report / REPORT_NAME
     return {
         "name": run.name,

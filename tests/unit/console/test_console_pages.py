@@ -38,12 +38,18 @@ async def test_runs_are_listed_with_what_differs(browser: Browser) -> None:
 
 
 @with_browser
-async def test_a_run_shows_its_report_and_the_commands_of_its_actions(browser: Browser) -> None:
+async def test_a_run_shows_its_report_and_the_commands_of_its_actions(browser: Browser, home: Path) -> None:
     page = await browser.get(f"/runs/default/{STOPPED}")
     assert page.count("<h1") == 1
     assert "<polyline" in page
     assert f"polyreme runs rm {STOPPED} --yes" in page
     assert "runs stop" not in page
+    state = json.loads((home / "runs/default" / STOPPED / "state.json").read_text())
+    state["status"].pop("conditions", None)
+    (home / "runs/default" / STOPPED / "state.json").write_text(json.dumps(state | {"state": "Starting"}))
+    killed = await browser.get(f"/runs/default/{STOPPED}")
+    assert "badge Stopped" in killed, "its process is gone, whatever it wrote last"
+    assert "&quot;open&quot;" in killed, "what is unfolded stays so while the page follows the run"
     assert "did you mean" in await browser.get("/runs/default/finishd", status=404)
 
 

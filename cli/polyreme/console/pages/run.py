@@ -14,7 +14,7 @@ from polyreme.console.live import live_part, shown, stream
 from polyreme.console.route import Route
 from polyreme.console.run_paths import run_of, run_tabs
 from polyreme.report import page as report_page
-from polyreme.report.run_summary import describe
+from polyreme.report.run_summary import STOPPED, describe
 from polyreme.report.svg import safe
 from polyreme.report.write import REPORT_NAME
 from polyreme.run_files.logs import is_served
@@ -92,10 +92,14 @@ def _part(console: Console, run: RunDirectory) -> str:
 
 def _sections(console: Console, run: RunDirectory) -> str:
     """Return the report's sections; where its files can't be read, what is known without them."""
+    row = describe(run)
     try:
-        return report_page.sections(dataclasses.replace(console.reader.report(run), pages=()))
+        data = dataclasses.replace(console.reader.report(run), pages=())
+        if row["state"] == STOPPED:
+            # The status is what the process wrote last, and that process is gone.
+            data = dataclasses.replace(data, outcome=STOPPED, reason=row["message"])
+        return report_page.sections(data)
     except (ValueError, KeyError, TypeError) as error:
-        row = describe(run)
         return (
             f"{markup.badge(str(row['state']))}<h1>{safe(full_name(run))}</h1>"
             f"<p class='lead'>{safe(row['message'])}</p>"

@@ -1,13 +1,15 @@
-"""A process that hangs, and wakes late or never, costs an attempt; losses are those of an undisturbed run."""
+"""A process that hangs costs an attempt, whatever it hangs in; losses are those of an undisturbed run."""
 
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import psutil
 import pytest
 
 from polyreme_system.files import read_json
+from tests.e2e.hanging_rank import VARIABLE
 from tests.e2e.polyreme_home import CHECKPOINT_EVERY, RANKS, PolyremeHome, Serving, living
 
 pytestmark = [pytest.mark.slow, pytest.mark.parallel]
@@ -54,18 +56,39 @@ def test_a_leader_that_wakes_after_its_place_was_given_away_counts_up_to_the_res
     assert (cause["cause"], cause["index"]) == ("LeaderSilent", 0)
 
 
-def test_a_stopped_rank_is_found_by_two_signals_and_the_run_goes_on_with_the_same_losses(
+def test_each_rank_that_hangs_is_named_and_the_run_continues_with_the_same_losses(
     home: PolyremeHome, truth: dict[int, str], draw: random.Random
 ) -> None:
-    hang = {"hang": {"action": "Restart", "stallSeconds": STALL_S}}
-    rank, step = draw.choice(RANKS), draw.randrange(1, 2 * CHECKPOINT_EVERY)
-    serving = home.start(home.write_job("hangs", health=hang), "--inject", f"stop-rank={rank}@{step}")
+    """One is stopped in attempt 1, one runs away in attempt 2, one never enters an exchange in attempt 3."""
+    hang = {"hang": {"stallSeconds": STALL_S}}
+    stopped, spins, waits = (draw.choice(RANKS) for _ in range(3))
+    step = draw.randrange(1, CHECKPOINT_EVERY)
+    variables = {
+        VARIABLE: f"2:{spins}:{step + 12}:spin,3:{waits}:{step + 24}:wait",
+        "POLYREME_RANK_TARGET": "tests.e2e.hanging_rank:main",
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+    }
+    environment = [{"name": name, "value": value} for name, value in variables.items()]
+    template = {"spec": {"containers": [{"name": "worker", "env": environment}]}}
+    workers = {"replicas": 2, "devices": 2, "template": template}
+    job = home.write_job("hangs", health=hang, workers=workers, failurePolicy={"inPlaceMax": 5})
+    serving = home.start(job, "--inject", f"stop-rank={stopped}@{step}")
     ended = serving.end()
     assert ended.code == 0, ended.said
-    assert ended.item["attempts"] == 2
-    assert "no rank has advanced for 5 s" in ended.said
-    assert f"rank {rank} on worker {rank // 2} is stopped (state T)" in ended.said
     assert home.losses("hangs") == truth
-    groups = home.call("runs", "logs", "hangs", "--stacks", "-o", "json").item
+    records = (read_json(serving.run.state_file) or {})["status"]["restartRecords"]
+    assert [(record["cause"], record["scope"], record["index"]) for record in records] == [
+        ("Hung", "RestartProcess", rank // 2) for rank in (stopped, spins, waits)
+    ], ended.said
+    named = [f"rank {rank} on worker {rank // 2} is" for rank in (stopped, spins, waits)]
+    assert [name in record["message"] for name, record in zip(named, records, strict=True)] == [True] * 3
+
+    groups = home.call("runs", "logs", "hangs", "--stacks", "--attempt", "1", "-o", "json").item
+    assert [each["ranks"] for each in groups if not each["lines"]] == [[stopped]], "a stopped process writes none"
     assert {rank for each in groups for rank in each["ranks"]} == set(RANKS)
-    assert [each["ranks"] for each in groups if not each["lines"]] == [[rank]], "a stopped process writes none"
+    (alone,) = (
+        each
+        for each in home.call("runs", "logs", "hangs", "--stacks", "-o", "json").item
+        if any("hanging_rank.py" in line for line in each["lines"][:1])
+    )
+    assert (alone["attempt"], alone["ranks"]) == (3, [waits])

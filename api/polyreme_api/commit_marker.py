@@ -62,6 +62,17 @@ class SavedAdapters(BaseModel):
     """Digest of the frozen weights that they were trained beside."""
 
 
+class SavedLossHistory(BaseModel):
+    """The figures by which the next steps are judged, and the steps that were skipped."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True)
+
+    losses: tuple[float, ...] = ()
+    gradient_norms: tuple[float, ...] = ()
+    in_a_row: int = Field(default=0, ge=0)
+    skipped: tuple[int, ...] = ()
+
+
 class CommitMarker(BaseModel):
     """``COMMIT.json``."""
 
@@ -84,6 +95,8 @@ class CommitMarker(BaseModel):
     """None if it holds the whole model."""
     steps_before: int = Field(default=0, ge=0, exclude_if=lambda steps: not steps)
     """Steps of earlier runs in which the optimizer's moments learned, beside those of this one."""
+    loss_history: SavedLossHistory | None = Field(default=None, exclude_if=lambda history: history is None)
+    """None in a checkpoint of an earlier release."""
     loader: dict[str, Any]
     """State of the data source after ``step``."""
     committed_at_s: float

@@ -112,6 +112,10 @@ class StepRecord(_Record):
     """Held-out loss after the step, by set, mean over unmasked tokens; empty where none was due."""
     held_out_pairs: dict[str, float] = Field(default_factory=dict)
     """Share of held-out pairs whose chosen answer the model prefers more than its reference does, by set."""
+    spike_limit: Annotated[float | None, Field(exclude_if=lambda limit: limit is None)] = None
+    """Of a step that is a spike: what its loss or gradient norm should have stayed below."""
+    skipped: Annotated[bool, Field(exclude_if=lambda skipped: not skipped)] = False
+    """Whether the step updated nothing, since it is a spike."""
     rows_dropped: int = 0
     """Rows beyond the capacity of an expert, of all layers and ranks; a token has as many rows a layer as experts."""
 

@@ -37,6 +37,7 @@ class Pages:
         packs: int = 4,
         seed: int = 3,
         infinite_at: int = 0,
+        corrupted_at: int = 0,
         begin_bytes: int = 0,
         long: bool = False,
         text: bool = False,
@@ -51,6 +52,7 @@ class Pages:
         self._empty, self._seeing, self._hole_every = empty, seeing, hole_every
         self._packed = sorted((packed or {}).items())
         self.packs_per_step, self._seed, self._infinite_at = packs, seed, infinite_at
+        self._corrupted_at = corrupted_at
         self._begin_bytes, self.long, self._text = begin_bytes, long, text
 
     def packs_in(self, step: int) -> int:
@@ -103,6 +105,8 @@ class Pages:
         patches = np.concatenate([np.zeros((0, VALUES), np.float32), *images])
         if step == self._infinite_at and first == 0:
             patches[0, 0] = np.inf
+        if step == self._corrupted_at:
+            targets = [-100 if target == -100 else (target * 7 + 1) % 11 for target in targets]
         return PackedBatch(
             tokens_T=_placed(np.array(tokens), self._begin_bytes),
             targets_T=_placed(np.array(targets), self._begin_bytes),

@@ -59,6 +59,7 @@ from polyreme_trainer.train.settings import (
     ParameterSharding,
     Precision,
     SharedScores,
+    SpikeRule,
     StartPoint,
     TrainSettings,
 )
@@ -136,7 +137,7 @@ def adapters_of(given: Mapping[str, Any] | None) -> Adapters | None:
 
 def pages_of(request: Mapping[str, Any], settings: TrainSettings) -> Pages:
     """Data, in what differs from the defaults."""
-    names = "packs", "infinite_at", "begin_bytes", "long", "seeing", "hole_every", "pairs_from", "answer_room"
+    names = "packs", "infinite_at", "corrupted_at", "begin_bytes", "long", "seeing", "hole_every", "pairs_from", "answer_room"
     return Pages(
         seed=request.get("data_seed", 3),
         text=not settings.shape.sees,
@@ -196,6 +197,7 @@ def settings_of(request: Mapping[str, Any], rank: int, listener: socket.socket |
         evaluation=EvaluationSettings(
             every_steps=request.get("evaluated_every", 0), samples_max=50, answer_tokens_max=4
         ),
+        spikes=SpikeRule(**request.get("spikes", {})),
         weights=Path(request["weights"]) if "weights" in request else None,
         tokenizer=TokenizerFile(content=text.encode(), chat_template="", image_tokens_max=80, pixel_version=2)
         if (text := request.get("tokenizer"))

@@ -49,6 +49,7 @@ SMOKE: dict[str, str] = {
     "recovery": "--workers 4 --gang 0 --runs 1",
     "serve": "--clients 2 --requests 2 --longest 16",
     "serving-plan": "--batch 1",
+    "spike": "--curves 1 --steps 2000",
     "stage-split": "--simulations 50",
     "throughput-cpu": "--rounds 1 --steps 1",
 }

@@ -27,6 +27,7 @@ from polyreme_api.errors import InvalidConfigError, PolyremeError, RunFailedErro
 from polyreme_api.exit_codes import ExitCode
 from polyreme_api.history import checkpoint_at
 from polyreme_api.job import TrainingJob, TrainingJobSpec, parse_job
+from polyreme_api.mixture import MixtureRecord
 from polyreme_api.progress import ProgressRecord, RankPhase
 from polyreme_api.rank_logs import RankAttempt
 from polyreme_api.rewards import Rewards
@@ -43,7 +44,7 @@ from polyreme_launcher.urls import checkpoint_folder, export_place, weights_plac
 from polyreme_planner.adapters import adapters_of
 from polyreme_planner.curriculum import curriculum_stages, kinds_of_packs
 from polyreme_planner.latent_cache import CacheKind
-from polyreme_planner.mixture import in_force
+from polyreme_planner.mixture import in_force, mixture_changes
 from polyreme_planner.optimizer_state import divides_update
 from polyreme_planner.plan import Plan
 from polyreme_planner.plan_inputs import setting_of
@@ -68,6 +69,7 @@ from polyreme_trainer.train.settings import (
     ParameterSharding,
     Precision,
     SharedScores,
+    SpikeRule,
     StartPoint,
     TrainSettings,
 )
@@ -175,7 +177,8 @@ def _train(environment: Mapping[str, str]) -> int:
     sink.report(_phase(rank, job, RankPhase.WAITING_FOR_DATA, clock.now_s()))
     gate = _origin_budget(environment, rank, job.spec)
     source, evaluation = _open_data(environment, rank, job.spec, plan, gate)
-    settings = settings_of(environment, rank, _in_force(environment, rank, job.spec), plan)
+    renew = functools.partial(_renewed, environment, rank, job.spec, plan)
+    settings = renew(settings_of(environment, rank, _in_force(environment, job.spec, _record(rank)), plan))
     settings = dataclasses.replace(settings, rank=dataclasses.replace(settings.rank, device_type=device))
     if settings.export_to is not None or settings.weights is not None:
         settings = dataclasses.replace(settings, tokenizer=_open_tokenizer(environment, job.spec, gate))
@@ -188,7 +191,7 @@ def _train(environment: Mapping[str, str]) -> int:
             clock=clock,
             rewards=_rewards(environment, rank, job.spec, gate),
             amend=_amend(environment, rank, job.spec),
-            renew=lambda known: with_training(known, _in_force(environment, rank, job.spec), plan),
+            renew=renew,
         )
     except (MemoryError, RuntimeError) as error:
         if (message := full_memory(error)) is None:
@@ -205,21 +208,30 @@ def _amend(environment: Mapping[str, str], rank: RankEnvironment, spec: Training
     return MixtureLeader(file, open_store(rank.checkpoint_url), attempt=rank.attempt, spec=spec, count=count)
 
 
-def _in_force(environment: Mapping[str, str], rank: RankEnvironment, spec: TrainingJobSpec) -> TrainingJobSpec:
-    """Return the spec with the training that was fixed last for the attempt, and with its steps."""
-    held = in_force(spec, read_mixture(open_store(rank.checkpoint_url), rank.attempt))
+def _record(rank: RankEnvironment) -> MixtureRecord | None:
+    return read_mixture(open_store(rank.checkpoint_url), rank.attempt)
+
+
+def _in_force(environment: Mapping[str, str], spec: TrainingJobSpec, record: MixtureRecord | None) -> TrainingJobSpec:
+    """Return the spec with the training that a record has, and with its steps."""
+    held = in_force(spec, record)
     return open_steps(
         environment[names.OBJECTS_URL], held, job=environment[names.JOB_UID], wait_s=float(spec.data.wait_seconds)
     )
 
 
-def with_training(settings: TrainSettings, spec: TrainingJobSpec, plan: Plan) -> TrainSettings:
-    """Return settings with the steps and learning rates of a spec."""
+def _renewed(
+    environment: Mapping[str, str], rank: RankEnvironment, spec: TrainingJobSpec, plan: Plan, settings: TrainSettings
+) -> TrainSettings:
+    """Return settings with the steps, learning rates and mixture that were fixed last for the attempt."""
+    record = _record(rank)
+    held = _in_force(environment, spec, record)
     return dataclasses.replace(
         settings,
-        steps=spec.training.steps_known,
-        curriculum=curriculum_stages(spec) if spec.training.stages else (),
-        optimizer=_optimizer_settings(spec, plan),
+        steps=held.training.steps_known,
+        curriculum=curriculum_stages(held) if held.training.stages else (),
+        optimizer=_optimizer_settings(held, plan),
+        mixture_steps=frozenset(change.from_step for change in mixture_changes(spec, record)),
     )
 
 
@@ -295,6 +307,7 @@ def settings_of(
         parameter_sharding=ParameterSharding(spec.training.parameter_sharding),
         optimizer=_optimizer_settings(spec, plan),
         evaluation=_evaluation_settings(spec),
+        spikes=SpikeRule(**spec.health.loss.model_dump()),
         export_to=_export_place(environment, rank, spec),
         adapters_alone=spec.export is not None and spec.export.adapters == "Alone",
     )

@@ -101,6 +101,17 @@ class Hang(Part):
     """Longest time in a step in which no rank may advance; a shorter one is learned while ranks train."""
 
 
+class LossSpike(Part):
+    """What to do when loss or gradient norm jumps."""
+
+    action: Literal["Notify", "Stop", "Skip"] = "Notify"
+    """Report it, fail the step, or train on without it."""
+    window_steps: Annotated[int, Field(ge=8, le=10_000)] = 128
+    """Steps that a step is compared with."""
+    deviations: Annotated[int, Field(ge=4, le=1000)] = 12
+    """Median deviations above the median that are a spike."""
+
+
 class Health(Part):
     """Timeouts for heartbeats, nodes, starts and hangs."""
 
@@ -117,3 +128,5 @@ class Health(Part):
     ``data.waitSeconds`` to both."""
     hang: Hang = Field(default_factory=Hang)
     """Stalled steps."""
+    loss: LossSpike = Field(default_factory=LossSpike)
+    """Loss spikes."""

@@ -16,7 +16,7 @@ from polyreme_api.errors import InvalidConfigError
 from polyreme_api.job import TrainingJobSpec
 from polyreme_api.job.data import Evaluation
 from polyreme_api.job.model import ModelPart, Optimizer, Training, Weights
-from polyreme_api.job.policy import Health
+from polyreme_api.job.policy import Health, LossSpike
 from polyreme_api.job.workers import Checkpoint, Export, Parallelism
 from polyreme_datahub.loader.order.balance import StepSplit
 from polyreme_datahub.objects import open_store
@@ -78,6 +78,9 @@ CHANGES: dict[str, Any] = {
     "export.location": "file:///elsewhere",
     "health.firstStepTimeoutSeconds": 77,
     "health.collectiveTimeoutSeconds": 77,
+    "health.loss.action": "Skip",
+    "health.loss.windowSteps": 77,
+    "health.loss.deviations": 77,
 }
 """A value for each field that is not its default."""
 OF_THE_PLAN = {"checkpoint.plan_hash", "checkpoint.plan"}
@@ -105,6 +108,7 @@ ELSEWHERE = {
     "health.nodeLostSeconds": "the operator",
     "health.startTimeoutSeconds": "the operator",
     "health.hang": "the operator",
+    "health.loss": "in its parts",
 }
 PARTS: dict[str, type[BaseModel]] = {
     "model": ModelPart,
@@ -116,6 +120,7 @@ PARTS: dict[str, type[BaseModel]] = {
     "evaluation": Evaluation,
     "export": Export,
     "health": Health,
+    "health.loss": LossSpike,
 }
 
 

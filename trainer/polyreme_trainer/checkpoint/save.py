@@ -21,7 +21,7 @@ from torch.distributed.checkpoint import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlan
 
 from polyreme_api.checkpoint_inventory import check_not_fenced
-from polyreme_api.commit_marker import CommitMarker, SavedAdapters, SavedFile
+from polyreme_api.commit_marker import CommitMarker, SavedAdapters, SavedFile, SavedLossHistory
 from polyreme_api.errors import EnvironmentFailedError, FencedError, PolyremeError, RefusedError
 from polyreme_api.history import checkpoint_name
 from polyreme_api.progress import CheckpointRef
@@ -111,7 +111,9 @@ class CheckpointWriter:
         self._in_flight: concurrent.futures.Future[_Outcome] | None = None
         self._failures = 0
 
-    def start(self, content: Content, *, step: int, loader: Mapping[str, Any]) -> None:
+    def start(
+        self, content: Content, *, step: int, loader: Mapping[str, Any], losses: SavedLossHistory | None = None
+    ) -> None:
         """Copy the content and save it in the background, after waiting for the save before.
 
         Raises:
@@ -120,7 +122,7 @@ class CheckpointWriter:
         """
         self.wait(failures_max=FAILED_SAVES_MAX)
         staged = self._staging.stage(content)
-        self._in_flight = self._executor.submit(self._save, staged, step, dict(loader))
+        self._in_flight = self._executor.submit(self._save, staged, step, dict(loader), losses)
 
     def save_apart(self, store: ObjectStore, content: Content, *, step: int) -> None:
         """Save other content, the newest alone, under a root of its own, and wait; nothing else may be in flight.
@@ -167,12 +169,14 @@ class CheckpointWriter:
         """
         self._executor.shutdown(wait=kind is None or issubclass(kind, PolyremeError))
 
-    def _save(self, staged: Staged, step: int, loader: dict[str, Any]) -> _Outcome:
+    def _save(
+        self, staged: Staged, step: int, loader: dict[str, Any], losses: SavedLossHistory | None
+    ) -> _Outcome:
         reference = CheckpointRef(attempt=self._identity.attempt, step=step)
         content = staged.wait()
         written = self._write(content, checkpoint_name(reference))
         reports = collectives.gather_to_first(written, self._group)
-        outcome = None if reports is None else self._commit(reference, reports, loader)
+        outcome = None if reports is None else self._commit(reference, reports, loader, losses)
         outcome = collectives.from_first(outcome, self._group)
         if outcome.committed is not None and self._copies is not None:
             self._copies.keep(content, outcome.committed)
@@ -191,7 +195,13 @@ class CheckpointWriter:
             return _Written(failure=f"rank {rank}: {error}")
         return _Written(files=files, pieces=pieces)
 
-    def _commit(self, reference: CheckpointRef, reports: Sequence[_Written], loader: dict[str, Any]) -> _Outcome:
+    def _commit(
+        self,
+        reference: CheckpointRef,
+        reports: Sequence[_Written],
+        loader: dict[str, Any],
+        losses: SavedLossHistory | None = None,
+    ) -> _Outcome:
         """Write index and marker, on rank 0; for an attempt that is over, every failure is a fence."""
         identity, name = self._identity, checkpoint_name(reference)
         failure = next((report.failure for report in reports if report.failure), "")
@@ -202,7 +212,7 @@ class CheckpointWriter:
                     remove(identity.store, name)
                 check_not_fenced(identity.store, identity.attempt)
                 return _Outcome(failed=failure)
-            marker = self._marker(reference, reports, loader)
+            marker = self._marker(reference, reports, loader, losses)
             commit(identity.store, marker)
             self._committed(reference)
             self._retain()
@@ -222,7 +232,13 @@ class CheckpointWriter:
         except (OSError, EnvironmentFailedError, RefusedError) as error:
             _log.warning("can't delete old checkpoints: %s", error)
 
-    def _marker(self, reference: CheckpointRef, reports: Sequence[_Written], loader: dict[str, Any]) -> CommitMarker:
+    def _marker(
+        self,
+        reference: CheckpointRef,
+        reports: Sequence[_Written],
+        loader: dict[str, Any],
+        losses: SavedLossHistory | None,
+    ) -> CommitMarker:
         index = write_index(piece for report in reports for piece in report.pieces)
         self._identity.store.put(f"{checkpoint_name(reference)}/{INDEX_NAME}", index)
         files = {name: file for report in reports for name, file in report.files.items()}
@@ -238,6 +254,7 @@ class CheckpointWriter:
             steps_before=self._identity.steps_before,
             files={**files, INDEX_NAME: SavedFile.of(index)},
             loader=loader,
+            loss_history=losses,
             committed_at_s=self._now_s(),
         )
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from polyreme_planner.learning_rate import RateSchedule, rate_at
 from polyreme_trainer.train.settings import TrainSettings
 
 
-def rate_of(step: int, settings: TrainSettings) -> float:
-    """Return the learning rate of a step: by its curriculum stage, or by the optimizer's schedule."""
+def rate_of(step: int, settings: TrainSettings, skipped: Sequence[int] = ()) -> float:
+    """Return the learning rate of a step: by its curriculum stage, or by the optimizer's schedule.
+
+    Skipped steps of its stage do not advance the schedule.
+    """
+    stage = settings.stage_at(step)
+    step -= sum(stage.first_step <= number < step for number in skipped)
     of = settings.optimizer
     usual = RateSchedule(
         learning_rate=of.learning_rate,

@@ -15,7 +15,6 @@ from polyreme_api.errors import StepFailedError
 from polyreme_api.progress import RankPhase, StepRecord
 from polyreme_api.rank_state import RankActivity
 from polyreme_api.rewards import Rewards
-from polyreme_planner.curriculum import times_learned
 from polyreme_trainer.checkpoint.save import CheckpointWriter
 from polyreme_trainer.model.branches import not_yet
 from polyreme_trainer.model.routing import Routing, Summary
@@ -25,6 +24,7 @@ from polyreme_trainer.rank_page import activity, enter_step, leave_step
 from polyreme_trainer.train.checkpoint_content import content
 from polyreme_trainer.train.evaluation import HeldOut, held_out
 from polyreme_trainer.train.learning_rate import rate_of
+from polyreme_trainer.train.loss_health import Spike, check_finite, is_corner, times_updated
 from polyreme_trainer.train.microbatches import PackReader, ReadPacks, to_microbatches
 from polyreme_trainer.train.online_reference import compared, hold, reference_in_place
 from polyreme_trainer.train.records import ObjectStepLog, Reporter, StepLog
@@ -59,6 +59,14 @@ class LoopEnd(enum.Enum):
 
     DONE = "all steps are trained"
     STOPPED = "asked to stop"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Timed:
+    """Durations of a step."""
+
+    step_s: float
+    data_wait_s: float
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -171,8 +179,8 @@ class Loop:
             self.reader.refresh(settings)
             self.reporter.steps(settings.steps)
         self._check(total, number)
-        rate, learned = rate_of(number, settings), times_learned(settings.curriculum_stages, number)
-        update(self.state, total, settings.optimizer, rate=rate, learned=learned)
+        spike = self._judge(total, number)
+        rate = self._update(total, number, skip=spike is not None and settings.spikes.action == "Skip")
         # An accelerator may still update: the next step's one wait is for that too, so no time is lost between steps.
         routing = None if settings.rank.rank else self._summary(total)
         step_s = self.clock.steady_s() - begun_s
@@ -180,7 +188,8 @@ class Loop:
         held_out = self._held_out()
         if routing is not None:
             measured = {**rolled.measures, **self._measured(total)}
-            self._record(total, rate, routing, measured, step_s=step_s, data_wait_s=data_wait_s, held_out=held_out)
+            timed = Timed(step_s=step_s, data_wait_s=data_wait_s)
+            self._record(total, rate, routing, measured, timed=timed, held_out=held_out, spike=spike)
         return total
 
     def _rolled(self, packs: Sequence[ReadPacks], number: int) -> RolledOut:
@@ -214,12 +223,38 @@ class Loop:
     def _check(self, total: GlobalStep, number: int) -> None:
         if not total.counted:
             raise StepFailedError(f"step {number} has nothing to learn from: 0 unmasked tokens", field="spec.data")
-        if not total.finite:
-            raise StepFailedError(
-                f"loss or gradient is not finite: loss {total.loss}, gradient norm {total.gradient_norm} "
-                f"in step {number}",
-                field="spec.training.optimizer.learningRate, or the data of that step",
-            )
+        check_finite(self.state.losses, number, total.loss, total.gradient_norm, self.settings.spikes)
+
+    def _judge(self, total: GlobalStep, number: int) -> Spike | None:
+        """Find out whether the step is a spike; every rank finds the same.
+
+        Raises:
+            StepFailedError: On all ranks, if it is one and the job stops then.
+        """
+        settings, losses = self.settings, self.state.losses
+        declared = settings.stage_at(number).first_step == number or number in settings.mixture_steps
+        if declared or is_corner(number, settings, losses.skipped):
+            losses.forget()
+        spike = losses.judge(number, total.loss, total.gradient_norm, settings.spikes)
+        if spike is None:
+            return None
+        if settings.spikes.action == "Stop":
+            raise StepFailedError(f"{spike}", field="spec.health.loss, or the data of that step")
+        skipped = settings.spikes.action == "Skip"
+        self.reporter.note(f"{spike}; {'the step was skipped' if skipped else 'training continues'}")
+        return spike
+
+    def _update(self, total: GlobalStep, number: int, *, skip: bool) -> float:
+        """Update the model, unless the step is skipped: then nothing advances but its number. Return the rate."""
+        settings, losses = self.settings, self.state.losses
+        rate = rate_of(number, settings, losses.skipped)
+        if skip:
+            losses.skipped.append(number)
+            self.state.step = number
+        else:
+            learned = times_updated(settings.curriculum_stages, number, losses.skipped)
+            update(self.state, total, settings.optimizer, rate=rate, learned=learned)
+        return rate
 
     def _summary(self, total: GlobalStep) -> Summary:
         chosen = self.settings.shape.decoder.experts_per_token
@@ -232,9 +267,9 @@ class Loop:
         routing: Summary,
         measured: Mapping[str, float],
         *,
-        step_s: float,
-        data_wait_s: float,
+        timed: Timed,
         held_out: HeldOut,
+        spike: Spike | None,
     ) -> None:
         record = StepRecord(
             attempt=self.settings.rank.attempt,
@@ -244,8 +279,10 @@ class Loop:
             learning_rate=rate,
             stage=self.settings.stage_at(self.state.step).name,
             tokens=self.source.packs_in(self.state.step) * self.source.pack_tokens_in(self.state.step),
-            step_s=step_s,
-            data_wait_s=data_wait_s,
+            step_s=timed.step_s,
+            data_wait_s=timed.data_wait_s,
+            spike_limit=None if spike is None else spike.limit,
+            skipped=self.state.step in self.state.losses.skipped[-1:],
             held_out=held_out.losses,
             held_out_pairs=held_out.pair_accuracy,
             objective=dict(measured),
@@ -272,4 +309,5 @@ class Loop:
             content(self.state, self.meshes),
             step=self.state.step,
             loader=self.reader.state(self.state.step),
+            losses=self.state.losses.saved(),
         )

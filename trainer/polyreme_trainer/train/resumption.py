@@ -29,6 +29,7 @@ from polyreme_trainer.parallel.world import World
 from polyreme_trainer.train.checkpoint_content import adopted, content, restored
 from polyreme_trainer.train.fingerprint import frozen_fingerprint
 from polyreme_trainer.train.initial_weights import begin
+from polyreme_trainer.train.loss_health import LossHistory
 from polyreme_trainer.train.settings import StartPoint, TrainSettings
 from polyreme_trainer.train.state import TrainState
 
@@ -185,4 +186,7 @@ def _load(
 def _continue_at(state: TrainState, marker: CommitMarker, *, step: int) -> None:
     """Take the next step after one; moments may have learned in steps of earlier runs."""
     state.step = state.optimizer.steps = step
-    state.optimizer.steps_before = marker.steps_before + marker.step - step
+    losses = LossHistory.of(marker.loss_history)
+    learned = marker.step if step else marker.step - len(losses.skipped)
+    state.optimizer.steps_before = marker.steps_before + learned - step
+    state.losses = losses if step else LossHistory()

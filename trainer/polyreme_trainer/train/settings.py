@@ -6,7 +6,7 @@ import dataclasses
 import enum
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from polyreme_api.batch import TokenizerFile
 from polyreme_api.errors import InvalidConfigError
@@ -158,6 +158,16 @@ class SharedScores:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SpikeRule:
+    """What a spike of the loss is, and what follows."""
+
+    action: Literal["Notify", "Stop", "Skip"] = "Notify"
+    window_steps: int = 128
+    deviations: int = 12
+    """Median deviations above the median that are a spike."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationSettings:
     """Held-out pages after the last step, and their loss during training."""
 
@@ -197,6 +207,9 @@ class TrainSettings:
     """Sharding of the parameters; with sharded parameters the optimizer's state is sharded too."""
     optimizer: OptimizerSettings = OptimizerSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
+    spikes: SpikeRule = SpikeRule()
+    mixture_steps: frozenset[int] = frozenset()
+    """Steps at which the weights of sources change."""
     export_to: Path | StoredExport | None = None
     """Folder, or place in a bucket, of the trained model, which rank 0 writes after the last step; None: no export."""
     export_form: WeightsForm = AS_TRAINED

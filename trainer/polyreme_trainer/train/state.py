@@ -44,6 +44,7 @@ from polyreme_trainer.parallel.tensor import TensorGroup
 from polyreme_trainer.parallel.zero1 import Zero1Update, open_zero1, update_groups
 from polyreme_trainer.train.image_assignment import ImageBalancer, image_balancer_of, image_group
 from polyreme_trainer.train.inputs import Inputs, Sharing, sharing_of
+from polyreme_trainer.train.loss_health import LossHistory
 from polyreme_trainer.train.muon import whole_names
 from polyreme_trainer.train.objectives.kinds import objective_of
 from polyreme_trainer.train.objectives.objective import Weigher
@@ -84,6 +85,7 @@ class TrainState:
     """The neighbours that take each other's images; None if each encodes its own, or this rank has no tower."""
     step: int = 0
     """Steps taken in the whole run."""
+    losses: LossHistory = dataclasses.field(default_factory=LossHistory)
     curriculum_stage: CurriculumStage | None = None
     """Curriculum stage that was entered; not part of a checkpoint, since it follows from the step."""
     weigher: Weigher | None = None

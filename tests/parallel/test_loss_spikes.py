@@ -1,0 +1,49 @@
+"""Spikes of the loss in real ranks: one that is skipped changes nothing but the step number, on every rank alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polyreme_api.progress import StepRecord
+from tests.parallel.attempts import begin, history
+
+INFINITE, CORRUPTED = 6, 11
+PLANTED: dict[str, Any] = {
+    "spikes": {"action": "Skip", "window_steps": 8, "deviations": 4},
+    "infinite_at": INFINITE,
+    "corrupted_at": CORRUPTED,
+    "interval": 1,
+    "kept": 12,
+}
+pytestmark = [pytest.mark.parallel, pytest.mark.slow]
+
+
+def _state(root: Path, step: int) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in root.glob(f"a*-s{step:08d}/*.bin")}
+
+
+def test_a_skipped_step_changes_nothing_but_its_number_also_in_a_resumed_run(start: Any, tmp_path: Path) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    gang = begin(start, whole, 1, **PLANTED)
+    assert gang.wait() == [0] * 4, gang.logs()
+    lines = (whole / "steps" / "a000001.jsonl").read_text().splitlines()
+    assert [step.step for step in map(StepRecord.model_validate_json, lines) if step.skipped] == [INFINITE, CORRUPTED]
+    for step in (INFINITE, CORRUPTED):
+        assert _state(whole, step) == _state(whole, step - 1) != _state(whole, step + 1)
+
+    begin(start, killed, 1, **PLANTED, faults={8: "kill"}).wait()
+    gang = begin(start, killed, 2, **PLANTED)
+    assert gang.wait() == [0] * 4, gang.logs()
+    assert list(history(killed)) == list(history(whole))
+    assert _state(killed, 12) == _state(whole, 12)
+
+
+def test_a_spike_ends_all_ranks_where_the_job_stops_at_one(start: Any, tmp_path: Path) -> None:
+    stop = {"action": "Stop", "window_steps": 8, "deviations": 4}
+    gang = begin(start, tmp_path, 1, spikes=stop, corrupted_at=CORRUPTED)
+    assert gang.wait() == [101] * 4
+    assert f"spike in step {CORRUPTED}: loss" in gang.logs()
+    assert list(history(tmp_path)) == list(range(1, CORRUPTED))

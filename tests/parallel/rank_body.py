@@ -137,7 +137,8 @@ def adapters_of(given: Mapping[str, Any] | None) -> Adapters | None:
 
 def pages_of(request: Mapping[str, Any], settings: TrainSettings) -> Pages:
     """Data, in what differs from the defaults."""
-    names = "packs", "infinite_at", "corrupted_at", "begin_bytes", "long", "seeing", "hole_every", "pairs_from", "answer_room"
+    bad = "infinite_at", "corrupted_at", "hole_every"
+    names = "packs", *bad, "begin_bytes", "long", "seeing", "pairs_from", "answer_room"
     return Pages(
         seed=request.get("data_seed", 3),
         text=not settings.shape.sees,

@@ -169,9 +169,7 @@ class CheckpointWriter:
         """
         self._executor.shutdown(wait=kind is None or issubclass(kind, PolyremeError))
 
-    def _save(
-        self, staged: Staged, step: int, loader: dict[str, Any], losses: SavedLossHistory | None
-    ) -> _Outcome:
+    def _save(self, staged: Staged, step: int, loader: dict[str, Any], losses: SavedLossHistory | None) -> _Outcome:
         reference = CheckpointRef(attempt=self._identity.attempt, step=step)
         content = staged.wait()
         written = self._write(content, checkpoint_name(reference))

@@ -24,7 +24,7 @@ from polyreme_trainer.train.learning_rate import rate_of
 from polyreme_trainer.train.settings import SpikeRule, TrainSettings
 
 LASTING_STEPS = 32
-"""Spikes in a row after which the level counts as the new one: a rule without such an end skips for ever."""
+"""Spikes in a row after which the level counts as the new one: a rule without such an end skips without end."""
 NOT_FINITE_MAX = 3
 """Skipped steps in a row that may have no finite loss or gradient."""
 LOSS_RISE_MIN = 0.02

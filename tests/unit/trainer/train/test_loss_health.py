@@ -65,7 +65,7 @@ def test_steps_that_are_not_finite_are_skipped_three_times_in_a_row_at_most() ->
     for step in range(33, 36):
         check_finite(history, step, math.nan, 1.0, RULE)
         history.judge(step, math.nan, 1.0, RULE)
-    with pytest.raises(StepFailedError, match="loss nan, gradient norm 1.0 in step 36"):
+    with pytest.raises(StepFailedError, match=r"loss nan, gradient norm 1\.0 in step 36"):
         check_finite(history, 36, math.nan, 1.0, RULE)
     with pytest.raises(StepFailedError):
         check_finite(filled(), 33, math.nan, 1.0, SpikeRule(action="Notify"))

@@ -185,6 +185,22 @@ def check_learners(spec: TrainingJobSpec, shape: ModelShape) -> None:
             )
 
 
+def check_answer_room(spec: TrainingJobSpec) -> None:
+    """Refuse a stage whose answers leave no room for a prompt in its packs.
+
+    Raises:
+        InvalidConfigError: Naming the stage.
+    """
+    for number, packs in enumerate(packs_of_stages(spec)):
+        if packs.answer_room >= packs.tokens:
+            raise InvalidConfigError(
+                f"stage {packs.stage!r} leaves no room for a prompt: its answers take samples x answerTokens = "
+                f"{packs.answer_room} tokens, its packs have {packs.tokens}; raise sequenceTokens of the stage, or ask "
+                "for fewer or shorter answers",
+                field=f"spec.training.stages[{number}].sequenceTokens",
+            )
+
+
 def _own_rate(stage: Stage) -> OwnRate | None:
     said = stage.learning_rate, stage.final_learning_rate, stage.schedule, stage.warmup_steps, stage.decay_steps
     if all(value is None for value in said):

@@ -47,6 +47,11 @@ EARLY = {"spec.data.startWhileProcessing": True, "spec.data.tokenizer": {"locati
         ({**REWARDED, "temperature": "0"}, {}, "temperature 0 is outside its range: above 0, at most 10"),
         ({**REWARDED, "correctionLimit": "0.5"}, {}, "correctionLimit 0.5 is outside its range: at least 1"),
         (REWARDED, {"spec.training.capacityFactor": "1.25"}, "cannot be combined with the objective of stage 'a'"),
+        (
+            {**REWARDED, "answerTokens": 600, "samples": 4},
+            {"spec.data.sequenceTokens": 2400},
+            "stage 'a' leaves no room for a prompt: its answers take samples x answerTokens = 2400 tokens, its packs",
+        ),
         (REWARDED, EARLY, "stage 'a' leaves room for answers in its packs"),
         ({"kind": "Preference"}, EARLY, "stage 'a' scores all of its pairs before its first step"),
     ],

@@ -97,7 +97,7 @@ class ConsoleServer:
         return response
 
     def _error_page(self, status: int, words: str, *, navigation: bool = True) -> web.Response:
-        head = {401: "No session", 403: "RefusedRequestError", 404: "Not found"}.get(status, "This can't be shown")
+        head = {401: "No session", 403: "Refused", 404: "Not found"}.get(status, "This can't be shown")
         body = f"<h1>{head}</h1>{markup.notice(words, 'bad')}"
         entries = self.console.navigation if navigation else ()
         return markup.html(markup.page(head, body, navigation=entries), status=status)

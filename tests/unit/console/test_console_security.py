@@ -79,6 +79,15 @@ async def test_the_start_link_opens_one_browser(browser: Browser) -> None:
 
 
 @with_browser
+async def test_error_page_has_a_heading_in_words(browser: Browser) -> None:
+    heads = []
+    for headers in ({}, {"Cookie": browser.cookie, "Origin": "http://evil.example"}, {"Cookie": browser.cookie}):
+        async with browser.session.get(f"{browser.origin}/runs/default/none", headers=headers) as response:
+            heads.append((response.status, (await response.text()).partition("<h1>")[2].partition("</h1>")[0]))
+    assert heads == [(401, "No session"), (403, "Refused"), (404, "Not found")]
+
+
+@with_browser
 async def test_pages_need_nothing_from_outside(browser: Browser) -> None:
     async with browser.session.get(browser.origin + "/", headers={"Cookie": browser.cookie}) as response:
         policy = response.headers["Content-Security-Policy"]

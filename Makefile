@@ -42,7 +42,7 @@ BENCHMARKS := $(subst _,-,$(patsubst benchmarks/%/run.py,%,$(wildcard benchmarks
 GPU_PEERS := $(or $(POLYREME_GPU_PEERS),$(HOME)/.cache/polyreme/gpu-peers)
 SOAKS := $(subst _,-,$(patsubst tests/soak/%.py,%,$(wildcard tests/soak/*.py)))
 
-.PHONY: help setup quickstart lint check test test-concurrent test-whole test-servers test-all test-services servers services-build services-up services-down services-status cluster-up cluster-path cluster-down test-cluster test-nodes test-device gpu-day images images-list images-load release-check audit docs manifests lock format clean bench gpu-peers
+.PHONY: help setup quickstart lint check test test-concurrent test-whole test-servers test-all test-services servers services-build services-up services-down services-status cluster-up cluster-path cluster-down test-cluster test-nodes test-device gpu-day images images-list images-load release-check audit docs pictures manifests lock format clean bench gpu-peers
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' Makefile
@@ -147,6 +147,9 @@ docs: $(DEV) ## regenerate the generated pages, check every link and the form of
 	@$(BIN)/python tools/python_page.py docs/reference/python.md
 	@$(BIN)/python tools/links.py
 	@PYTHONPATH=. $(BIN)/python -m tools.page_form
+
+pictures: $(DEV) ## take the pictures of the README, with Debian's chromium
+	@$(BIN)/python tools/pictures.py
 
 manifests: $(DEV) ## write manifests/ and the chart's golden files from charts/polyreme (by Helm, built once)
 	@PYTHONPATH=. $(BIN)/python -m tools.charts

@@ -147,7 +147,17 @@ RULED: list[Case] = [
             ("spec.training.stages[0].objective:", said),
         )
         for objective, said in (
-            ({"beta": "0.2"}, "only kind Preference has them: add kind: Preference, or leave them out"),
+            ({"beta": "0.2"}, "only kind Preference has them: use kind: Preference, or leave them out"),
+            ({"samples": 4}, "only kind GroupRelative has them: use kind: GroupRelative, or leave them out"),
+            ({"kind": "GroupRelative"}, "reward is missing for kind GroupRelative; name a function"),
+            (
+                {"kind": "GroupRelative", "reward": "a:b", "temperature": "0"},
+                "temperature 0 is outside its range: above 0, at most 10",
+            ),
+            (
+                {"kind": "GroupRelative", "reward": "a:b", "correctionLimit": "0.5"},
+                "correctionLimit 0.5 is outside its range: at least 1",
+            ),
             ({"kind": "Preference", "beta": "0"}, "beta 0 is outside its range: above 0, at most 1000"),
             ({"kind": "Preference", "labelSmoothing": "0.5"}, "labelSmoothing 0.5 is outside its range"),
             (
@@ -168,7 +178,18 @@ RULED: list[Case] = [
             "spec.training.capacityFactor": "1.25",
             "spec.training.stages": [{"name": "a", "steps": 4, "objective": {"kind": "Preference"}}],
         },
-        ("spec.training:", "capacityFactor 1.25 cannot be combined with a stage of objective Preference"),
+        ("spec.training:", "capacityFactor 1.25 cannot be combined with an objective that is not Supervised"),
+    ),
+    (
+        "TrainingJob",
+        {
+            "spec.evaluation": {
+                "sets": [{"name": "a", "dataset": "held/a"}],
+                "answerTokensMax": 8,
+                "thinkingTokensMax": 8,
+            }
+        },
+        ("spec.evaluation:", "thinkingTokensMax 8 leaves no token of answerTokensMax 8 for the answer"),
     ),
     (
         "TrainingJob",

@@ -176,8 +176,12 @@ def test_a_missing_priority_class_is_said_and_heals_when_it_is_made(operated: st
         assert (await stage.condition("number", "Preempted"))[0] == "True"
         # The class goes, and is reported as missing on a running job, too; a job without one gets no report.
         await stage.delete(ObjectRef(kind="PriorityClass", name=name))
-        status = await stage.until_job("named", missing, "says that its class is missing")
-        assert condition_of(status, "PriorityClassMissing")[2] == words
+        # Until it is seen to train, the sentence names the field that could be changed, too.
+        await stage.until_job(
+            "named",
+            lambda status: condition_of(status, "PriorityClassMissing")[2] == words,
+            "says that its class is missing",
+        )
         assert (await stage.condition("number", "PriorityClassMissing"))[0] == ""
         assert {pod["spec"]["nodeName"] for pod in await stage.pods("named")} <= {node}
 

@@ -27,6 +27,7 @@ def test_rewards_alone_teach_a_format_and_a_kill_changes_no_answer(tmp_path: Pat
     rewards = [record.objective["reward"] for record in history[READ:]]
     assert sum(rewards[:5]) / 5 < 0.2
     assert sum(rewards[-5:]) / 5 > 0.9
+    assert {record.spike_limit for record in history[READ:]} == {None}, "their loss says nothing"
     assert max(record.objective["mismatch"] for record in history[READ:]) < 1e-5
     checkpoints = home.path / "checkpoints/default/reward-words"
     written = {

@@ -81,6 +81,11 @@ class Objective(Part):
         return self.kind == "GroupRelative"
 
     @property
+    def judges_loss(self) -> bool:
+        """Whether a jump of loss or gradient is a spike; the loss of own answers is about 0, and says nothing."""
+        return not self.answers
+
+    @property
     def scores_before(self) -> bool:
         """Whether all pairs are scored before the stage's first step."""
         return self.compares and self.reference.scores == "Cached"

@@ -232,7 +232,10 @@ class Loop:
             StepFailedError: On all ranks, if it is one and the job stops then.
         """
         settings, losses = self.settings, self.state.losses
-        declared = settings.stage_at(number).first_step == number or number in settings.mixture_steps
+        stage = settings.stage_at(number)
+        if total.finite and not stage.objective.judges_loss:
+            return None
+        declared = stage.first_step == number or number in settings.mixture_steps
         if declared or is_corner(number, settings, losses.skipped):
             losses.forget()
         spike = losses.judge(number, total.loss, total.gradient_norm, settings.spikes)

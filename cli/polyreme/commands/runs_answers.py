@@ -7,6 +7,9 @@ from typing import Annotated
 import typer
 
 from polyreme.commands.runs import NameArgument, OutputOption, find
+from polyreme.job_files import read_job
+from polyreme.run_files.records import checkpoint_url
+from polyreme.views.formatting import shortened
 from polyreme.views.output import Format, emit
 from polyreme_api.errors import NotFoundError
 from polyreme_datahub.objects import open_store
@@ -36,7 +39,7 @@ def answers(
     from polyreme_trainer.train.rollouts.record import RolloutLog  # it imports no torch, but few commands need it
 
     run = find(context.obj, name)
-    log = RolloutLog(open_store(run.checkpoints.as_uri()), attempt=0)
+    log = RolloutLog(open_store(checkpoint_url(run, read_job(run.job_file))), attempt=0)
     keys = log.steps()
     wanted = max(keys, default=0) if step is None else step
     if wanted not in keys:
@@ -71,7 +74,4 @@ def answers(
 
 
 def _short(value: object) -> object:
-    if not isinstance(value, str):
-        return value
-    line = " ".join(value.split())
-    return line if len(line) <= TEXT_CHARACTERS else f"{line[: TEXT_CHARACTERS - 1]}…"
+    return shortened(" ".join(value.split()), TEXT_CHARACTERS) if isinstance(value, str) else value

@@ -58,6 +58,11 @@ def size(size_bytes: int) -> str:
     return f"{value:.1f} TiB"
 
 
+def shortened(words: str, most: int) -> str:
+    """Cut a text to so many characters; one that was cut ends with an ellipsis."""
+    return words if len(words) <= most else words[: most - 1] + "…"
+
+
 def short_weights(weights: Mapping[str, int]) -> str:
     """Write a mixture in a few characters: ``one 1 · two 1``; sources of weight 0 are left out."""
     given = [f"{name} {weight}" for name, weight in weights.items() if weight]

@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from polyreme.views.formatting import NOTHING, duration, in_words, rate, share
+from polyreme.views.formatting import NOTHING, duration, in_words, rate, share, shortened
 from polyreme.views.live_screen import LiveScreen
 
 LINE_EVERY_S = 5.0
@@ -165,7 +165,7 @@ class _Figures:
             _Cell("phase", view.phase or NOTHING, 14),
             _Cell("workers", f"{view.ready}/{view.replicas}" if view.replicas else NOTHING),
             _Cell("step", f"{view.step}/{view.steps}" if view.steps else NOTHING, 2 * len(str(view.steps)) + 1),
-            *([_Cell("stage", _short(view.training_stage, STAGE_CHARACTERS_MAX))] if view.training_stage else []),
+            *([_Cell("stage", shortened(view.training_stage, STAGE_CHARACTERS_MAX))] if view.training_stage else []),
             _Cell("checkpoint", NOTHING if view.checkpoint_step is None else str(view.checkpoint_step)),
         ]
         self._how = [
@@ -236,7 +236,7 @@ class _Stages:
 
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
         """Draw bars in the room that names and counts leave."""
-        names = [_short(stage.name, STAGE_CHARACTERS_MAX) for stage in self._stages]
+        names = [shortened(stage.name, STAGE_CHARACTERS_MAX) for stage in self._stages]
         counts = [_count(stage) for stage in self._stages]
         room = options.max_width - max(map(len, names)) - max(map(len, counts)) - 2 * GAP
         grid = Table.grid(padding=(0, GAP, 0, 0))
@@ -250,10 +250,6 @@ class _Stages:
 
 def _bar(done: int, total: int, *, width: int) -> ProgressBar:
     return ProgressBar(total=total, completed=done, width=width, complete_style="cyan", finished_style="green")
-
-
-def _short(words: str, most: int) -> str:
-    return words if len(words) <= most else words[: most - 1] + "…"
 
 
 def _count(stage: StageView) -> str:

@@ -79,6 +79,23 @@ def test_a_function_that_is_not_there_is_refused_before_the_run(
     assert words in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"colour": "red"}, "can't be called with answer, expected, prompt, colour by name (got an unexpected keyword"),
+        ({"answer": "7"}, "rewardArguments name 'answer', which every function is given anyway"),
+    ],
+    ids=str,
+)
+def test_arguments_that_a_function_does_not_take_are_refused_before_the_run(
+    rewards: SandboxedRewards, arguments: dict[str, str], words: str
+) -> None:
+    with pytest.raises(InvalidConfigError) as refused:
+        rewards.check(objective(**arguments))
+    assert words in str(refused.value)
+    rewards.check(objective(times="2"))
+
+
 def test_the_shipped_functions() -> None:
     both = {"expected": "7 ", "prompt": ""}
     assert (exact_match(answer=" 7", **both), exact_match(answer="8", **both)) == (1.0, 0.0)

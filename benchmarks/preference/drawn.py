@@ -57,13 +57,7 @@ def our_inputs(pairs: Pairs, aggregation: str) -> Inputs:
     plain = packed(pairs, way="text")
     total = int(np.asarray(plain.tokens_T).shape[0])
     prompts = [
-        DocumentPrompt(
-            begin=number,
-            prompt_tokens=prompt,
-            patches_PC=np.asarray(plain.patches_PC),
-            grids_I2=np.asarray(plain.grids_I2),
-            expected=[number],
-        )
+        DocumentPrompt.of(number, prompt, [number], np.asarray(plain.patches_PC), np.asarray(plain.grids_I2))
         for number, prompt in enumerate(pairs.prompts)
     ]
     of = objective(aggregation)

@@ -13,6 +13,7 @@ from torch import Tensor
 from polyreme_api.batch import IGNORED_TARGET
 from polyreme_api.errors import InvalidConfigError, StepFailedError
 from polyreme_api.job.objective import Objective
+from polyreme_trainer.model.branches import Branches, Drawn
 from polyreme_trainer.model.stage import Stage, decode
 from polyreme_trainer.serve.engine import Made
 from polyreme_trainer.train.inputs import Inputs, to_inputs
@@ -150,15 +151,28 @@ def test_loss_and_gradients_are_the_textbooks(fields: dict[str, str]) -> None:
 
 
 def test_a_distance_to_the_reference_has_the_gradient_of_the_divergence() -> None:
-    """By k2: its expectation over drawn tokens is the gradient of the divergence (ADR 64)."""
+    """Over all tokens that can be drawn, each as often as it is drawn, and without a reward."""
     draw = torch.Generator().manual_seed(2)
     logits_V, other_V = torch.randn(2, 7, dtype=torch.float64, generator=draw)
     logits_V.requires_grad_()
     logp_V, ref_V = logits_V.log_softmax(0), other_V.log_softmax(0)
     (exact_V,) = torch.autograd.grad((logp_V.exp() * (logp_V - ref_V)).sum(), logits_V, retain_graph=True)
-    k2_V = (logp_V - ref_V).square() / 2
-    (expected_V,) = torch.autograd.grad((logp_V.detach().exp() * k2_V).sum(), logits_V)
-    torch.testing.assert_close(expected_V, exact_V)
+    drawn = Drawn(
+        log_prob_N=logp_V.detach(),
+        advantage_B=torch.zeros(7, dtype=torch.float64),
+        share_B=logp_V.detach().exp(),
+        reference_N=ref_V,
+    )
+    one_B = torch.ones(7, dtype=torch.float64)
+    branches = Branches(branch_N=torch.arange(7), tokens_B=one_B, reference_B=one_B * 0, drawn=drawn)
+    kind = objective_of(objective(kl="0.5"))
+    assert kind is not None
+    loss, weights_V, measured_M = kind.weigh(logp_V.detach(), branches)
+    (ours_V,) = torch.autograd.grad(-(weights_V.double() * logp_V).sum(), logits_V)
+    torch.testing.assert_close(ours_V, exact_V / 2, rtol=1e-5, atol=1e-7)
+    expected = (logp_V.exp() * (logp_V - ref_V).square()).sum().detach() / 4
+    assert float(loss) == pytest.approx(float(expected), rel=1e-5)
+    assert float(measured_M[0]) == 0.0
 
 
 def test_a_temperature_divides_the_logits_of_training_too() -> None:

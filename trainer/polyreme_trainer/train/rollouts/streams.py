@@ -41,13 +41,29 @@ class DocumentPrompt:
     grids_I2: npt.NDArray[np.int32]
     expected: Sequence[int]
     """The answer of the data, without the token that ends it."""
+    key: str
+    """Names its content."""
 
-    @property
-    def key(self) -> str:
-        """Names its content."""
-        of = hashlib.sha256(np.array([*self.prompt_tokens, -1, *self.expected], np.int64).tobytes())
-        of.update(np.ascontiguousarray(self.patches_PC).tobytes())
-        return of.hexdigest()[:16]
+    @classmethod
+    def of(
+        cls,
+        begin: int,
+        prompt: Sequence[int],
+        expected: Sequence[int],
+        patches_PC: npt.NDArray[np.generic],
+        grids_I2: npt.NDArray[np.int32],
+    ) -> DocumentPrompt:
+        """Name a prompt by its content."""
+        content = hashlib.sha256(np.array([*prompt, -1, *expected], np.int64).tobytes())
+        content.update(np.ascontiguousarray(patches_PC).tobytes())
+        return cls(
+            begin=begin,
+            prompt_tokens=prompt,
+            patches_PC=patches_PC,
+            grids_I2=grids_I2,
+            expected=expected,
+            key=content.hexdigest()[:16],
+        )
 
 
 def prompts_of(batch: PackedBatch, *, media: int, end: int, merge: int) -> list[DocumentPrompt]:
@@ -57,7 +73,7 @@ def prompts_of(batch: PackedBatch, *, media: int, end: int, merge: int) -> list[
         batch: Packs.
         media: Media token.
         end: Token that ends an answer.
-        merge: Patches along a side of what one media token stands for.
+        merge: One media token covers a square of so many patches on each side.
 
     Raises:
         InvalidConfigError: If a document has images in or after its answer.
@@ -90,12 +106,12 @@ def prompts_of(batch: PackedBatch, *, media: int, end: int, merge: int) -> list[
             )
         expected: list[int] = targets_T[answer].tolist()
         found.append(
-            DocumentPrompt(
-                begin=begin,
-                prompt_tokens=tokens_T[begin : answer[0] + 1].tolist(),
-                patches_PC=patches_PC[patch_ends[first] : patch_ends[last]],
-                grids_I2=grids_I2[first:last],
-                expected=expected[:-1] if expected[-1] == end else expected,
+            DocumentPrompt.of(
+                begin,
+                tokens_T[begin : answer[0] + 1].tolist(),
+                expected[:-1] if expected[-1] == end else expected,
+                patches_PC[patch_ends[first] : patch_ends[last]],
+                grids_I2[first:last],
             )
         )
     return found

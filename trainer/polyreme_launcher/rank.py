@@ -177,8 +177,8 @@ def _train(environment: Mapping[str, str]) -> int:
     sink.report(_phase(rank, job, RankPhase.WAITING_FOR_DATA, clock.now_s()))
     gate = _origin_budget(environment, rank, job.spec)
     source, evaluation = _open_data(environment, rank, job.spec, plan, gate)
-    renew = functools.partial(_renewed, environment, rank, job.spec, plan)
-    settings = renew(settings_of(environment, rank, _in_force(environment, job.spec, _record(rank)), plan))
+    held, record = _in_force(environment, rank, job.spec)
+    settings = with_training(settings_of(environment, rank, held, plan), held, record, plan)
     settings = dataclasses.replace(settings, rank=dataclasses.replace(settings.rank, device_type=device))
     if settings.export_to is not None or settings.weights is not None:
         settings = dataclasses.replace(settings, tokenizer=_open_tokenizer(environment, job.spec, gate))
@@ -191,7 +191,7 @@ def _train(environment: Mapping[str, str]) -> int:
             clock=clock,
             rewards=_rewards(environment, rank, job.spec, gate),
             amend=_amend(environment, rank, job.spec),
-            renew=renew,
+            renew=lambda known: with_training(known, *_in_force(environment, rank, job.spec), plan),
         )
     except (MemoryError, RuntimeError) as error:
         if (message := full_memory(error)) is None:
@@ -208,29 +208,29 @@ def _amend(environment: Mapping[str, str], rank: RankEnvironment, spec: Training
     return MixtureLeader(file, open_store(rank.checkpoint_url), attempt=rank.attempt, spec=spec, count=count)
 
 
-def _record(rank: RankEnvironment) -> MixtureRecord | None:
-    return read_mixture(open_store(rank.checkpoint_url), rank.attempt)
-
-
-def _in_force(environment: Mapping[str, str], spec: TrainingJobSpec, record: MixtureRecord | None) -> TrainingJobSpec:
-    """Return the spec with the training that a record has, and with its steps."""
-    held = in_force(spec, record)
-    return open_steps(
-        environment[names.OBJECTS_URL], held, job=environment[names.JOB_UID], wait_s=float(spec.data.wait_seconds)
+def _in_force(
+    environment: Mapping[str, str], rank: RankEnvironment, spec: TrainingJobSpec
+) -> tuple[TrainingJobSpec, MixtureRecord | None]:
+    """Return the spec with the training that was fixed last for the attempt and its steps, and the mixture fixed so."""
+    record = read_mixture(open_store(rank.checkpoint_url), rank.attempt)
+    held = open_steps(
+        environment[names.OBJECTS_URL],
+        in_force(spec, record),
+        job=environment[names.JOB_UID],
+        wait_s=float(spec.data.wait_seconds),
     )
+    return held, record
 
 
-def _renewed(
-    environment: Mapping[str, str], rank: RankEnvironment, spec: TrainingJobSpec, plan: Plan, settings: TrainSettings
+def with_training(
+    settings: TrainSettings, spec: TrainingJobSpec, record: MixtureRecord | None, plan: Plan
 ) -> TrainSettings:
-    """Return settings with the steps, learning rates and mixture that were fixed last for the attempt."""
-    record = _record(rank)
-    held = _in_force(environment, spec, record)
+    """Return settings with the steps, learning rates and mixture of a spec and a record."""
     return dataclasses.replace(
         settings,
-        steps=held.training.steps_known,
-        curriculum=curriculum_stages(held) if held.training.stages else (),
-        optimizer=_optimizer_settings(held, plan),
+        steps=spec.training.steps_known,
+        curriculum=curriculum_stages(spec) if spec.training.stages else (),
+        optimizer=_optimizer_settings(spec, plan),
         mixture_steps=frozenset(change.from_step for change in mixture_changes(spec, record)),
     )
 

@@ -57,8 +57,7 @@ def test_out_of_memory_is_reported_with_its_consumers_and_other_errors_unchanged
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rank, "_open_data", lambda *_: (None, None))
-    monkeypatch.setattr(rank, "_record", lambda _: None)
-    monkeypatch.setattr(rank, "_in_force", lambda *given: given[1])
+    monkeypatch.setattr(rank, "_in_force", lambda *given: (given[-1], None))
 
     def too_much(*_: Any, **__: Any) -> int:
         torch.empty(1 << 55, dtype=torch.uint8)

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from polyreme_api.errors import RefusedError
 from polyreme_api.job import TrainingJob
-from polyreme_api.store import ObjectNotFoundError, ObjectStore
 
 PREFIX = "runs/"
 
@@ -50,20 +48,3 @@ def recorded_spec(job: TrainingJob) -> dict[str, Any]:
     spec: dict[str, Any] = job.spec.model_dump(mode="json", by_alias=True)
     spec.get("workers", {}).pop("template", None)
     return spec
-
-
-def read_run_records(store: ObjectStore) -> list[RunRecord]:
-    """Read the records of a checkpoint root: one for each job that trained there.
-
-    Raises:
-        RefusedError: If one is damaged.
-    """
-    found = []
-    for info in store.list(PREFIX):
-        try:
-            found.append(RunRecord.model_validate_json(store.get(info.key)))
-        except ValidationError as error:
-            raise RefusedError(f"run record is damaged: {info.key} has {error.error_count()} errors") from error
-        except ObjectNotFoundError:
-            continue
-    return found

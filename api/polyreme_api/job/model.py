@@ -285,13 +285,8 @@ class Training(Part):
         return self
 
     @property
-    def comparing(self) -> list[str]:
-        """Names of the stages that compare answers with a reference's."""
-        return [stage.name for stage in self.stages if stage.objective is not None and stage.objective.compares]
-
-    @property
     def scored_before(self) -> list[str]:
-        """Names of those that score all of their pairs before their first step."""
+        """Names of the stages that score all of their pairs before their first step."""
         return [stage.name for stage in self.stages if stage.objective is not None and stage.objective.scores_before]
 
     @property

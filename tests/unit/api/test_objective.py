@@ -67,10 +67,14 @@ def test_a_wrong_objective_is_refused(objective: dict[str, Any], more: dict[str,
 def test_defaults_that_an_api_server_fills_in_are_no_objective() -> None:
     filled = {"kind": "Supervised", "loss": "Sigmoid", "beta": "0.1", "reference": {"scores": "Cached"}}
     stages = [{"name": "a", "steps": 4, "objective": filled}]
-    assert not load_job(job_with({"spec.training.steps": 4, "spec.training.stages": stages})).spec.training.comparing
+    (stage,) = load_job(job_with({"spec.training.steps": 4, "spec.training.stages": stages})).spec.training.stages
+    assert stage.objective is not None
+    assert not stage.objective.compares
 
 
 def test_pairs_that_are_scored_in_each_step_need_not_all_be_processed() -> None:
     stage = {"name": "a", "steps": 4, "objective": {"kind": "Preference", "reference": {"scores": "Online"}}}
     job = load_job(job_with({"spec.training.steps": 4, "spec.training.stages": [stage], **EARLY}))
-    assert (job.spec.training.comparing, job.spec.training.scored_before) == (["a"], [])
+    (asked,) = job.spec.training.stages
+    assert asked.objective is not None
+    assert (asked.objective.compares, job.spec.training.scored_before) == (True, [])

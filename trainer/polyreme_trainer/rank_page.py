@@ -7,6 +7,7 @@ is attached, as in tests and offline tools, nothing is written.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import ParamSpec, TypeVar
 
@@ -104,6 +105,7 @@ def activity(during: RankActivity) -> Iterator[None]:
 def exchanges(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """Record that a rank waits for others while a function runs that exchanges with them."""
 
+    @functools.wraps(function)
     def exchange(*arguments: Parameters.args, **options: Parameters.kwargs) -> Result:
         if not _PAGE.is_ours() or _PAGE.numbers[WAIT] == RankWait.EXCHANGE:
             return function(*arguments, **options)
@@ -114,8 +116,6 @@ def exchanges(function: Callable[Parameters, Result]) -> Callable[Parameters, Re
         _leave_wait()
         return result
 
-    exchange.__doc__ = function.__doc__
-    exchange.__name__ = function.__name__
     return exchange
 
 

@@ -108,7 +108,6 @@ class RunIndex:
         """Read what changed in the home since the last call; return how long that took [s]."""
         began_s = time.monotonic()
         with self._lock, self._open() as database:
-            database.executescript(_SCHEMA)
             self._fields = dict(database.execute("SELECT name, id FROM fields"))
             seen = self._update(database)
             gone = [(key,) for (key,) in database.execute("SELECT id FROM runs") if key not in seen]

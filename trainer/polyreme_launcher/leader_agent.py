@@ -159,9 +159,9 @@ class LeaderAgent:
 
     async def _fix_resume(self, attempt: int) -> None:
         view = self._state.attempt
-        job_json = None if view is None or view.number != attempt else view.job_json
+        view = view if view is not None and view.number == attempt else None
         try:
-            point = await self._resume.fix(attempt, job_json)
+            point = await self._resume.fix(attempt, None if view is None else view.job_json)
         except (RefusedError, InvalidConfigError) as error:
             self._refuse(attempt, str(error), ExitCode.USAGE)
             return
@@ -186,9 +186,9 @@ class LeaderAgent:
                 master_port=port,
             )
         )
-        if job_json is not None:
+        if view is not None:
             # After the release: ranks do not wait for it.
-            await self._resume.record(job_json)
+            await self._resume.record(view.job_json, view.plan_json)
 
     def _refuse(self, attempt: int, why: str, code: ExitCode) -> None:
         print(f"attempt {attempt} is refused: {why}", file=sys.stderr)

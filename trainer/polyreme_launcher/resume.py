@@ -82,10 +82,10 @@ class ResumeFixer:
                 await self._clock.sleep(RESUME_RETRY_S)
         raise EnvironmentFailedError(f"checkpoint root failed {RESUME_TRIES_MAX} times: {last}")
 
-    async def record(self, job_json: str) -> None:
+    async def record(self, job_json: str, plan_json: str) -> None:
         """Write the run's record, unless there is one; what keeps it from being written is printed."""
         write = functools.partial(write_run_record, pod=self._pod, objects_url=self._objects_url)
-        await asyncio.to_thread(write, job_json, now_s=self._clock.now_s())
+        await asyncio.to_thread(write, job_json, plan_json, now_s=self._clock.now_s())
 
     def _count(self, spec: TrainingJobSpec | None) -> Count:
         """Return what counts the steps of epochs; only asked where a run of epochs changes."""

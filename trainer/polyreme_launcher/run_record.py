@@ -13,15 +13,18 @@ from polyreme_api.job import TrainingJob, parse_job
 from polyreme_api.run_record import RunRecord, record_key, recorded_spec
 from polyreme_api.store import ObjectExistsError
 from polyreme_datahub.objects import open_store
-from polyreme_planner.plan import plan_for
+from polyreme_planner.plan import Plan
 from polyreme_system.addresses import is_loopback, split_address
 
 
-def write_run_record(job_json: str, *, pod: PodEnvironment, objects_url: str | None, now_s: float) -> None:
+def write_run_record(
+    job_json: str, plan_json: str, *, pod: PodEnvironment, objects_url: str | None, now_s: float
+) -> None:
     """Write the record of a job, unless there is one.
 
     Args:
         job_json: The job as the leader read it.
+        plan_json: Its plan.
         pod: The leader's pod, which names the checkpoint root.
         objects_url: The datahub's store; None where the job has no data of it.
         now_s: The present.
@@ -39,7 +42,7 @@ def write_run_record(job_json: str, *, pod: PodEnvironment, objects_url: str | N
             name=pod.job,
             cluster=_cluster(pod),
             version=importlib.metadata.version("polyreme"),
-            layout=_layout(job),
+            layout=str(Plan.from_json(plan_json).layout),
             seed=None if training is None else training.seed,
             datasets=_datasets(job, pod, objects_url),
             spec=recorded_spec(job),
@@ -57,12 +60,6 @@ def _cluster(pod: PodEnvironment) -> str:
     except ValueError:
         return pod.api_url
     return "" if is_loopback(host) else pod.api_url
-
-
-def _layout(job: TrainingJob) -> str:
-    with contextlib.suppress(PolyremeError):
-        return str(plan_for(job.spec).layout)
-    return ""
 
 
 def _datasets(job: TrainingJob, pod: PodEnvironment, objects_url: str | None) -> dict[str, str]:

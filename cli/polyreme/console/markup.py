@@ -10,7 +10,7 @@ from aiohttp import web
 
 from polyreme.console.assets import SCRIPTS, STYLE
 from polyreme.console.guard import FORM_TOKEN
-from polyreme.report.svg import safe
+from polyreme.report.svg import CHARACTERS_MAX, safe
 
 VERSION = importlib.metadata.version("polyreme")
 _HTMX = '{"includeIndicatorCSS":false,"extensions":"sse","history":false,"morphIgnore":["data-htmx-powered","open"]}'
@@ -53,6 +53,11 @@ def notice(words: str, kind: str = "") -> str:
     """Show a sentence; ``kind`` is ``good``, ``bad`` or nothing."""
     role = "alert" if kind == "bad" else "status"
     return f'<div class="notice {safe(kind)}" role="{role}"><p>{safe(words)}</p></div>'
+
+
+def long_text(text: str) -> str:
+    """Escape a text that is longer than what is escaped at once."""
+    return "".join(safe(text[at : at + CHARACTERS_MAX]) for at in range(0, len(text), CHARACTERS_MAX))
 
 
 def badge(state: str) -> str:

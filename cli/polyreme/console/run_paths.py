@@ -21,10 +21,20 @@ def run_of(console: Console, request: web.Request) -> RunDirectory:
     Raises:
         NotFoundError: If a name is none of a run.
     """
-    namespace, name = request.match_info["namespace"], request.match_info["name"]
-    if not all(_NAME.fullmatch(part) for part in (namespace, name)):
-        raise NotFoundError(f"no run {namespace[:64]}/{name[:64]}: names have letters, digits, dots and hyphens alone")
-    return console.home.run(namespace, name)
+    return run_named(console, f"{request.match_info['namespace']}/{request.match_info['name']}")
+
+
+def run_named(console: Console, name: str) -> RunDirectory:
+    """Return the run of ``namespace/name``, or of a name alone; it may not exist.
+
+    Raises:
+        NotFoundError: If that is no name of a run.
+    """
+    namespace, _, short = name.rpartition("/")
+    namespace = namespace or "default"
+    if not all(_NAME.fullmatch(part) for part in (namespace, short)):
+        raise NotFoundError(f"no run {name[:128]!r}: names have letters, digits, dots and hyphens alone")
+    return console.home.run(namespace, short)
 
 
 def run_tabs(run: RunDirectory, current: str) -> str:

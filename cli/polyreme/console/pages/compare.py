@@ -15,12 +15,12 @@ from polyreme.console.curves import COLOURS, curves_chart, parallel_chart
 from polyreme.console.live import shown
 from polyreme.console.route import Route
 from polyreme.console.run_index import RunQuery
+from polyreme.console.run_paths import run_named
 from polyreme.console.run_reader import RunCurves
 from polyreme.report.comparison import differing
 from polyreme.report.svg import safe
-from polyreme.run_files.paths import RunDirectory
 from polyreme.views.formatting import NOTHING, duration, share
-from polyreme_api.errors import PolyremeError
+from polyreme_api.errors import NotFoundError, PolyremeError
 
 PATH = "/compare"
 RUNS_MAX = 100
@@ -78,24 +78,16 @@ def _body(console: Console, names: Sequence[str], measure: str, axis: str) -> st
 def _read(console: Console, names: Sequence[str]) -> tuple[list[RunCurves], str]:
     runs, notices = [], ""
     for name in names[:RUNS_MAX]:
-        run = _run(console, name)
-        if run is None or not run.exists:
-            notices += markup.notice(f"no run {name[:100]!r}: it was deleted, or never was", "bad")
-            continue
         try:
+            run = run_named(console, name)
+            if not run.exists:
+                raise NotFoundError("it was deleted, or never was")
             runs.append(console.reader.curves(run))
         except (PolyremeError, OSError, ValueError, KeyError) as error:
-            notices += markup.notice(f"run {full_name(run)!r} is left out: {str(error)[:300]}", "bad")
+            notices += markup.notice(f"run {name[:100]!r} is left out: {str(error)[:300]}", "bad")
     if len(names) > RUNS_MAX:
         notices += markup.notice(f"{len(names)} runs are chosen, the first {RUNS_MAX} are shown", "bad")
     return runs, notices
-
-
-def _run(console: Console, name: str) -> RunDirectory | None:
-    namespace, _, short = name.rpartition("/")
-    if not short or any(part.startswith(".") or "/" in part for part in (namespace, short)):
-        return None
-    return console.home.run(namespace or "default", short)
 
 
 def _choice(console: Console, names: Sequence[str]) -> str:

@@ -70,7 +70,7 @@ def _part(run: RunDirectory, name: str) -> str:
     return (
         f"{markup.tabs(entries, label='files')}<p class='soft'>Last {len(lines)} lines of "
         f"<code>{safe(files[chosen])}</code>; in a terminal: <code>{safe(command)}</code></p>"
-        f'<pre class="log" tabindex="0" role="log" aria-label="lines of {safe(chosen)}">{_escaped(text)}</pre>'
+        f'<pre class="log" tabindex="0" role="log" aria-label="lines of {safe(chosen)}">{markup.long_text(text)}</pre>'
     )
 
 
@@ -85,8 +85,3 @@ def last_lines(path: Path) -> list[str]:
         line if len(line) <= CHARACTERS_MAX else f"{line[:CHARACTERS_MAX]} [{len(line) - CHARACTERS_MAX:,} more]"
         for line in lines
     ]
-
-
-def _escaped(text: str) -> str:
-    """Escape text that is longer than what is escaped at once."""
-    return "".join(safe(text[at : at + 10_000]) for at in range(0, len(text), 10_000))

@@ -16,6 +16,7 @@ from polyreme.console.context import Console
 from polyreme.console.job_form import NAME, PREFIX, as_yaml, changed, fields_html, read_base, run_command, settings_of
 from polyreme.console.route import Route
 from polyreme.console.run_index import RunQuery
+from polyreme.console.run_paths import run_named
 from polyreme.report.svg import safe
 from polyreme.run_files.paths import RunDirectory
 from polyreme_api.errors import InvalidConfigError, NotFoundError, RefusedError
@@ -85,9 +86,8 @@ ROUTES = (
 def _base_of(console: Console, start: str) -> dict[str, Any]:
     if not start:
         return read_base(static_text(EXAMPLE))
-    namespace, _, name = start.rpartition("/")
-    run = console.home.run(namespace or "default", name)
-    if ".." in start or start.count("/") > 1 or not run.job_file.is_file():
+    run = run_named(console, start)
+    if not run.job_file.is_file():
         raise NotFoundError(f"no run {start[:100]!r} with a job to start from")
     base = read_base(run.job_file.read_text(encoding="utf-8"))
     kept = {key: base["metadata"][key] for key in ("name", "namespace") if key in base["metadata"]}
@@ -119,7 +119,7 @@ def _form(console: Console, base: Mapping[str, Any], start: str) -> str:
         f'<div class="bar"><button formaction="{PATH}/check" data-hx-post="{PATH}/check" data-hx-target="#result" '
         'data-hx-swap="innerHTML">Check</button><button class="main">Submit</button></div>'
     )
-    hidden = f'<textarea name="base" hidden aria-hidden="true">{_text(as_yaml(base))}</textarea>'
+    hidden = f'<textarea name="base" hidden aria-hidden="true">{markup.long_text(as_yaml(base))}</textarea>'
     body = hidden + head + buttons + fields_html(base)
     form = markup.form(PATH, body, form_token=console.guard.form_token)
     empty = '<p class="soft">Check shows what the job would be: YAML, the command, the plan. It starts nothing.</p>'
@@ -141,14 +141,10 @@ def _starts(console: Console, start: str) -> str:
 def _yaml(console: Console, base: Mapping[str, Any]) -> str:
     box = (
         f'<label for="yaml">A TrainingJob</label><textarea id="yaml" name="yaml" rows="18" spellcheck="false">'
-        f"{_text(as_yaml(base))}</textarea><div class='bar'><button>Use this YAML</button></div>"
+        f"{markup.long_text(as_yaml(base))}</textarea><div class='bar'><button>Use this YAML</button></div>"
     )
     form = markup.form(f"{PATH}/load", box, form_token=console.guard.form_token)
     return f'<details class="card"><summary>Start from YAML</summary>{form}</details>'
-
-
-def _text(text: str) -> str:
-    return "".join(safe(text[at : at + 10_000]) for at in range(0, len(text), 10_000))
 
 
 def _result(checked: Checked, manifest: Any, settings: Sequence[str]) -> str:
@@ -162,5 +158,5 @@ def _result(checked: Checked, manifest: Any, settings: Sequence[str]) -> str:
     return (
         f"{verdict}{notes}<p class='soft'>Changed: {safe(words)}</p>"
         f"<h2>Command</h2>{markup.command(run_command('job.yaml', settings))}{plan}"
-        f'<h2>YAML</h2><pre tabindex="0">{_text(as_yaml(manifest))}</pre>'
+        f'<h2>YAML</h2><pre tabindex="0">{markup.long_text(as_yaml(manifest))}</pre>'
     )

@@ -45,6 +45,7 @@ COMMANDS: tuple[Declared, ...] = (
     Command("polyreme.commands.plan", "plan"),
     Command("polyreme.commands.profile", "profile"),
     Command("polyreme.commands.sweep", "sweep"),
+    Command("polyreme.commands.sim", "sim"),
     Command("polyreme.commands.node", "node"),
     Command("polyreme.commands.ask", "ask"),
     Command("polyreme.commands.serve", "serve"),

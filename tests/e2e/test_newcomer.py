@@ -21,6 +21,7 @@ HOW_TO = ROOT / "docs" / "how-to"
 OVERRIDES = "tests/unit/cli/test_job_overrides"
 ASK, SERVE = "tests/unit/cli/test_ask", "tests/unit/cli/test_serve"
 TRACKING = "tests/unit/cli/test_tracking"
+SIM = "tests/unit/cli/test_sim"
 ELSEWHERE = {
     "polyreme run manifests/samples/quickstart.yaml --fresh --inject kill-rank=1@70": "make quickstart",
     "polyreme run in-stages.yaml": "test_e2e_stages",
@@ -52,6 +53,8 @@ ELSEWHERE = {
         "tests/unit/cli/test_check_server"
     ),
     "polyreme console": "tests/unit/console",
+    "polyreme sim --nodes 2048 --spares 0,16,64": SIM,
+    "polyreme sim job.yaml --interval 300,600,1200 --durable 120 --page sim.html": SIM,
     "polyreme sweep manifests/samples/quickstart.yaml --set training.optimizer.learningRate=2e-3,5e-4 "
     "--set training.steps=120 --set 'data.schedule=[]'": "test_sweep",
     "polyreme runs export quickstart --tensorboard ./tensorboard": TRACKING,

@@ -52,6 +52,7 @@ SMOKE: dict[str, str] = {
     "spike": "--curves 1 --steps 2000",
     "stage-split": "--simulations 50",
     "throughput-cpu": "--rounds 1 --steps 1",
+    "windtunnel": "--faults 2000 --trainings 2",
 }
 """The smallest form of every benchmark."""
 

@@ -15,8 +15,7 @@ from polyreme.report.charts import (
     timeline_chart,
 )
 from polyreme.report.data import AnsweredPage, AttemptRow, ReportData, TimeShare
-from polyreme.report.parts import code, meter, table
-from polyreme.report.style import STYLE
+from polyreme.report.parts import code, document, meter, table
 from polyreme.report.svg import safe, short_number
 from polyreme.report.timeline import KINDS, end_of
 from polyreme.views.formatting import NOTHING, duration, mixture_change, moment, share, size
@@ -29,18 +28,12 @@ OPEN_ROWS_MAX = 12
 LEGEND_MAX = 8
 PNG_BYTES_MAX = 512 * 1024
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
 def build_report(data: ReportData) -> str:
     """Return the report as one HTML document without scripts and without references to anything outside it."""
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{safe(_POLICY)}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{safe(data.title)}: {safe(data.outcome)}</title><style>{STYLE}</style></head>\n<body><main>"
-        f"{sections(data)}<footer>Written by polyreme on {moment(data.written_s)}.</footer></main></body></html>\n"
-    )
+    written = f"<footer>Written by polyreme on {moment(data.written_s)}.</footer>"
+    return document(f"{data.title}: {data.outcome}", sections(data) + written)
 
 
 def sections(data: ReportData) -> str:

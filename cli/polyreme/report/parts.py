@@ -4,10 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from polyreme.report.style import STYLE
 from polyreme.report.svg import safe
 
 ROWS_MAX = 200
 """Rows of one table; a sentence counts the others."""
+_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+
+
+def document(title: str, body: str, *, style: str = "") -> str:
+    """Write an HTML file without scripts and without references to anything outside it.
+
+    Args:
+        title: Of the window, as text.
+        body: HTML.
+        style: Rules beyond those of all pages.
+    """
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{safe(_POLICY)}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{safe(title)}</title><style>{STYLE}{style}</style></head>\n<body><main>{body}</main></body></html>\n"
+    )
 
 
 def table(heads: Sequence[str], rows: Sequence[Iterable[str]]) -> str:

@@ -6,7 +6,7 @@ import base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from polyreme.report.style import STYLE
+from polyreme.report.parts import document
 from polyreme.report.svg import CHARACTERS_MAX, safe
 from polyreme_datahub.loader.inspect.preview import Picture, PreviewDocument, PreviewPack, Span
 
@@ -14,7 +14,6 @@ PICTURE_BYTES_MAX = 32 * 2**20
 """All images of a page; of later ones the page says their size alone."""
 POINT_PX = 3
 """Radius of a point on the page."""
-_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 _STYLE = """
 .document { margin: 10px 0; } .document p { white-space: pre-wrap; }
 .document img { display: block; max-width: 100%; max-height: 420px; margin: 8px 0; border: 1px solid var(--line); }
@@ -39,15 +38,12 @@ def build_preview(title: str, packs: Sequence[PreviewPack], *, of_packs: int) ->
     """
     left = [PICTURE_BYTES_MAX]
     shown = f"{len(packs)} of {of_packs} packs"
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{safe(_POLICY)}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{safe(title)}</title><style>{STYLE}{_STYLE}</style></head>\n<body><main><h1>{safe(title)}</h1>"
+    lead = (
         f'<p class="lead">{shown}, as ranks get them. The model reads everything and learns to write '
         "<mark>what is marked</mark>.</p>"
-        f"{''.join(_pack(pack, left) for pack in packs)}</main></body></html>\n"
     )
+    body = f"<h1>{safe(title)}</h1>{lead}{''.join(_pack(pack, left) for pack in packs)}"
+    return document(title, body, style=_STYLE)
 
 
 def _pack(pack: PreviewPack, left: list[int]) -> str:

@@ -95,8 +95,11 @@ def judge(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float) -> Verdict
     else:
         failure = find_failure(snapshot, spec, now_s)
     failure = failure or find_refusal(snapshot, now_s)
-    if failure is None:
-        return Healthy()
+    return Healthy() if failure is None else answer(snapshot, spec, failure, now_s)
+
+
+def answer(snapshot: JobSnapshot, spec: TrainingJobSpec, failure: Failure, now_s: float) -> Restart | GiveUp:
+    """Decide what follows a failure: on which rung and when the next attempt begins, or that there is none."""
     if failure.cause is Cause.PRE_CHECK and pre_checks.exhausted(spec, snapshot.job.status):
         moved = pre_checks.moves(snapshot.job.status)
         words = f"workers were moved {moved} times in a row because of failed checks; last: {failure.message}"

@@ -120,6 +120,8 @@ class Setting:
     numerics: Numerics
     adapters: Adapters | None = None
     """Adapters that are trained in the place of the model."""
+    generation_ep: int | None = None
+    """Ranks that share the experts of a second copy of the weights, which draws answers; None: there is none."""
     measured: Measured | None = None
     framework: Framework = TRAINER
     """The training framework: what it sends and what it overlaps."""

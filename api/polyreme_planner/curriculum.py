@@ -6,7 +6,7 @@ Loader, trainer, planner, operator and report read them here, so that no two of 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
 from polyreme_api.errors import InvalidConfigError
@@ -15,6 +15,7 @@ from polyreme_api.job.model import Stage
 from polyreme_api.job.objective import Objective
 from polyreme_api.job.schedule import first_steps
 from polyreme_api.job.spec import TrainingJobSpec
+from polyreme_planner.layout import Layout
 from polyreme_planner.shapes import ModelShape
 
 
@@ -198,6 +199,42 @@ def check_answer_room(spec: TrainingJobSpec) -> None:
                 f"{packs.answer_room} tokens, its packs have {packs.tokens}; raise sequenceTokens of the stage, or ask "
                 "for fewer or shorter answers",
                 field=f"spec.training.stages[{number}].sequenceTokens",
+            )
+
+
+def generation_layout(objectives: Iterable[Objective | None], *, world: int) -> Layout | None:
+    """Return the layout in which answers are drawn, if it is another than training's."""
+    own = (objective.generation for objective in objectives if objective is not None)
+    found = next((each.parallelism for each in own if each is not None and each.parallelism is not None), None)
+    return None if found is None else Layout(dp=world, ep=found.ep)
+
+
+def check_generation(spec: TrainingJobSpec, shape: ModelShape, *, world: int) -> None:
+    """Refuse a layout of draws that does not fit the ranks or the model.
+
+    Raises:
+        InvalidConfigError: Naming the field.
+    """
+    objectives = [stage.objective for stage in spec.training.stages or ()]
+    layouts = {found: number for number, of in enumerate(objectives) if (found := generation_layout([of], world=world))}
+    for layout, number in layouts.items():
+        experts, field = shape.decoder.experts, f"spec.training.stages[{number}].objective.generation.parallelism"
+        if world % layout.ep or experts % layout.ep:
+            what = f"the model's {experts} experts" if world % layout.ep == 0 else f"the job's {world} ranks"
+            raise InvalidConfigError(
+                f"layout of generation does not fit: ep {layout.ep} does not divide {what}", field=f"{field}.ep"
+            )
+        if spec.training.adapters is not None:
+            raise InvalidConfigError(
+                "a layout of generation cannot be combined with adapters, whose frozen weights are not sent; leave it "
+                "out",
+                field=field,
+            )
+        if len(layouts) > 1:
+            raise InvalidConfigError(
+                f"stages draw answers in {len(layouts)} layouts: "
+                f"{' and '.join(f'ep {each.ep}' for each in layouts)}; name the same in all of them",
+                field=f"{field}.ep",
             )
 
 

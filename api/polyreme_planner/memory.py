@@ -15,7 +15,16 @@ from polyreme_planner.adapters import Target, adapter_parameters, inner_numbers
 from polyreme_planner.costs import Recompute, Setting
 from polyreme_planner.hardware import GIB
 from polyreme_planner.layout import Layout
-from polyreme_planner.model_parts import SHAPES_KEPT, Parameters, Part, all_parts, layer_parts, part_parameters
+from polyreme_planner.model_parts import (
+    SHAPES_KEPT,
+    Parameters,
+    Part,
+    all_parts,
+    expert_parameters,
+    layer_parts,
+    parameter_count,
+    part_parameters,
+)
 from polyreme_planner.pipeline_simulation import held_at_most
 from polyreme_planner.schedules import Schedule, chunks_of, ranks_of_stages
 from polyreme_planner.shapes import ModelShape
@@ -37,9 +46,11 @@ class Memory:
     """Of sharded parameters while their layers run."""
     activations_bytes: int
     logits_bytes: int
+    generation_bytes: int
+    """Of a second copy of the weights, which draws answers in a layout of its own."""
     start_bytes: int
-    """Weights, gradients and the optimizer's state of the rank that has most of them, which need not be this one: no
-    rank holds more while it starts."""
+    """Weights, gradients, the optimizer's state and the second copy, of the rank that has most of them, which need not
+    be this one: no rank holds more while it starts."""
 
     @property
     def total_bytes(self) -> int:
@@ -277,6 +288,7 @@ def _copies(layout: Layout) -> tuple[int, int]:
 def _rank_memory(setting: Setting, layout: Layout, stages: list[_StageBytes], *, held: float, logits: float) -> Memory:
     together = _sum([stage.held for stage in stages])
     weights, gradients, moments = _state_bytes(setting, layout, together)
+    generation = _generation_bytes(setting)
     return Memory(
         weights_bytes=round(weights),
         gradients_bytes=round(gradients),
@@ -284,8 +296,18 @@ def _rank_memory(setting: Setting, layout: Layout, stages: list[_StageBytes], *,
         gathered_bytes=round(_gathered_bytes(setting, layout, together)),
         activations_bytes=round(held),
         logits_bytes=round(logits),
-        start_bytes=round(weights + gradients + moments),
+        generation_bytes=round(generation),
+        start_bytes=round(weights + gradients + moments + generation),
     )
+
+
+def _generation_bytes(setting: Setting) -> float:
+    """Compute the weights of a second copy: all layers, and a share of the experts."""
+    if setting.generation_ep is None:
+        return 0.0
+    experts = expert_parameters(setting.shape)
+    common = parameter_count(setting.shape) - experts
+    return setting.numerics.weight_bytes * (common + experts / setting.generation_ep)
 
 
 def _stage_bytes(

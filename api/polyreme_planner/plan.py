@@ -12,7 +12,7 @@ from polyreme_api.errors import InvalidConfigError
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_planner.automatic import distance, quick_search
 from polyreme_planner.costs import Recompute, Setting
-from polyreme_planner.curriculum import Packs, check_answer_room, check_learners, kinds_of_packs
+from polyreme_planner.curriculum import Packs, check_answer_room, check_generation, check_learners, kinds_of_packs
 from polyreme_planner.hardware import PROCESSOR
 from polyreme_planner.layout import (
     Layout,
@@ -196,6 +196,7 @@ def plan_for(spec: TrainingJobSpec, *, replicas: int | None = None) -> Plan:
     shape = shape_of(spec)
     check_learners(spec, shape)
     check_answer_room(spec)
+    check_generation(spec, shape, world=world)
     longest, *others = kinds_of_packs(spec)
     setting, recomputes = setting_of(spec, shape), recomputes_of(spec)
     if spec.parallelism.mode == "Explicit":

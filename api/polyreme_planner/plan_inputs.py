@@ -10,7 +10,7 @@ from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.labels import RESOURCE_DEVICE
 from polyreme_planner.adapters import adapters_of
 from polyreme_planner.costs import Recompute, Setting
-from polyreme_planner.curriculum import kinds_of_packs
+from polyreme_planner.curriculum import generation_layout, kinds_of_packs
 from polyreme_planner.flops import Mix
 from polyreme_planner.hardware import DEFAULT, PROCESSOR, Hardware, Numerics, hardware_named
 from polyreme_planner.optimizer_state import divides_update, matrix_state_bytes, state_bytes
@@ -39,7 +39,16 @@ def setting_of(spec: TrainingJobSpec, shape: ModelShape, *, pack_tokens: int | N
         hardware=hardware_of(spec),
         numerics=numerics_of(spec, shape),
         adapters=adapters_of(spec.training, shape),
+        generation_ep=generation_ep_of(spec),
     )
+
+
+def generation_ep_of(spec: TrainingJobSpec) -> int | None:
+    """Return how many ranks share the experts where answers are drawn in a layout of their own; None: they are not."""
+    layout = generation_layout(
+        (stage.objective for stage in spec.training.stages or ()), world=spec.workers.replicas * spec.workers.devices
+    )
+    return None if layout is None else layout.ep
 
 
 def mix_of(

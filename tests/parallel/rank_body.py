@@ -71,6 +71,7 @@ from tests.parallel.faults import fill_disk, kill_at, signal_of, store_of
 from tests.parallel.pages import MEDIA, Pages, Questions
 from tests.parallel.planted import plant
 from tests.parallel.planted_pipeline import plant as plant_in_pipeline
+from tests.parallel.resharding_ranks import reshard
 from tests.parallel.weight_ranks import offline, start_from
 
 
@@ -470,7 +471,7 @@ def main(request: Mapping[str, Any], rank: int, listener: socket.socket | None) 
     log = Path(request["root"]) / f"rank-{rank}.log"
     logging.basicConfig(filename=log, level=logging.INFO)
     bodies = {"train": train, "gradient": gradient, "digests": digests, "offline": offline, "start from": start_from}
-    bodies["answer"] = answer
+    bodies |= {"answer": answer, "reshard": reshard}
     body = bodies[request["body"]]
     code = 1
     try:

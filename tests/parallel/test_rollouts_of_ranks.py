@@ -12,14 +12,20 @@ from polyreme_api.exit_codes import ExitCode
 
 pytestmark = [pytest.mark.parallel, pytest.mark.slow]
 
+
+def generation(ep: int) -> dict[str, Any]:
+    """Draw in a layout of its own."""
+    return {"generation": {"parallelism": {"ep": ep}}}
+
+
 REWARDED = {"kind": "GroupRelative", "reward": "made:up", "samples": 4, "answerTokens": 4, "kl": "0.1"}
 TEXT_STEPS, STEPS = 8, 12
 PIPELINE = {"schedule": "1F1B", "layers": [1, 2], "microbatches": 2}
 LAYOUTS: tuple[tuple[dict[str, int], dict[str, Any]], ...] = (
     ({"dp": 2, "ep": 2}, {"optimizer": {"zero1": True, "learning_rate": 1e-2}}),
     ({"dp": 4}, {"parameter_sharding": "FSDP2"}),
-    ({"cp": 2, "tp": 2, "ep": 4}, {}),
-    ({"dp": 2, "pp": 2}, {"pipeline": PIPELINE}),
+    ({"cp": 2, "tp": 2, "ep": 4}, {"objective": generation(ep=2)}),
+    ({"dp": 2, "pp": 2}, {"pipeline": PIPELINE, "objective": generation(ep=1)}),
 )
 
 
@@ -62,6 +68,8 @@ def test_draws_and_losses_are_those_of_one_rank_in_every_layout(start: Any, tmp_
     for layout, more in LAYOUTS:
         other_root = tmp_path / str(layout)
         seen = trained(start, **run(other_root, layout=layout, **more))
+        logs = "".join(path.read_text() for path in other_root.glob("rank-*.log"))
+        assert ("answers are drawn in layout" in logs) == ("objective" in more)
         for step, record in rollouts(root).items():
             assert drawn(rollouts(other_root)[step]) == drawn(record), (layout, step)
         for one, other in zip(seen, expected, strict=True):

@@ -32,6 +32,20 @@ class Reference(Part):
         return self
 
 
+class GenerationParallelism(Part):
+    """Layout in which ranks draw answers: data-parallel, each with all layers."""
+
+    ep: Annotated[int, Field(ge=1, le=1_000_000)] = 1
+    """Expert-parallel degree; divides the ranks."""
+
+
+class Generation(Part):
+    """How answers are drawn."""
+
+    parallelism: GenerationParallelism | None = None
+    """Another layout than training's; ranks then hold a second copy of the weights, sent in each step."""
+
+
 class Objective(Part):
     """What a stage optimises."""
 
@@ -69,6 +83,8 @@ class Objective(Part):
     """Largest such weight, at least 1."""
     kl: Coefficient = "0"
     """Weight of the distance to the stage's first weights; above 0 holds a copy of them."""
+    generation: Generation | None = None
+    """How answers are drawn; none: in training's layout."""
 
     @property
     def compares(self) -> bool:
@@ -164,6 +180,7 @@ FIELDS_OF: Mapping[str, tuple[str, ...]] = {
         "correction",
         "correction_limit",
         "kl",
+        "generation",
     ),
 }
 """Fields that only one kind has."""

@@ -25,7 +25,7 @@ from polyreme_planner.curriculum import kinds_of_packs
 from polyreme_planner.hardware import HARDWARE, Hardware
 from polyreme_planner.hardware_file import hardware_from_json
 from polyreme_planner.plan import shape_of
-from polyreme_planner.plan_inputs import hardware_of, mix_of, numerics_of, recomputes_of
+from polyreme_planner.plan_inputs import generation_ep_of, hardware_of, mix_of, numerics_of, recomputes_of
 from polyreme_planner.refusals import what_does_not_fit
 from polyreme_planner.schedule_picture import LEGEND, picture
 from polyreme_planner.search import Estimate, Found, simulate
@@ -156,6 +156,7 @@ def _setting(
         hardware=of,
         numerics=numerics_of(spec, shape, hardware=of.name),
         adapters=adapters_of(spec.training, shape),
+        generation_ep=generation_ep_of(spec),
         measured=measured,
     )
 

@@ -42,6 +42,11 @@ EARLY = {"spec.data.startWhileProcessing": True, "spec.data.tokenizer": {"locati
         ({"kind": "GroupRelative"}, {}, "reward is missing for kind GroupRelative; name a function as module:function"),
         ({"kind": "GroupRelative", "reward": "exact"}, {}, "must be package.module:function"),
         ({"kind": "Preference", "reward": "a:b"}, {}, "reward is given for kind Preference; only kind GroupRelative"),
+        (
+            {"kind": "Preference", "generation": {"parallelism": {"ep": 2}}},
+            {},
+            "generation is given for kind Preference; only kind GroupRelative has it",
+        ),
         ({**REWARDED, "beta": "0.2"}, {}, "beta is given for kind GroupRelative; only kind Preference has it"),
         ({**REWARDED, "samples": 1}, {}, "samples"),
         ({**REWARDED, "temperature": "0"}, {}, "temperature 0 is outside its range: above 0, at most 10"),

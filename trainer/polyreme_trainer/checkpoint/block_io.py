@@ -16,7 +16,7 @@ from polyreme_api.blocks import aligned, first_difference
 from polyreme_api.commit_marker import CommitMarker, SavedFile
 from polyreme_api.errors import RefusedError
 from polyreme_api.store import ObjectNotFoundError, ObjectStore
-from polyreme_trainer.checkpoint.index import INDEX_NAME, Piece, by_index, can_hold, metadata, read_index
+from polyreme_trainer.checkpoint.index import INDEX_NAME, Piece, by_index, can_hold, read_index, wanted_parts
 from polyreme_trainer.rank_page import advance
 
 FILE_BYTES_MAX = 64 << 20
@@ -83,10 +83,8 @@ def read_pieces(store: ObjectStore, name: str, marker: CommitMarker, state: dict
     reader = _Reader(store=store, name=name, marker=marker)
     pieces = read_index(reader.read(INDEX_NAME, 0, marker.files[INDEX_NAME].size_bytes), name=name)
     _check_names(name, stored={piece.tensor for piece in pieces}, wanted=state.keys())
-    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    planner.set_up_planner(state, metadata(pieces))
     try:
-        items = planner.create_local_plan().items
+        items, planner = wanted_parts(state, pieces)
     except (RuntimeError, ValueError) as error:
         raise RefusedError(f"checkpoint does not fit: {name}: {error}", field="spec.model") from error
     stored = by_index(pieces)

@@ -17,6 +17,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.distributed.checkpoint import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -24,6 +26,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
+from torch.distributed.checkpoint.planner import ReadItem
 
 from polyreme_api.errors import RefusedError
 
@@ -36,8 +39,8 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """A box of a tensor, and the position of its bytes."""
+class StoredBox:
+    """A box of a tensor that is somewhere else."""
 
     tensor: str
     dtype: torch.dtype
@@ -46,14 +49,20 @@ class Piece:
     offsets: tuple[int, ...]
     """Where the box begins in the whole tensor."""
     sizes: tuple[int, ...]
-    file: str
-    begin: int
-    """Byte at which the box begins in the file."""
 
     @property
     def index(self) -> MetadataIndex:
-        """Index of the piece in torch's plans."""
+        """Index of the box in torch's plans."""
         return MetadataIndex(self.tensor, torch.Size(self.offsets))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Piece(StoredBox):
+    """A box of a tensor, and the position of its bytes."""
+
+    file: str
+    begin: int
+    """Byte at which the box begins in the file."""
 
 
 def write_index(pieces: Iterable[Piece]) -> bytes:
@@ -93,7 +102,26 @@ def read_index(text: bytes, *, name: str) -> list[Piece]:
         raise RefusedError(f"checkpoint index can't be read: {name}/{INDEX_NAME}: {error!r}") from error
 
 
-def metadata(pieces: Sequence[Piece]) -> Metadata:
+def wanted_parts(state: dict[str, Tensor], stored: Sequence[StoredBox]) -> tuple[list[ReadItem], DefaultLoadPlanner]:
+    """Intersect the boxes that a rank wants with those that are stored.
+
+    Args:
+        state: What a rank wants, as ``Content.state_dict`` names it.
+        stored: Boxes that fill the tensors without overlap.
+
+    Returns:
+        The parts of stored boxes that fill the wanted ones, and the planner that finds the memory of each.
+
+    Raises:
+        RuntimeError: If a tensor is missing.
+        ValueError: If it has another size.
+    """
+    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    planner.set_up_planner(state, _metadata(stored))
+    return planner.create_local_plan().items, planner
+
+
+def _metadata(pieces: Sequence[StoredBox]) -> Metadata:
     """Describe the tensors in the form of torch's planners."""
     tensors: dict[str, TensorStorageMetadata] = {}
     for piece in pieces:

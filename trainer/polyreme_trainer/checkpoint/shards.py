@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -107,6 +107,15 @@ def boxes(shape: Sequence[int], begin: int, end: int) -> list[Box]:
         found += [Box(offsets=(first, *box.offsets), sizes=(1, *box.sizes)) for box in inner]
         begin = stop
     return found
+
+
+def boxes_of(state: Mapping[str, Tensor]) -> Iterator[tuple[str, tuple[int, ...], Tensor, tuple[int, ...]]]:
+    """Yield the boxes that a rank holds of named tensors: name, where it begins, the box, shape of the whole tensor."""
+    for name, tensor in state.items():
+        if isinstance(tensor, HeldTensor):
+            yield from ((name, tuple(offsets), box, tensor.whole) for offsets, box in tensor.held)
+        else:
+            yield name, (0,) * tensor.dim(), tensor, tuple(tensor.shape)
 
 
 class HeldTensor(torch.Tensor):

@@ -11,10 +11,12 @@ from torch import Tensor
 from polyreme_trainer.checkpoint.content import Content, FlatTensors
 from polyreme_trainer.checkpoint.shards import ShardAxis, TensorShard
 from polyreme_trainer.model.sharding import Cut, cut_of
-from polyreme_trainer.parallel.flat_buffers import FlatModel, FlatParameters
+from polyreme_trainer.parallel.flat_buffers import FlatModel, FlatParameters, Slices
 from polyreme_trainer.parallel.fsdp import ShardedParameters
 from polyreme_trainer.parallel.mesh import Meshes
 from polyreme_trainer.train.state import TrainState, settle
+
+NO_SLICES = Slices()
 
 
 def content(state: TrainState, meshes: Meshes, *, with_rng: bool = True, with_optimizer: bool = True) -> Content:
@@ -31,10 +33,17 @@ def content(state: TrainState, meshes: Meshes, *, with_rng: bool = True, with_op
         for own in state.optimizer.states
         for kind, buffer, begin in own.buffers()
     ]
-    biases = {f"router_bias.{layer}": bias for layer, bias in state.router_biases.items() if state.adapters is None}
+    biases = _named_biases(state) if state.adapters is None else {}
     generator = {f"rng.{meshes.rank}": torch.get_rng_state()} if with_rng else {}
     flat = [part for part in (*weights, *(moments if with_optimizer else ())) if part.slots]
     return Content(flat=flat, plain={**biases, **generator})
+
+
+def computed_content(state: TrainState) -> Content:
+    """Name the weights with which this rank computes, or of sharded ones its rows, and the routers' biases."""
+    settle(state)
+    weights = [held for part in state.flat.parts for held in _weights(state.flat, part, computed=True)]
+    return Content(flat=[part for part in weights if part.slots], plain=_named_biases(state))
 
 
 def restored(state: TrainState) -> None:
@@ -54,22 +63,35 @@ def adopted(state: TrainState) -> None:
 
 
 def shard_of(name: str, flat: FlatModel) -> TensorShard:
-    """Describe this rank's part of a parameter: the only place that says which mesh axes cut a checkpoint's tensors."""
-    if name in flat.experts.slices.names:
-        experts = flat.experts.slices
+    """Describe this rank's part of a parameter."""
+    return slice_shard(name, experts=flat.experts.slices, tensor=flat.tensor.slices)
+
+
+def slice_shard(name: str, *, experts: Slices, tensor: Slices = NO_SLICES) -> TensorShard:
+    """Describe a rank's part of a parameter: the only place that says which mesh axes cut a checkpoint's tensors."""
+    if name in experts.names:
         return TensorShard(name=name, axes=(ShardAxis("expert", Cut(dim=0), experts.place, experts.count),))
-    if name in flat.tensor.slices.names and (cut := cut_of(name)) is not None:
-        tensor = flat.tensor.slices
+    if name in tensor.names and (cut := cut_of(name)) is not None:
         return TensorShard(name=name, axes=(ShardAxis("tensor", cut, tensor.place, tensor.count),))
     return TensorShard(name=name)
 
 
-def _weights(flat: FlatModel, part: FlatParameters) -> Iterator[FlatTensors]:
-    """Name the weights: if the model computes in another type, their float32 originals, of what this rank updates."""
+def _named_biases(state: TrainState) -> dict[str, Tensor]:
+    return {f"router_bias.{layer}": bias for layer, bias in state.router_biases.items()}
+
+
+def _weights(flat: FlatModel, part: FlatParameters, *, computed: bool = False) -> Iterator[FlatTensors]:
+    """Name the weights: if the model computes in another type, their float32 originals, of what this rank updates.
+
+    Args:
+        flat: All of the rank's parameters.
+        part: Some of them.
+        computed: Those of that other type instead.
+    """
     if isinstance(part, ShardedParameters):
         for piece in part.pieces:
             yield _held(flat, part, prefix="model", buffer=part.own_values(piece), begin=piece.own)
-    elif part.masters is None:
+    elif part.masters is None or computed:
         shards = [shard_of(slot.name, flat) for slot in part.slots]
         yield FlatTensors(prefix="model", shards=shards, slots=part.slots, buffer=part.values)
     else:

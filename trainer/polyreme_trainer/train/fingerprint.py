@@ -11,7 +11,7 @@ import hashlib
 import torch
 from torch import Tensor
 
-from polyreme_trainer.checkpoint.shards import HeldTensor
+from polyreme_trainer.checkpoint.shards import boxes_of
 from polyreme_trainer.model.adapters import is_adapter
 from polyreme_trainer.parallel import collectives
 from polyreme_trainer.parallel.mesh import Meshes
@@ -33,11 +33,8 @@ def saved_fingerprint(state: TrainState, meshes: Meshes) -> str:
     """Return that of the weights and router biases which a checkpoint holds; every rank calls it, and gets the same."""
     held = content(state, meshes, with_rng=False, with_optimizer=False).state_dict()
     sums: _Sums = {}
-    for name, tensor in held.items():
-        whole = tuple(tensor.whole) if isinstance(tensor, HeldTensor) else tuple(tensor.shape)
-        parts = tensor.held if isinstance(tensor, HeldTensor) else [((0,) * tensor.dim(), tensor)]
-        for offsets, box in parts:
-            sums[name, tuple(offsets)] = _sum(box, tuple(offsets), whole)
+    for name, offsets, box, whole in boxes_of(held):
+        sums[name, offsets] = box_sum(box, offsets, whole)
     return _agreed(sums, meshes)
 
 
@@ -53,7 +50,7 @@ def frozen_fingerprint(state: TrainState, meshes: Meshes) -> str:
             shard = shard_of(name, state.flat)
             if not is_adapter(name):
                 for offsets, box in shard.boxes(tensor.shape, 0, tensor.reshape(-1)):
-                    sums[name, offsets] = _sum(box, offsets, shard.whole_shape(tensor.shape), rounded=True)
+                    sums[name, offsets] = box_sum(box, offsets, shard.whole_shape(tensor.shape), rounded=True)
     return _agreed(sums, meshes)
 
 
@@ -70,7 +67,7 @@ def _agreed(sums: _Sums, meshes: Meshes) -> str:
     return collectives.from_first(digest, meshes.control_group)
 
 
-def _sum(box: Tensor, offsets: tuple[int, ...], whole: tuple[int, ...], *, rounded: bool = False) -> int:
+def box_sum(box: Tensor, offsets: tuple[int, ...], whole: tuple[int, ...], *, rounded: bool = False) -> int:
     """Sum the marked scalars of a box of a tensor, modulo 2**64; a part of them at a time."""
     scalars = box.reshape(-1)
     total = 0

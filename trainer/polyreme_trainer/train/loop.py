@@ -14,7 +14,6 @@ from polyreme_api.clock import Clock
 from polyreme_api.errors import StepFailedError
 from polyreme_api.progress import RankPhase, StepRecord
 from polyreme_api.rank_state import RankActivity
-from polyreme_api.rewards import Rewards
 from polyreme_trainer.checkpoint.save import CheckpointWriter
 from polyreme_trainer.model.branches import not_yet
 from polyreme_trainer.model.routing import Routing, Summary
@@ -79,6 +78,8 @@ class Loop:
     source: BatchSource
     reader: PackReader
     """Reads the source's packs; nothing else walks its order."""
+    rollouts: Rollouts
+    """Draws the model's own answers, in stages that learn from them."""
     meshes: Meshes
     writer: CheckpointWriter
     requests: Requests
@@ -88,8 +89,6 @@ class Loop:
     evaluation: EvaluationSource | None
     """Held-out samples, for their loss during training."""
     clock: Clock
-    rewards: Rewards | None = None
-    """Rewards the model's own answers; None: no stage has any."""
     amend: Amend = no_changes
     renew: Renew = unchanged
 
@@ -198,19 +197,7 @@ class Loop:
         if not objective.answers:
             return RolledOut(packs)
         with activity(RankActivity.EVALUATING):
-            return self._rollouts.of(packs, objective)
-
-    @property
-    def _rollouts(self) -> Rollouts:
-        return Rollouts(
-            settings=self.settings,
-            state=self.state,
-            source=self.source,
-            reader=self.reader,
-            meshes=self.meshes,
-            writer=self.writer,
-            rewards=self.rewards,
-        )
+            return self.rollouts.of(packs, objective)
 
     def _held_out(self) -> HeldOut:
         """Measure held-out packs if it is due, which depends on the step alone."""
@@ -306,7 +293,7 @@ class Loop:
     def _save(self) -> None:
         self.log.flush()
         if self.settings.stage_at(self.state.step).objective.answers:
-            self._rollouts.forget()
+            self.rollouts.forget()
         self.routing.write(step=self.state.step)
         self.writer.start(
             content(self.state, self.meshes),

@@ -29,6 +29,8 @@ from polyreme_trainer.train.loop import Amend, Loop, LoopEnd, Renew, no_changes,
 from polyreme_trainer.train.microbatches import PackReader
 from polyreme_trainer.train.records import Reporter, open_step_log
 from polyreme_trainer.train.resumption import copies_of, resume
+from polyreme_trainer.train.rollouts.generation_model import GenerationModel, open_generation_groups
+from polyreme_trainer.train.rollouts.rollouts import Rollouts
 from polyreme_trainer.train.routing_tables import RoutingTable
 from polyreme_trainer.train.settings import TrainSettings
 from polyreme_trainer.train.signals import Requests, listen
@@ -101,7 +103,9 @@ def _train(
     reporter.phase(RankPhase.STARTING, message="opening process groups")
     with open_world(rank, settings.layout) as world:
         reporter.phase(RankPhase.LOADING)
+        groups = open_generation_groups(settings, world.meshes)  # before the model takes the memory
         state = open_state(settings, world.meshes, media_token=source.token_ids.media)
+        generation = None if groups is None else GenerationModel(settings, state, world.meshes, groups)
         beginning = resume(settings, state, source, world)
         enter(state, settings.stage_at(state.step + 1))
         reporter.resumed(state.step)
@@ -130,7 +134,16 @@ def _train(
                 evaluation=evaluation,
                 routing=RoutingTable(saved.store, settings.shape.decoder, attempt=rank.attempt),
                 clock=reporter.clock,
-                rewards=rewards,
+                rollouts=Rollouts(
+                    settings=settings,
+                    state=state,
+                    source=source,
+                    reader=reader,
+                    meshes=world.meshes,
+                    writer=writer,
+                    rewards=rewards,
+                    generation=generation,
+                ),
                 amend=amend,
                 renew=renew,
             )

@@ -135,7 +135,9 @@ def open_state(settings: TrainSettings, meshes: Meshes, *, media_token: int) -> 
         flat=flat,
         optimizer=Optimizer(flat, settings.optimizer, tensor_group=meshes.tp_group if layout.tp > 1 else None),
         zero1=_zero1(settings, flat, stages, groups),
-        router_biases=_router_biases(stages, dense_layers=settings.shape.decoder.dense_layers),
+        router_biases={
+            layer: bias_E for stage in stages.values() for layer, bias_E in router_biases(stage.model).items()
+        },
         sharing=sharing_of(meshes, media_token=media_token, shape=settings.shape),
         image_balancer=image_balancer_of(meshes, settings.shape, groups) if _balances(settings, meshes) else None,
     )
@@ -180,15 +182,19 @@ def _options(settings: TrainSettings) -> ComputeOptions:
 
 
 def _hold_frozen(settings: TrainSettings, stages: Mapping[int, Stage]) -> None:
-    """Give parameters that never learn memory of their own: they have no gradient and no state."""
+    """Give parameters that never learn memory of their own."""
     for stage in stages.values():
-        for name, parameter in list(stage.model.named_parameters()):
-            if is_trained(stage.model, name):
-                continue
-            dtype = torch.float32 if name.endswith(EXACT) else DTYPES[settings.precision]
-            empty = torch.empty(parameter.shape, dtype=dtype, device=settings.rank.device_type)
-            module, _, own = name.rpartition(".")
-            stage.model.get_submodule(module).register_parameter(own, nn.Parameter(empty, requires_grad=False))
+        names = [name for name, _ in stage.model.named_parameters() if not is_trained(stage.model, name)]
+        hold_frozen(settings, stage.model, names)
+
+
+def hold_frozen(settings: TrainSettings, model: KimiVL, names: Sequence[str]) -> None:
+    """Give parameters memory of their own: they have no gradient and no state."""
+    for name in names:
+        dtype = torch.float32 if name.endswith(EXACT) else DTYPES[settings.precision]
+        empty = torch.empty(model.get_parameter(name).shape, dtype=dtype, device=settings.rank.device_type)
+        module, _, own = name.rpartition(".")
+        model.get_submodule(module).register_parameter(own, nn.Parameter(empty, requires_grad=False))
 
 
 def _flatten(
@@ -314,14 +320,13 @@ def _zero1(
     return open_zero1(flat, groups, () if apart else [stage.model.language_model.model for stage in stages.values()])
 
 
-def _router_biases(stages: dict[int, Stage], *, dense_layers: int) -> dict[int, Tensor]:
-    routers = {
-        index: module.gate.e_score_correction_bias
-        for stage in stages.values()
-        for index in stage.layers_with_experts
-        if isinstance(module := stage.model.language_model.model.layers[str(index)].mlp, MixtureOfExperts)
+def router_biases(model: KimiVL) -> dict[int, Tensor]:
+    """Return the routers' biases that a model holds, by the number of their layer among those with experts."""
+    return {
+        int(index) - model.shape.decoder.dense_layers: layer.mlp.gate.e_score_correction_bias
+        for index, layer in model.language_model.model.layers.items()
+        if isinstance(layer.mlp, MixtureOfExperts)
     }
-    return {index - dense_layers: bias_E for index, bias_E in routers.items()}
 
 
 def backward(

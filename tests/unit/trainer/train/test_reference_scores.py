@@ -128,12 +128,12 @@ def test_text_beside_pairs_is_refused() -> None:
 
 def test_the_fingerprint_of_boxes_is_that_of_their_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = torch.randn(6, 5, 4, generator=torch.Generator().manual_seed(0))
-    whole = fingerprint._sum(tensor, (0, 0, 0), (6, 5, 4))
+    whole = fingerprint.box_sum(tensor, (0, 0, 0), (6, 5, 4))
     monkeypatch.setattr(fingerprint, "_AT_ONCE", 7)
-    assert fingerprint._sum(tensor, (0, 0, 0), (6, 5, 4)) == whole
+    assert fingerprint.box_sum(tensor, (0, 0, 0), (6, 5, 4)) == whole
     boxes = [(at, tensor[at : at + 2, :, cut : cut + 2]) for at in (0, 2, 4) for cut in (0, 2)]
-    parts = [fingerprint._sum(box, (at, 0, 2 * (number % 2)), (6, 5, 4)) for number, (at, box) in enumerate(boxes)]
+    parts = [fingerprint.box_sum(box, (at, 0, 2 * (number % 2)), (6, 5, 4)) for number, (at, box) in enumerate(boxes)]
     assert sum(parts) % (1 << 64) == whole
     swapped = tensor.clone()
     swapped[0, 0, 0], swapped[0, 0, 1] = tensor[0, 0, 1], tensor[0, 0, 0]
-    assert fingerprint._sum(swapped, (0, 0, 0), (6, 5, 4)) != whole
+    assert fingerprint.box_sum(swapped, (0, 0, 0), (6, 5, 4)) != whole

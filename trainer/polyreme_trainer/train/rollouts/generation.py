@@ -1,4 +1,4 @@
-"""Generation of answers to a rank's prompts, by the model in training, in the layout in which it is trained.
+"""Generation of answers to a rank's prompts, by the model in training, in its layout or in another.
 
 A draw is keyed by (seed, step, prompt, number of the answer): it depends neither on the layout nor on what runs beside
 it. Ranks that share layers or hold other stages answer together; context ranks answer a part of their prompts each.
@@ -6,54 +6,92 @@ it. Ranks that share layers or hold other stages answer together; context ranks 
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from polyreme_api.job.objective import Objective
 from polyreme_planner.latent_cache import CacheKind
+from polyreme_trainer.model.vlm import KimiVL
 from polyreme_trainer.parallel.mesh import Meshes
 from polyreme_trainer.parallel.tensor import whole_rows
 from polyreme_trainer.rank_page import advance
 from polyreme_trainer.serve.answers import settings_for
-from polyreme_trainer.serve.engine import Engine, Made, Request
+from polyreme_trainer.serve.engine import DecodePipeline, Engine, Made, Request
 from polyreme_trainer.train.forward import agreement, answering, decode_pipeline
+from polyreme_trainer.train.rollouts.generation_model import GenerationModel
 from polyreme_trainer.train.rollouts.record import Answer
 from polyreme_trainer.train.rollouts.streams import DocumentPrompt
-from polyreme_trainer.train.state import TrainState, settle
+from polyreme_trainer.train.state import TrainState
 
 ROWS_MAX = 64
 """Answers that a rank decodes together."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Drawing:
+    """The model that draws answers, and the ranks that draw with this one."""
+
+    models: Sequence[KimiVL]
+    """Parts that this rank holds, the last one last."""
+    pipeline: DecodePipeline | None
+    agree: Callable[[int], int]
+    share: tuple[int, int]
+    """Which of how many equal parts of a data-parallel rank's prompts are this rank's."""
+    speaks: bool = True
+    """Whether no other rank has the same answers."""
+
+
+def in_training_layout(state: TrainState, meshes: Meshes) -> Drawing:
+    """Draw with the model in training; ranks of a pipeline or of shared layers draw the same together."""
+    return Drawing(
+        models=[model for _, model in sorted(state.models.items())],
+        pipeline=decode_pipeline(state, meshes),
+        agree=agreement(state, meshes),
+        share=(meshes.place("cp"), meshes.layout.cp),
+        speaks=not meshes.place("tp") and not meshes.place("pp"),
+    )
+
+
+def in_own_layout(copy: GenerationModel, meshes: Meshes) -> Drawing:
+    """Draw with a copy of the model; all ranks with the same prompts share them."""
+    layout, place = meshes.layout, meshes.place
+    return Drawing(
+        models=[copy.model],
+        pipeline=None,
+        agree=copy.agree,
+        share=((place("pp") * layout.cp + place("cp")) * layout.tp + place("tp"), layout.pp * layout.cp * layout.tp),
+    )
+
+
 def generate(
-    state: TrainState,
+    drawing: Drawing,
     prompts: Sequence[DocumentPrompt],
     objective: Objective,
-    meshes: Meshes,
     *,
     cache: CacheKind,
     stop_token: int,
     seed: int,
+    step: int,
 ) -> list[list[Answer]]:
     """Answer each prompt several times; every rank calls it, also without prompts.
 
     Args:
-        state: With the model.
+        drawing: The model, up to date.
         prompts: This rank's own, each once.
         objective: Says how many answers, how long and how hot.
-        meshes: The rank's groups.
         cache: How latents are held.
         stop_token: Ends an answer.
         seed: Of the run.
+        step: The step that learns from them.
     """
-    settle(state)
-    model = max(state.models.items())[1]
-    layers = sum(len(held.section.layers) for held in state.models.values())
+    model = drawing.models[-1]
+    layers = sum(len(held.section.layers) for held in drawing.models)
     longest = max((len(prompt.prompt_tokens) for prompt in prompts), default=1) + objective.answer_tokens
     sizes = settings_for(model, layers=layers, tokens_max=longest, rows_max=ROWS_MAX, cache=cache)
     made: dict[int, list[Made]] = {}
-    with whole_rows(model.ranks), answering(state.models.values()):
-        engine = Engine(model, sizes, pipeline=decode_pipeline(state, meshes), agree=agreement(state, meshes))
+    with whole_rows(model.ranks), answering(drawing.models):
+        engine = Engine(model, sizes, pipeline=drawing.pipeline, agree=drawing.agree)
         for prompt in prompts:
             like: int | None = None
             for number in range(objective.samples):
@@ -62,7 +100,7 @@ def generate(
                     new_tokens_max=objective.answer_tokens,
                     stop_token=stop_token,
                     temperature=float(objective.temperature),
-                    seed=draw_seed(seed, state.step + 1, prompt.key, number),
+                    seed=draw_seed(seed, step, prompt.key, number),
                 )
                 added = engine.add(request, like=like)
                 like = added if like is None else like

@@ -99,10 +99,11 @@ def record_key(step: int, *, data: object, objective: Objective, seed: int) -> s
     Args:
         step: The step.
         data: Identity of the data and their order.
-        objective: Of its stage.
+        objective: Of its stage; the layout of draws changes none.
         seed: Of the run.
     """
-    facts = json.dumps([data, objective.model_dump(mode="json"), seed], sort_keys=True)
+    drawn_by = objective.model_dump(mode="json", exclude={"generation"})
+    facts = json.dumps([data, drawn_by, seed], sort_keys=True)
     return f"{FOLDER}step-{step:09d}-{hashlib.sha256(facts.encode()).hexdigest()[:12]}.json"
 
 

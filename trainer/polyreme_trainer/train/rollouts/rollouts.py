@@ -18,11 +18,12 @@ from polyreme_trainer.parallel import collectives
 from polyreme_trainer.parallel.mesh import Meshes
 from polyreme_trainer.rank_page import advance
 from polyreme_trainer.train.microbatches import PackReader, ReadPacks
-from polyreme_trainer.train.rollouts.generation import generate
+from polyreme_trainer.train.rollouts.generation import Drawing, generate, in_own_layout, in_training_layout
+from polyreme_trainer.train.rollouts.generation_model import GenerationModel
 from polyreme_trainer.train.rollouts.record import Answer, Answers, RolloutLog, measures_of, record_key
 from polyreme_trainer.train.rollouts.streams import DocumentPrompt, prompts_of, shares_of, with_answers
 from polyreme_trainer.train.settings import TrainSettings
-from polyreme_trainer.train.state import TrainState
+from polyreme_trainer.train.state import TrainState, settle
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,6 +45,8 @@ class Rollouts:
     meshes: Meshes
     writer: CheckpointWriter
     rewards: Rewards | None
+    generation: GenerationModel | None = None
+    """Draws answers in another layout than training's, for the stages that ask for it."""
 
     def of(self, packs: Sequence[ReadPacks], objective: Objective) -> RolledOut:
         """Roll out the next step; every rank calls it with its packs.
@@ -106,20 +109,21 @@ class Rollouts:
 
     def _drawn(self, prompts: Sequence[DocumentPrompt], objective: Objective) -> dict[str, list[Answer]] | str:
         """Draw and reward answers to this rank's share of the prompts, each once; a sentence if rewards fail."""
-        layout = self.meshes.layout
+        drawing = self._drawing(objective)
         different = list({prompt.key: prompt for prompt in prompts}.values())
-        mine = different[self.meshes.place("cp") :: layout.cp]
+        first, ranks = drawing.share
+        mine = different[first::ranks]
         made = generate(
-            self.state,
+            drawing,
             mine,
             objective,
-            self.meshes,
             cache=self.settings.evaluation.cache,
             stop_token=self.source.token_ids.end,
             seed=self.settings.seed,
+            step=self.state.step + 1,
         )
-        if self.meshes.place("tp") or self.meshes.place("pp"):
-            return {}  # another rank has the same
+        if not drawing.speaks:
+            return {}
         try:
             return {
                 prompt.key: self._rewarded(prompt, answers, objective)
@@ -127,6 +131,15 @@ class Rollouts:
             }
         except PolyremeError as error:
             return error.message
+
+    def _drawing(self, objective: Objective) -> Drawing:
+        """Return the model that draws, with the weights of now."""
+        settle(self.state)
+        own = objective.generation
+        if self.generation is None or own is None or own.parallelism is None:
+            return in_training_layout(self.state, self.meshes)
+        self.generation.refresh()
+        return in_own_layout(self.generation, self.meshes)
 
     def _rewarded(self, prompt: DocumentPrompt, answers: Sequence[Answer], objective: Objective) -> list[Answer]:
         if self.rewards is None:

@@ -217,6 +217,12 @@ class ProgressRecord(_Record):
     step_seconds: float | None = None
     data_wait_seconds: float = Field(default=0.0, ge=0)
     """Time of this attempt's steps in which rank 0 waited for its packs."""
+    trained_seconds: float = Field(default=0.0, ge=0)
+    """Time of this attempt's steps; 0: a launcher of 0.1.0, or none yet."""
+    checkpoint_seconds: float = Field(default=0.0, ge=0)
+    """Time for which this attempt's ranks waited for saves."""
+    evaluation_seconds: float = Field(default=0.0, ge=0)
+    """Time that this attempt spent on held-out samples and its export."""
     checkpoint: CheckpointRef | None = None
     """Newest durable checkpoint that this attempt knows of."""
     resumed_from_step: int | None = None

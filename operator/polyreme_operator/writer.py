@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+from polyreme_api.fields import StatusPart
 from polyreme_api.job import TrainingJobStatus
 from polyreme_cluster.port import ConflictError, InvalidObjectError, NotFoundError, ObjectRef, PortError
 from polyreme_operator.cached_cluster import CachedCluster
@@ -216,5 +217,18 @@ def status_patch(before: TrainingJobStatus, after: TrainingJobStatus) -> dict[st
     if not changed:
         return {}
     shown = after.model_dump(mode="json", by_alias=True, exclude_none=True, include={*changed, *_SHOWN})
-    aliases = [fields[name].alias or name for name in changed]
-    return {alias: shown.get(alias) for alias in aliases} | {name: shown[name] for name in _SHOWN}
+    patch: dict[str, Any] = {alias: shown.get(alias) for alias in (fields[name].alias or name for name in changed)}
+    for name in changed:
+        if isinstance(part := getattr(after, name), StatusPart):
+            _remove_absent(patch[fields[name].alias or name], part)
+    return patch | {name: shown[name] for name in _SHOWN}
+
+
+def _remove_absent(patch: dict[str, Any], part: StatusPart) -> None:
+    """Add what a part lacks as None: a merge patch keeps what it does not name."""
+    for name, field in type(part).model_fields.items():
+        value, alias = getattr(part, name), field.alias or name
+        if value is None:
+            patch[alias] = None
+        elif isinstance(value, StatusPart):
+            _remove_absent(patch[alias], value)

@@ -41,6 +41,7 @@ class JobFacts:
         )
         self.restarts[uid] = status.get("restarts", 0)
         self.rules.preemptions.changed(uid, known, manifest, world)
+        self.rules.accounts.changed(known, manifest, world)
         old, new = before.get("attempt"), status.get("attempt")
         ended = [kind for kind in ("Succeeded", "Failed") if is_true(status, kind)]
         if len(ended) > 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from polyreme_simulator.accounting_facts import AccountingFacts
 from polyreme_simulator.anomaly_facts import AnomalyFacts
 from polyreme_simulator.batches import BatchFacts
 from polyreme_simulator.capacity import CapacityFacts
@@ -45,6 +46,7 @@ class Rules:
     places: PlaceFacts
     preemptions: PreemptionFacts
     gangs: GangFacts
+    accounts: AccountingFacts
 
 
 def rules_of(observed: ObservedState) -> Rules:
@@ -73,4 +75,5 @@ def rules_of(observed: ObservedState) -> Rules:
         places=PlaceFacts(observed, history, batches, anomalies, data),
         preemptions=preemptions,
         gangs=GangFacts(observed, forgeries, preemptions),
+        accounts=AccountingFacts(observed),
     )

@@ -67,6 +67,7 @@ CAUGHT_WITHIN = {
     "restarts_not_counted": 84,
     "resume_point_fixed_per_call": 84,
     "role_outlives_its_job": 10,
+    "settled_time_counted_twice": 10,
     "signature_not_checked": 60,
     "stale_progress_counts": 20,
     "status_written_without_version": 10,

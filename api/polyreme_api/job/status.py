@@ -1,4 +1,4 @@
-"""Status of a TrainingJob: conditions, the attempt record, accounting. Small: no per-step data."""
+"""Status of a TrainingJob: conditions, the attempt record, restarts. Small: no per-step data."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, computed_field
 
 from polyreme_api.fields import MESSAGE_CHARACTERS_MAX, Condition, Message, StatusPart, Time
+from polyreme_api.job.accounting import Accounting
 from polyreme_api.job.placement import Placement
 from polyreme_api.progress import CheckpointRef
 from polyreme_api.signed_progress import KEY_ID_CHARACTERS
@@ -13,7 +14,6 @@ from polyreme_api.signed_progress import KEY_ID_CHARACTERS
 RESTART_RECORDS_MAX = 50
 COUNTED_RESTARTS_MAX = 1000
 """Most restarts that a window's budget can allow: so many times are kept."""
-CAUSES_MAX = 32
 PREEMPTION_RECORDS_MAX = 16
 FAILED_NODES_MAX = 128
 """Remembered failures of nodes; of more, the oldest are forgotten."""
@@ -195,43 +195,6 @@ class PreemptionRecord(StatusPart):
     """UID of the job that preempted it."""
     at: Time
     """When it was asked to stop."""
-
-
-class LostTime(StatusPart):
-    """Time lost to one cause."""
-
-    cause: Annotated[str, Field(max_length=63)]
-    """Cause."""
-    milliseconds: Annotated[int, Field(ge=0)]
-    """Time lost."""
-
-
-class SettledTime(StatusPart):
-    """The part of the attempt in progress that the sums already include; it is recomputed at the next settlement."""
-
-    attempt: Annotated[int, Field(ge=1)]
-    """Which attempt."""
-    at: Time
-    """When it was settled last."""
-    effective_milliseconds: Annotated[int, Field(ge=0)] = 0
-    """Time of its steps that a durable checkpoint holds, without what they waited for data."""
-    data_wait_milliseconds: Annotated[int, Field(ge=0)] = 0
-    """Time in which those steps waited for data."""
-    cause: Annotated[str, Field(max_length=63)]
-    """Why the attempt started; its time without steps counts as lost to this cause."""
-    lost_milliseconds: Annotated[int, Field(ge=0)] = 0
-    """That time."""
-
-
-class Accounting(StatusPart):
-    """Where the job's time went, since its first admission."""
-
-    effective_milliseconds: Annotated[int, Field(ge=0)] = 0
-    """Time spent on steps that are part of the history, without what they waited for data."""
-    lost: Annotated[list[LostTime], Field(max_length=CAUSES_MAX)] = Field(default_factory=list)
-    """Time lost, by cause."""
-    settled: SettledTime | None = None
-    """What of these sums is of the attempt in progress."""
 
 
 class LastCheckpoint(CheckpointRef):

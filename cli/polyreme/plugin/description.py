@@ -9,9 +9,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from polyreme.plugin.printing import columns, facts
-from polyreme.plugin.rows import age, goodput, message_of, progress_of, ready_of, reason_of, state_of, steps_of
+from polyreme.plugin.rows import age, message_of, progress_of, ready_of, reason_of, state_of, steps_of
 from polyreme.plugin.snapshot import Snapshot
 from polyreme.views.formatting import duration, rate, share
+from polyreme_api.job.accounting import ettr_of, goodput_of
 from polyreme_api.job.status import AttemptStatus
 from polyreme_api.progress import ProgressRecord
 from polyreme_cluster.port import Manifest
@@ -37,7 +38,7 @@ def render(seen: Snapshot, job: JobView, events: Sequence[Manifest], *, doubt: s
         ("Conditions", _conditions(seen, job)),
         ("Workers", _workers(seen, job)),
         ("Restarts", _restarts(seen, job)),
-        ("Time lost", _lost(job)),
+        ("Device time", _spent(job)),
         ("Events", _events(seen, events)),
     ):
         if part is not None:
@@ -73,7 +74,8 @@ def _head(seen: Snapshot, job: JobView, doubt: str) -> list[tuple[str, object]]:
         ("Checkpoint", f"step {checkpoint.step} of attempt {checkpoint.attempt}" if checkpoint is not None else None),
         ("Restarts", status.restarts),
         ("Preemptions", status.preemption_count or None),
-        ("Goodput", share(ratio) if (ratio := goodput(job)) is not None else None),
+        ("Goodput", share(ratio) if (ratio := goodput_of(status.accounting.table)) is not None else None),
+        ("ETTR", share(ratio) if (ratio := ettr_of(status.accounting.table)) is not None else None),
         ("Age", age(seen.now_s - job.created_s)),
     ]
 
@@ -152,10 +154,11 @@ def _restarts(seen: Snapshot, job: JobView) -> RenderableType | None:
     return columns(("ATTEMPT", "CAUSE", "SCOPE", "STEP", "CHECKPOINT", "AGE", "MESSAGE"), rows) if rows else None
 
 
-def _lost(job: JobView) -> RenderableType | None:
-    lost = sorted(job.status.accounting.lost, key=lambda entry: -entry.milliseconds)
-    rows = [(entry.cause, duration(entry.milliseconds / 1_000)) for entry in lost if entry.milliseconds]
-    return columns(("CAUSE", "TIME"), rows) if rows else None
+def _spent(job: JobView) -> RenderableType | None:
+    """Say what the devices' time was spent on, and why."""
+    cells = sorted(job.status.accounting.cells, key=lambda cell: -cell.device_milliseconds)
+    rows = [(cell.what, cell.why or None, duration(cell.device_milliseconds / 1_000)) for cell in cells]
+    return columns(("WHAT", "WHY", "TIME x DEVICES"), rows) if rows else None
 
 
 def _events(seen: Snapshot, events: Sequence[Manifest]) -> RenderableType | None:

@@ -24,6 +24,8 @@ Examples:
 
   kubectl polyreme top                   step, speed and goodput of running jobs
 
+  kubectl polyreme usage                 where the device time went, by queue, label, node or day
+
   kubectl polyreme logs big -f           lines of all ranks as they are written, over restarts
 
   kubectl polyreme nodes                 nodes that are out of service, why, and what would bring them back
@@ -39,6 +41,7 @@ ANYWHERE = ("-n", "--namespace", "--context", "--kubeconfig")
 
 COMMANDS: tuple[Declared, ...] = (
     *commands("polyreme.plugin.commands.show", "get", "describe", "why", "queue", "topology", "top"),
+    *commands("polyreme.plugin.commands.usage", "usage"),
     *commands("polyreme.plugin.commands.logs", "logs"),
     *commands("polyreme.plugin.commands.nodes", "nodes"),
     *commands("polyreme.plugin.commands.incidents", "incidents", "incident"),

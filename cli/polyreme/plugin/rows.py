@@ -11,6 +11,7 @@ from polyreme.plugin.printing import columns
 from polyreme.plugin.snapshot import Snapshot
 from polyreme.views.formatting import duration, rate, share
 from polyreme_api.fields import Condition
+from polyreme_api.job.accounting import ettr_of, goodput_of
 from polyreme_api.progress import ProgressRecord
 from polyreme_operator.types.views import JobView
 
@@ -18,7 +19,7 @@ _RANKED = ("Succeeded", "Failed", "Degraded", "Suspended", "Restarting", "Runnin
 _WORDS = {"PodsReady": "Starting", "Admitted": "Starting"}
 GET = ("NAME", "STATE", "QUEUE", "READY", "ATTEMPT", "STEP", "AGE", "REASON")
 GET_WIDE = ("PRIORITY", "RESTARTS", "LAYOUT", "CHECKPOINT", "NODES", "MESSAGE")
-TOP = ("NAME", "STATE", "STEP", "STEP TIME", "TOKENS", "LOSS", "GOODPUT", "DEVICES", "LEFT")
+TOP = ("NAME", "STATE", "STEP", "STEP TIME", "TOKENS", "LOSS", "GOODPUT", "ETTR", "DEVICES", "LEFT")
 
 
 def get_table(jobs: Iterable[JobView], *, now_s: float, wide: bool, namespaced: bool) -> Table:
@@ -97,13 +98,6 @@ def progress_of(seen: Snapshot, job: JobView) -> ProgressRecord | None:
     return record if record is not None and job.attempt is not None and record.attempt == job.attempt.number else None
 
 
-def goodput(job: JobView) -> float | None:
-    """Time of the steps that count over all time of attempts, as far as it is accounted."""
-    accounting = job.status.accounting
-    whole = accounting.effective_milliseconds + sum(entry.milliseconds for entry in accounting.lost)
-    return accounting.effective_milliseconds / whole if whole else None
-
-
 def ready_of(job: JobView) -> str:
     """Say how many workers have joined, of how many."""
     if job.attempt is not None:
@@ -169,7 +163,8 @@ def _top_row(job: JobView, record: ProgressRecord | None) -> dict[str, Any]:
         "stage": record.stage or None if record is not None else None,
         "loss": record.loss if record is not None else None,
         "heldOutLoss": record.held_out_loss if record is not None else None,
-        "goodputRatio": goodput(job),
+        "goodputRatio": goodput_of(job.status.accounting.table),
+        "ettrRatio": ettr_of(job.status.accounting.table),
         "devices": attempt.replicas * attempt.devices if attempt is not None else 0,
         "leftSeconds": (steps - step) * pace_s if steps and pace_s and step < steps else None,
         "updatedAtSeconds": record.updated_at_s if record is not None else None,
@@ -185,6 +180,7 @@ def _top_cells(row: dict[str, Any]) -> list[Any]:
         rate(row["tokensPerSecond"]),
         row["loss"],
         share(row["goodputRatio"]),
+        share(row["ettrRatio"]),
         row["devices"],
         duration(row["leftSeconds"]),
     ]

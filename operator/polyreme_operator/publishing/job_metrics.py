@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from polyreme_api.job import TrainingJobStatus
-from polyreme_api.job.status import Accounting, RestartRecord
+from polyreme_api.job.accounting import Use, ettr_of, goodput_of
+from polyreme_api.job.status import RestartRecord
 from polyreme_cluster.metric_registry import MetricRegistry
 from polyreme_operator.types.observer import Observer
 from polyreme_operator.types.reasons import ConditionType, Reason, Scope
 from polyreme_operator.types.timestamps import parse_time_or
 from polyreme_operator.types.views import JobView
 
+MILLISECONDS = 1000
 GOODPUT_JOBS_MAX = 200
 """Jobs with series of their own; the one whose status was written least recently is evicted first."""
 _WAIT_S = (1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1_800, 3_600, 7_200, 14_400, 43_200, 86_400, 259_200, 604_800)
@@ -47,13 +49,26 @@ class JobMetrics(Observer):
         )
         self.job_goodput_ratio = registry.gauge(
             "job_goodput_ratio",
-            "Time of retained steps without waits for data, divided by the time of all attempts; "
+            "Device time of retained steps without waits for data, divided by that of all attempts; "
             f"the newest {GOODPUT_JOBS_MAX} jobs.",
             "namespace",
             "job",
         )
+        self.job_ettr_ratio = registry.gauge(
+            "job_ettr_ratio",
+            "As the goodput, divided by the time in the queue too, but not by that of suspensions.",
+            "namespace",
+            "job",
+        )
+        self.device_seconds_total = registry.counter(
+            "device_seconds_total",
+            "Device-seconds of jobs, by what they were spent on and why; those in the queue were asked for only.",
+            "queue",
+            "what",
+            "cause",
+        )
         self.lost_gpu_seconds_total = registry.counter(
-            "lost_gpu_seconds_total", "GPU-seconds that produced no retained step.", "cause"
+            "lost_gpu_seconds_total", "GPU-seconds of attempts that produced no retained step.", "cause"
         )
         self._jobs: OrderedDict[str, tuple[str, str]] = OrderedDict()
 
@@ -72,13 +87,14 @@ class JobMetrics(Observer):
             self.preemptions_total.labels((Reason.RECLAIMED if asked.reclaim else Reason.PREEMPTED).value).inc()
         self._count_restarts(before, after)
         self._time_start(before, after, queue=queue, now_s=now_s)
-        self._account(job, after)
+        self._account(job, after, queue=queue)
 
     def on_job_deleted(self, uid: str) -> None:
         """Drop the series of a job."""
         known = self._jobs.pop(uid, None)
         if known is not None:
-            self.job_goodput_ratio.remove(*known)
+            for gauge in (self.job_goodput_ratio, self.job_ettr_ratio):
+                gauge.remove(*known)
 
     def clear(self) -> None:
         """Forget all jobs: another replica leads."""
@@ -109,32 +125,29 @@ class JobMetrics(Observer):
             if failed is not None:
                 self.recovery_seconds.labels("whole").observe(max(0.0, now_s - parse_time_or(failed.at, now_s)))
 
-    def _account(self, job: JobView, after: TrainingJobStatus) -> None:
-        """Charge lost time to the devices of its attempt, and update the job's goodput."""
-        before, attempt = job.status.accounting, job.attempt
+    def _account(self, job: JobView, after: TrainingJobStatus, *, queue: str) -> None:
+        """Count the device time that was charged, and update the job's ratios."""
+        before, table = job.status.accounting, after.accounting.table
         if after.accounting == before:
             return
-        devices = 0 if attempt is None else attempt.replicas * attempt.devices
-        known = {entry.cause: entry.milliseconds for entry in before.lost}
-        for entry in after.accounting.lost:
-            more_ms = entry.milliseconds - known.get(entry.cause, 0)
-            if more_ms > 0:
-                self.lost_gpu_seconds_total.labels(entry.cause).inc(more_ms * devices / 1_000)
-        ratio = goodput(after.accounting)
-        if ratio is None:
+        attempt = job.attempt
+        devices = 1 if attempt is None else attempt.replicas * attempt.devices
+        known = before.table if before.cells else before.converted(devices=devices)
+        for (what, why), time in table.items():
+            more_s = (time - known.get((what, why), 0)) / MILLISECONDS
+            if more_s > 0:
+                self.device_seconds_total.labels(queue, what, why).inc(more_s)
+                if what not in {Use.PRODUCTIVE, Use.QUEUED}:
+                    self.lost_gpu_seconds_total.labels(why).inc(more_s)
+        goodput, ettr = goodput_of(table), ettr_of(table)
+        if goodput is None or ettr is None:
             return
         self._jobs[job.uid] = (job.namespace, job.name)
         self._jobs.move_to_end(job.uid)
-        self.job_goodput_ratio.labels(job.namespace, job.name).set(ratio)
+        self.job_goodput_ratio.labels(job.namespace, job.name).set(goodput)
+        self.job_ettr_ratio.labels(job.namespace, job.name).set(ettr)
         if len(self._jobs) > GOODPUT_JOBS_MAX:
             self.on_job_deleted(next(iter(self._jobs)))
-
-
-def goodput(accounting: Accounting) -> float | None:
-    """Return effective time over all time of attempts; None before anything is accounted."""
-    lost_ms = sum(entry.milliseconds for entry in accounting.lost)
-    whole_ms = accounting.effective_milliseconds + lost_ms
-    return accounting.effective_milliseconds / whole_ms if whole_ms else None
 
 
 def _rose(before: TrainingJobStatus, after: TrainingJobStatus, kind: ConditionType) -> bool:

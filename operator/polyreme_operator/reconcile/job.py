@@ -292,6 +292,8 @@ def _waiting(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float) -> Deci
     job, after = snapshot.job, StatusBuilder(snapshot.job, now_s)
     removed = _removals(snapshot, list(snapshot.pods), spec, now_s)
     worker_count.report_waiting(snapshot, after)
+    if spec.suspend != job.status.is_true(ConditionType.SUSPENDED):
+        after.close_wait()
     if spec.suspend:
         after.set(ConditionType.SUSPENDED, True, Reason.SUSPENDED).drop(ConditionType.QUEUED)
     elif job.planning is not None:
@@ -376,9 +378,11 @@ def _succeed(snapshot: JobSnapshot, now_s: float) -> Decision:
     after = StatusBuilder(snapshot.job, now_s)
     if snapshot.job.admitted:
         after.close_attempt(record, ended_by=None)
-    elif record is not None:
+    else:
         # Its attempt was closed with its admission.
-        after.note_progress(record)
+        after.close_wait()
+        if record is not None:
+            after.note_progress(record)
     after.finish(succeeded=True, reason=Reason.COMPLETED, message=message)
     return Decision(actions=_status_write(snapshot, after.build()))
 
@@ -387,6 +391,8 @@ def _fail(snapshot: JobSnapshot, reason: Reason, message: str, failure: Failure 
     after = StatusBuilder(snapshot.job, now_s)
     if snapshot.job.admitted:
         after.close_attempt(current_record(snapshot), ended_by=Cause.STOPPED if failure is None else failure.cause)
+    else:
+        after.close_wait()
     after.finish(succeeded=False, reason=reason, message=message)
     return Decision(actions=_status_write(snapshot, after.build()))
 

@@ -139,8 +139,14 @@ class StatusBuilder:
 
     def settle(self, record: ProgressRecord | None, *, idle_s: float) -> Self:
         """Note the newest durable checkpoint, and charge what is certain of a running attempt's time, if due."""
-        status = accounting.with_checkpoint(self._status, record, now_s=self.now_s)
-        self._status = accounting.settle(status, record, now_s=self.now_s, idle_s=idle_s)
+        status, use = accounting.with_checkpoint(self._status, record, now_s=self.now_s), accounting.overhead
+        self._status = accounting.settle(status, record, now_s=self.now_s, use=use(self.job.status), idle_s=idle_s)
+        return self
+
+    def close_wait(self) -> Self:
+        """Charge the time for which the job has waited until now; see ``accounting.close_wait``."""
+        job = self.job
+        self._status = accounting.close_wait(self._status, job.spec, created_s=job.created_s, now_s=self.now_s)
         return self
 
     def record_restart(self, record: RestartRecord) -> Self:
@@ -207,6 +213,7 @@ def reopen(status: TrainingJobStatus) -> TrainingJobStatus:
         "retry_at": None,
         "restart_records": [],
         "earlier_restarts": EarlierRestarts(),
+        "accounting": status.accounting.model_copy(update={"until": ""}),
     }
     return status.model_copy(update=update)
 
@@ -221,5 +228,6 @@ def continue_finished(status: TrainingJobStatus) -> TrainingJobStatus:
         "replicas": 0,
         "completed_at": None,
         "retry_at": None,
+        "accounting": status.accounting.model_copy(update={"until": ""}),
     }
     return status.model_copy(update=update)

@@ -42,7 +42,7 @@ def admit(job: JobView, nodes: Sequence[str], now_s: float, *, plan: Plan | None
     plan = plan or job.plan
     assert plan is not None, "only a job with a plan is admitted"
     before = job.attempt
-    after = StatusBuilder(job, now_s)
+    after = StatusBuilder(job, now_s).close_wait()
     begin_attempt(
         after,
         nodes=nodes,

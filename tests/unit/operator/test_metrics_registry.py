@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from polyreme_api.job.status import Accounting, LostTime, Preemption, RestartRecord
+from polyreme_api.job.accounting import Accounting, TimeCell
+from polyreme_api.job.status import Preemption, RestartRecord
 from polyreme_api.progress import ProgressRecord, RoutingByLayer
 from polyreme_api.times import rfc3339
 from polyreme_cluster.adapters.kubernetes.connection import Connection
@@ -45,7 +46,7 @@ def test_every_report_has_a_metric() -> None:
 
 def test_a_report_reaches_every_group_of_metrics_that_counts_it() -> None:
     metrics, view = Metrics(), admitted(job("one"))
-    accounting = Accounting(effective_milliseconds=1, lost=[])
+    accounting = spent(Productive=1)
     metrics.on_status_written(view, view.status.model_copy(update={"accounting": accounting}), now_s=NOW_S)
     metrics.on_job_observed(told(view, trained(1)))
     own = {"namespace": view.namespace, "job": view.name}
@@ -122,24 +123,35 @@ def test_a_job_that_is_asked_to_make_way_is_counted_once() -> None:
     assert read(metrics, "polyreme_preemptions_total", reason="Reclaimed") == 1
 
 
-def test_lost_time_is_charged_with_the_devices_that_lost_it() -> None:
+def spent(**milliseconds: int) -> Accounting:
+    """Accounts by what the devices' time was spent on; all but steps because of a hang."""
+    cells = [
+        TimeCell(what=what, why="" if what == "Productive" else "Hung", device_milliseconds=ms)
+        for what, ms in milliseconds.items()
+    ]
+    return Accounting(cells=cells)
+
+
+def test_device_time_is_counted_once_by_what_and_why() -> None:
     metrics, view = Metrics(), admitted(job())
-    first = Accounting(effective_milliseconds=9_000, lost=[LostTime(cause="Hung", milliseconds=1_000)])
+    first = spent(Productive=9_000, Hang=1_000, Queued=2_000)
     after = view.status.model_copy(update={"accounting": first})
     metrics.on_status_written(view, after, now_s=NOW_S)
-    assert read(metrics, "polyreme_lost_gpu_seconds_total", cause="Hung") == pytest.approx(2.0)
+    assert read(metrics, "polyreme_lost_gpu_seconds_total", cause="Hung") == pytest.approx(1.0)
+    assert read(metrics, "polyreme_device_seconds_total", queue="default", what="Queued", cause="Hung") == 2.0
     assert read(metrics, "polyreme_job_goodput_ratio", namespace="default", job="j") == pytest.approx(0.9)
-    second = Accounting(effective_milliseconds=9_000, lost=[LostTime(cause="Hung", milliseconds=1_500)])
+    assert read(metrics, "polyreme_job_ettr_ratio", namespace="default", job="j") == pytest.approx(0.75)
+    second = spent(Productive=9_000, Hang=1_500, Queued=2_000)
     view = dataclasses.replace(view, status=after)
     metrics.on_status_written(view, after.model_copy(update={"accounting": second}), now_s=NOW_S)
-    assert read(metrics, "polyreme_lost_gpu_seconds_total", cause="Hung") == pytest.approx(3.0)
+    assert read(metrics, "polyreme_lost_gpu_seconds_total", cause="Hung") == pytest.approx(1.5)
     metrics.on_job_deleted(view.uid)
     assert read(metrics, "polyreme_job_goodput_ratio", namespace="default", job="j") is None
 
 
 def test_series_stay_bounded() -> None:
     metrics = Metrics()
-    lost = Accounting(effective_milliseconds=1, lost=[LostTime(cause="Hung", milliseconds=1)])
+    lost = spent(Productive=1, Hang=1)
     for number in range(GOODPUT_JOBS_MAX + 3):
         view = admitted(job(f"j{number}"))
         metrics.on_status_written(view, view.status.model_copy(update={"accounting": lost}), now_s=NOW_S)

@@ -1,16 +1,23 @@
 """What of an attempt's time is effective when the attempt fails, and while it continues."""
 
 import dataclasses
+from collections import Counter
 from typing import Any
 
 import pytest
 
 from polyreme_api.job import TrainingJobStatus
-from polyreme_api.job.status import Accounting
+from polyreme_api.job.accounting import Accounting
 from polyreme_api.progress import ProgressRecord
-from polyreme_operator.reconcile.accounting import SETTLE_EVERY_S, close_attempt, settle
+from polyreme_operator.reconcile import accounting
+from polyreme_operator.reconcile.accounting import SETTLE_EVERY_S, close_attempt
 from polyreme_operator.types.reasons import Cause
 from tests.unit.operator.operator_scenes import NOW_S, admitted, decide, job, lease, pod, snapshot, written
+
+
+def settle(status: TrainingJobStatus, record: ProgressRecord | None, **options: Any) -> TrainingJobStatus:
+    """Settle an attempt whose overhead is still of the same kind."""
+    return accounting.settle(status, record, use=accounting.overhead(status), **options)
 
 
 def closed(wall_s: int = 100, ended_by: Cause | None = Cause.RANK_KILLED, **record: Any) -> Accounting:
@@ -87,6 +94,14 @@ def sums(status: TrainingJobStatus) -> tuple[int, dict[str, int]]:
     return accounts.effective_milliseconds // 1000, {entry.cause: entry.milliseconds // 1000 for entry in accounts.lost}
 
 
+def cells(status: TrainingJobStatus) -> dict[str, int]:
+    """Device-seconds by what they were spent on."""
+    found: Counter[str] = Counter()
+    for cell in status.accounting.cells:
+        found[cell.what] += cell.device_milliseconds // 1000
+    return dict(found)
+
+
 def test_an_attempt_in_progress_is_settled_every_so_often() -> None:
     begun = admitted(job(), at_s=NOW_S).status
     assert settle(begun, trains(700, saved=500), now_s=NOW_S + SETTLE_EVERY_S - 1) is begun
@@ -144,17 +159,19 @@ def test_a_running_job_settles_by_itself_and_wakes_for_it() -> None:
     pods = tuple(pod(owner, index) for index in range(2))
     saved = {"attempt": 1, "step": 50}
     said: dict[str, Any] = {"phase": "Training", "step": 60, "stepSeconds": 1.0, "checkpoint": saved}
-    quiet = snapshot(owner, pods=pods, lease=lease(owner, **said))
+    quiet = snapshot(owner, pods=pods, lease=dataclasses.replace(lease(owner, **said), advanced_seen_s=NOW_S))
     view = dataclasses.replace(owner, status=written(decide(quiet)))
+    assert sums(view.status) == (50, {"Starting": 40}), "its pods are ready: the wait for them is over"
     again = decide(dataclasses.replace(quiet, job=view))
     assert again.actions == ()
-    due_s = NOW_S - 100 + SETTLE_EVERY_S
+    due_s = NOW_S + SETTLE_EVERY_S
     newest = dataclasses.replace(lease(owner, seen_s=due_s, **said), advanced_seen_s=due_s)
     heard = snapshot(view, pods=pods, lease=newest)
     assert decide(heard, due_s - 1).actions == ()
     assert decide(heard, due_s - 1).wake_at_s == due_s
     status = written(decide(heard, due_s))
-    assert sums(status) == (50, {"Starting": int(SETTLE_EVERY_S) - 60})
+    assert sums(status) == (50, {"Starting": 100 + int(SETTLE_EVERY_S) - 60})
+    assert cells(status) == {"Queued": 1_400, "Productive": 100, "WaitingForPods": 80, "Starting": 1_800}
     later = decide(dataclasses.replace(heard, job=dataclasses.replace(view, status=status)), due_s)
     assert later.actions == ()
     assert later.wake_at_s is not None

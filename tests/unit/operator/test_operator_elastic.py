@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from polyreme_api.job.status import Accounting, LostTime
+from polyreme_api.job.accounting import Accounting, LostTime
 from polyreme_api.progress import ProgressRecord
 from polyreme_operator.cache.jobs import scaled
 from polyreme_operator.cache.plan_book import SIZES_MAX

@@ -81,7 +81,13 @@ def lease(name: str, **record: Any) -> dict[str, Any]:
 
 
 def test_top_takes_pace_from_the_newest_record_of_this_attempt_only() -> None:
-    accounting = {"effectiveMilliseconds": 9_000, "lost": [{"cause": "Hung", "milliseconds": 1_000}]}
+    cells = [
+        ("Productive", "", 9_000),
+        ("Hang", "Hung", 1_000),
+        ("Queued", "Starting", 2_000),
+        ("Queued", "Suspend", 7_000),
+    ]
+    accounting = {"cells": [{"what": what, "why": why, "deviceMilliseconds": ms} for what, why, ms in cells]}
     seen = snapshot(
         job("big", status=runs("n0", "n1", accounting=accounting)),
         job("old", replicas=1, status=runs("n2")),
@@ -94,9 +100,9 @@ def test_top_takes_pace_from_the_newest_record_of_this_attempt_only() -> None:
     same(
         text(top_table(top_rows(seen, seen.jobs), namespaced=False)),
         """
-NAME   STATE     STEP    STEP TIME   TOKENS        LOSS   GOODPUT   DEVICES   LEFT
-big    Running   10/50   0.5 s       1,234 tok/s   2.25   90 %      8         20 s
-old    Running   7/50    -           -             -      -         4         -
+NAME   STATE     STEP    STEP TIME   TOKENS        LOSS   GOODPUT   ETTR   DEVICES   LEFT
+big    Running   10/50   0.5 s       1,234 tok/s   2.25   90 %      75 %   8         20 s
+old    Running   7/50    -           -             -      -         -      4         -
 """,
     )
 

@@ -18,7 +18,8 @@ from polyreme_launcher.protocol.messages import Exited
 _FROM_RANK = frozenset(
     {
         "phase", "step", "steps", "stage", "loss", "held_out_loss", "held_out_step", "routing", "objective",
-        "tokens_per_second", "step_seconds", "data_wait_seconds", "checkpoint", "message", "notice",
+        "tokens_per_second", "step_seconds", "data_wait_seconds", "trained_seconds", "checkpoint_seconds",
+        "evaluation_seconds", "checkpoint", "message", "notice",
     }
 )  # fmt: skip
 

@@ -112,12 +112,13 @@ class Loop:
                 self.meshes.communicators.limit(self.settings.rank.collective_timeout_s)
             due = self.state.step % self.settings.checkpoint.interval_steps == 0 or self._scores_next()
             if due or total.save or total.stop or self.state.step == self.settings.steps:
-                with activity(RankActivity.CHECKPOINTING):
+                with activity(RankActivity.CHECKPOINTING), self.reporter.saving():
                     self._save()
             if total.stop:
                 break
         self.reporter.phase(RankPhase.CHECKPOINTING)
-        self.writer.wait()
+        with self.reporter.saving():
+            self.writer.wait()
         return LoopEnd.DONE if self.state.step == self.settings.steps else LoopEnd.STOPPED
 
     def _scores_next(self) -> bool:
@@ -204,7 +205,7 @@ class Loop:
         every, step = self.settings.evaluation.every_steps, self.state.step
         if self.evaluation is None or not every or (step % every and step != self.settings.steps):
             return HeldOut(losses={}, pair_accuracy={})
-        with activity(RankActivity.EVALUATING):
+        with activity(RankActivity.EVALUATING), self.reporter.evaluating():
             return held_out(self.state, self.settings, self.evaluation, self.meshes)
 
     def _check(self, total: GlobalStep, number: int) -> None:

@@ -84,9 +84,27 @@ class Reporter:
                 **({"held_out_loss": step.held_out[ALL_SETS], "held_out_step": step.step} if step.held_out else {}),
                 "step_seconds": step.step_s,
                 "data_wait_seconds": self._record.data_wait_seconds + step.data_wait_s,
+                "trained_seconds": self._record.trained_seconds + step.step_s,
                 "tokens_per_second": step.tokens / step.step_s if step.step_s else None,
             }
         )
+
+    @contextlib.contextmanager
+    def saving(self) -> Iterator[None]:
+        """Count the time for which the ranks wait for a save; it is reported with the next change."""
+        yield from self._timed("checkpoint_seconds")
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Count the time of held-out samples, answers and the export; it is reported with the next change."""
+        yield from self._timed("evaluation_seconds")
+
+    def _timed(self, name: str) -> Iterator[None]:
+        begun_s = self.clock.steady_s()
+        yield
+        with self._lock:
+            spent_s = getattr(self._record, name) + self.clock.steady_s() - begun_s
+            self._record = self._record.model_copy(update={name: spent_s})
 
     def checkpoint(self, reference: CheckpointRef) -> None:
         """Report that a checkpoint is durable."""

@@ -149,11 +149,12 @@ def _train(
             )
             if loop.run() is LoopEnd.STOPPED:
                 return ExitCode.STOPPED
-        if evaluation is not None:
-            _evaluate(settings, state, source, evaluation, world, reporter=reporter)
-        if settings.export_to is not None:
-            reporter.phase(RankPhase.EXPORTING)
-            _export(settings, state, source, world, settings.export_to)
+        with reporter.evaluating():
+            if evaluation is not None:
+                _evaluate(settings, state, source, evaluation, world, reporter=reporter)
+            if settings.export_to is not None:
+                reporter.phase(RankPhase.EXPORTING)
+                _export(settings, state, source, world, settings.export_to)
         reporter.phase(RankPhase.DONE)
         return int(ExitCode.OK)
 

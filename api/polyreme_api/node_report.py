@@ -26,6 +26,8 @@ CONDITION_PRE_CHECK = f"{CONDITION_PREFIX}PreCheck"
 """Checks before training, written by the operator; ``True``: the node failed one."""
 CONDITION_POD_START = f"{CONDITION_PREFIX}PodStart"
 """Starts of pods, written by the operator; ``True``: the node rejected pods, or did not start or end them."""
+CONDITION_SLOW_RANK = f"{CONDITION_PREFIX}SlowRank"
+"""Slow ranks of jobs that report them, written by the operator; ``True``: one ran on the node."""
 CONDITIONS = tuple(CONDITION_PREFIX + name for name in ("GPU", "GPULink", "Network", "PCIe", "Kernel", "Storage"))
 """Types of the detectors' conditions; ``True``: a fault is there."""
 RECOVERY_ACTION = "GPURecoveryAction"

@@ -25,6 +25,7 @@ EXITS_MAX = 64
 
 
 STALL_CHARACTERS_MAX = 320
+STRAGGLERS_MAX = 8
 OBJECTIVE_MAX = 16
 """Numbers that an objective measures."""
 PRE_CHECK_FINDINGS_MAX = 32
@@ -167,6 +168,19 @@ class StallEvidence(_Record):
     message: str = Field(default="", max_length=STALL_CHARACTERS_MAX)
 
 
+class Straggler(_Record):
+    """A rank that computes more slowly than the others of its pipeline stage, or a group with slow exchanges."""
+
+    ranks: Annotated[tuple[int, ...], Field(min_length=1, max_length=EXITS_MAX)]
+    """The rank, or the first ranks of the group."""
+    group: Annotated[str, Field(max_length=16)] = ""
+    """What the group exchanges, such as ``experts``; empty: one rank that computes slowly."""
+    since_step: int = Field(ge=0)
+    """First step in which it was slow."""
+    slowdown: float = Field(ge=1.0)
+    """How many times as long as the others it took, when it was named."""
+
+
 class PreCheckFinding(_Record):
     """A worker that failed a check."""
 
@@ -231,6 +245,8 @@ class ProgressRecord(_Record):
     """Ranks, of all workers, whose state the leader's launcher knows: all of them, else no hang is found."""
     stall: StallEvidence | None = None
     """Why the ranks are held to make no progress; None while they do."""
+    stragglers: Annotated[tuple[Straggler, ...], Field(max_length=STRAGGLERS_MAX)] = ()
+    """Ranks and groups that slow the attempt down, the slowest first."""
     stopped: Annotated[tuple[int, ...], Field(max_length=EXITS_MAX)] = ()
     """Ranks, of all workers, whose process is stopped (state T)."""
     leaving: Annotated[tuple[int, ...], Field(max_length=EXITS_MAX)] = ()

@@ -1,4 +1,4 @@
-"""The state of a rank, as its memory page and its process show it: what the detection of hangs reads.
+"""The state of a rank, as its memory page and its process show it: what the detections of hangs and slow ranks read.
 
 Ranks write the numbers of ``PAGE_FIELDS`` to a page of memory that they share with their launcher; launchers send them
 to the leader's, with what the kernel says of the process.
@@ -40,11 +40,24 @@ class RankWait(IntEnum):
     """The gradient from the next pipeline stage."""
 
 
-ACTIVITY, STEP, WAIT, STAGE, MICROBATCH, MOVES, EXCHANGES, SENT_FORWARD, SENT_BACKWARD, MOVED_NS, COMPUTED_US = range(
-    11
-)
+class ExchangeKind(IntEnum):
+    """Groups of ranks whose exchanges are timed apart; each is a block of neighbouring ranks."""
+
+    STAGE = 0
+    """Ranks of a pipeline stage, and parts of it that hold copies or shares of parameters."""
+    EXPERTS = 1
+    """Ranks that together hold all experts."""
+    CONTEXT = 2
+    """Ranks that share a stream of tokens."""
+    TENSOR = 3
+    """Ranks that share the widths of layers."""
+
+
+ACTIVITY, STEP, WAIT, STAGE, MICROBATCH, MOVES, EXCHANGES, SENT_FORWARD, SENT_BACKWARD, MOVED_NS = range(10)
 """Places of the numbers on a page."""
-PAGE_FIELDS = 11
+COMPUTED_US, WORK, EXCHANGED_US = 10, 11, 12
+"""The same of the last step: its time, its work, and its time in exchanges, one number for each ``ExchangeKind``."""
+PAGE_FIELDS = EXCHANGED_US + len(ExchangeKind)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +84,14 @@ class RankState:
     quiet_ms: int = 0
     """Time since its last write."""
     computed_us: int = 0
-    """Time of its last step without waits for data and other ranks; 0 before the first."""
+    """Time of its last step without waits for data and other ranks; 0 before the second step of a curriculum stage."""
+    work: int = 0
+    """Operations of that step, as far as they differ between ranks of a pipeline stage."""
+    stage_us: int = 0
+    """Time of that step in exchanges of each ``ExchangeKind``."""
+    experts_us: int = 0
+    context_us: int = 0
+    tensor_us: int = 0
     watched: bool = True
     """Whether its page can be read."""
     idle: bool = False

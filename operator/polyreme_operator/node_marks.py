@@ -1,8 +1,9 @@
-"""Writes what jobs learn about nodes as conditions of these nodes: checks before training, and starts of pods.
+"""Writes what jobs learn about nodes as conditions of these nodes: checks before training, starts of pods, slow ranks.
 
 ``polyreme.dev/PreCheck`` is a cache: its time says until when the node counts as checked. ``polyreme.dev/PodStart``
-counts pods that the node rejected, did not start or did not end. The health of nodes reads both as any other sign. A
-mark that is lost with this process is written by the next checks, or from the job's record of failed nodes.
+counts pods that the node rejected, did not start or did not end, ``polyreme.dev/SlowRank`` slow ranks of jobs that ask
+for it. The health of nodes reads them as any other sign. A mark that is lost with this process is written by the next
+checks, from the job's record of failed nodes, or from the next progress record.
 """
 
 from __future__ import annotations
@@ -17,7 +18,14 @@ from typing import Any, TypeAlias
 
 from polyreme_api.clock import Clock
 from polyreme_api.job.status import FailedNode
-from polyreme_api.node_report import CONDITION_POD_START, CONDITION_PRE_CHECK, NodeEvent, decode, encode
+from polyreme_api.node_report import (
+    CONDITION_POD_START,
+    CONDITION_PRE_CHECK,
+    CONDITION_SLOW_RANK,
+    NodeEvent,
+    decode,
+    encode,
+)
 from polyreme_api.times import rfc3339
 from polyreme_cluster.port import (
     STATUS_SUBRESOURCE,
@@ -30,6 +38,7 @@ from polyreme_cluster.port import (
 )
 from polyreme_operator.cluster_cache import ClusterCache
 from polyreme_operator.reconcile.observe import current_record
+from polyreme_operator.reconcile.rank_reports import sentence
 from polyreme_operator.types.changes import Changes
 from polyreme_operator.types.reasons import Cause, ConditionType
 from polyreme_operator.types.snapshot import JobSnapshot
@@ -41,7 +50,9 @@ JOBS_MAX = 1_024
 KNOWN_MAX = 16_384
 TRIES_MAX = 3
 RETRY_S = 0.5
-CHECK_PASSED, STARTED = "PreCheckPassed", "PodStarted"
+CHECK_PASSED, STARTED, EVEN = "PreCheckPassed", "PodStarted", "RanksEven"
+EVEN_STEPS = 100
+"""Steps that an attempt must have trained before a node without a slow rank counts as well again."""
 COUNTED_S = 3_600.0
 """A failure that comes so long after the last one is counted from 1 again."""
 _Key: TypeAlias = tuple[str | int, ...]
@@ -85,6 +96,30 @@ def check_marks(snapshot: JobSnapshot) -> dict[str, Mark]:
             marks[nodes[each.index]] = Mark(
                 condition=CONDITION_PRE_CHECK, failed=True, reason=each.reason, message=each.message
             )
+    return marks
+
+
+def slow_marks(snapshot: JobSnapshot) -> dict[str, Mark]:
+    """Return the marks of an attempt's nodes by its slow ranks, if its job reports them to nodes."""
+    spec, record, attempt = snapshot.job.spec, current_record(snapshot), snapshot.job.attempt
+    if spec is None or record is None or attempt is None or spec.health.stragglers.action != "Report":
+        return {}
+    nodes, marks = attempt.placement.node_by_index(), {}
+    for each in record.stragglers:
+        index = each.ranks[0] // attempt.devices
+        if not each.group and index < len(nodes):
+            words = f"job {snapshot.job.namespace}/{snapshot.job.name}: {sentence(attempt, each)}"
+            marks[nodes[index]] = Mark(
+                condition=CONDITION_SLOW_RANK,
+                failed=True,
+                reason="SlowRank",
+                message=words,
+                at_s=record.updated_at_s,
+            )
+    if record.step >= (record.resumed_from_step or 0) + EVEN_STEPS:
+        even = Mark(condition=CONDITION_SLOW_RANK, failed=False, reason=EVEN)
+        slow = {name for name in nodes if (node := snapshot.nodes.get(name)) is not None and node.slow_rank}
+        marks |= dict.fromkeys(slow - marks.keys(), even)
     return marks
 
 
@@ -165,6 +200,8 @@ class NodeMarks:
             return
         if attempt.pre_checks is not None:
             self._take((job.uid, CONDITION_PRE_CHECK, attempt.number), check_marks(snapshot))
+        for name, mark in slow_marks(snapshot).items():
+            self._take((job.uid, CONDITION_SLOW_RANK, attempt.number, name, mark.message), {name: mark})
         started, ready = (job.uid, CONDITION_POD_START, attempt.number), job.status.condition(ConditionType.PODS_READY)
         if started not in self._known and ready is not None and ready.status == "True":
             self._known[started] = None

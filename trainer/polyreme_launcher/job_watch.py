@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from polyreme_api.clock import Clock
 from polyreme_api.errors import InvalidConfigError, NotFoundError
 from polyreme_api.load import rule_words
+from polyreme_api.rank_state import ExchangeKind
 from polyreme_launcher.api_client import ApiAwayError, ApiClient, ApiGoneError, ApiRefusedError
 from polyreme_launcher.mixture_leader import changes_of
 from polyreme_launcher.protocol.check_rounds import CheckOrder
@@ -21,6 +22,7 @@ from polyreme_launcher.protocol.messages import LINE_BYTES_MAX
 if TYPE_CHECKING:
     from polyreme_api.job.pre_checks import PreChecks
     from polyreme_api.job.status import AttemptStatus
+    from polyreme_planner.layout import Layout
 
 RETRY_FIRST_S = 0.2
 RETRY_MAX_S = 5.0
@@ -89,7 +91,7 @@ async def watch_attempts(
         delay_s = min(2 * delay_s, RETRY_MAX_S)
 
 
-def _check_plan(attempt: AttemptStatus) -> None:
+def _layout(attempt: AttemptStatus) -> Layout:
     from polyreme_planner.plan import Plan
 
     of = f"plan of attempt {attempt.number}"
@@ -106,6 +108,7 @@ def _check_plan(attempt: AttemptStatus) -> None:
         ) from error
     if read.hash != attempt.plan_hash:
         raise InvalidConfigError(f"{of} is damaged: its hash is {read.hash}, the status names {attempt.plan_hash}")
+    return read.layout
 
 
 def attempt_view(manifest: dict[str, Any]) -> AttemptView:
@@ -128,7 +131,7 @@ def attempt_view(manifest: dict[str, Any]) -> AttemptView:
         raise InvalidConfigError(
             f"job is of another version than this launcher: {rule_words(first)}", field=where
         ) from error
-    _check_plan(attempt)
+    layout = _layout(attempt)
     job = {key: manifest[key] for key in ("apiVersion", "kind", "spec")}
     job["metadata"] = {key: manifest["metadata"].get(key) for key in ("name", "namespace", "uid")}
     plan_json = attempt.plan
@@ -156,7 +159,13 @@ def attempt_view(manifest: dict[str, Any]) -> AttemptView:
             first_step_s=float(spec.health.first_step_timeout_seconds),
             data_wait_s=float(spec.data.wait_seconds),
         ),
-        pp=int(json.loads(plan_json)["layout"]["pp"]),
+        pp=layout.pp,
+        blocks={
+            ExchangeKind.STAGE: layout.world // layout.pp,
+            ExchangeKind.EXPERTS: layout.ep,
+            ExchangeKind.CONTEXT: layout.cp * layout.tp,
+            ExchangeKind.TENSOR: layout.tp,
+        },
     )
 
 

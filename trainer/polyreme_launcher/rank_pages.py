@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from polyreme_api.rank_state import (
     ACTIVITY,
     COMPUTED_US,
+    EXCHANGED_US,
     EXCHANGES,
     MICROBATCH,
     MOVED_NS,
@@ -20,6 +21,8 @@ from polyreme_api.rank_state import (
     STAGE,
     STEP,
     WAIT,
+    WORK,
+    ExchangeKind,
     RankActivity,
     RankState,
     RankWait,
@@ -87,4 +90,9 @@ def _state(rank: int, page: mmap.mmap, made_ns: int, now_ns: int) -> RankState:
         sent_backward=numbers[SENT_BACKWARD],
         quiet_ms=max(0, now_ns - (numbers[MOVED_NS] or made_ns)) // _NS_PER_MS,
         computed_us=numbers[COMPUTED_US],
+        work=numbers[WORK],
+        stage_us=numbers[EXCHANGED_US + ExchangeKind.STAGE],
+        experts_us=numbers[EXCHANGED_US + ExchangeKind.EXPERTS],
+        context_us=numbers[EXCHANGED_US + ExchangeKind.CONTEXT],
+        tensor_us=numbers[EXCHANGED_US + ExchangeKind.TENSOR],
     )

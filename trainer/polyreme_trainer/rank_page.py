@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 from collections.abc import Callable, Iterator
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from polyreme_api.rank_state import (
     ACTIVITY,
     COMPUTED_US,
+    EXCHANGED_US,
     EXCHANGES,
     MICROBATCH,
     MOVED_NS,
@@ -23,6 +25,8 @@ from polyreme_api.rank_state import (
     STAGE,
     STEP,
     WAIT,
+    WORK,
+    ExchangeKind,
     RankActivity,
     RankWait,
 )
@@ -41,6 +45,14 @@ class _Clock:
     step_began_ns = 0
     waited_ns = 0
     wait_began_ns = 0
+    exchanged_ns: tuple[int, ...] = (0,) * len(ExchangeKind)
+    """Parts of it, by ``ExchangeKind``."""
+    rows = 0
+    """Rows that this rank's experts got from other ranks' tokens and its own."""
+
+
+_KINDS: dict[int, ExchangeKind] = {}
+"""By the identity of a process group, which is never closed before its rank ends."""
 
 
 def attach(descriptor: int) -> None:
@@ -58,6 +70,21 @@ def advance() -> None:
     _PAGE.moved()
 
 
+def time_exchanges(group: object, kind: ExchangeKind) -> None:
+    """Time the exchanges of a process group as those of a kind."""
+    _KINDS[id(group)] = kind
+
+
+def add_rows(rows: int) -> None:
+    """Count rows that this rank's experts compute in the step."""
+    _Clock.rows += rows
+
+
+def rows() -> int:
+    """Return how many rows this rank's experts got in the step; 0 if none came from other ranks."""
+    return _Clock.rows
+
+
 def enter_step(number: int, *, first: bool) -> None:
     """Record that a step begins.
 
@@ -70,14 +97,26 @@ def enter_step(number: int, *, first: bool) -> None:
         numbers[STEP] = number
         numbers[ACTIVITY] = RankActivity.FIRST_STEP if first else RankActivity.STEP
         numbers[WAIT] = numbers[SENT_FORWARD] = numbers[SENT_BACKWARD] = 0
-        _Clock.step_began_ns, _Clock.waited_ns = _PAGE.moved(), 0
+        _Clock.step_began_ns, _Clock.waited_ns, _Clock.rows = _PAGE.moved(), 0, 0
+        _Clock.exchanged_ns = (0,) * len(ExchangeKind)
 
 
-def leave_step() -> None:
-    """Record that the update of a step is done, and how long the rank computed for it."""
-    if _PAGE.is_ours():
-        took_ns = _PAGE.moved() - _Clock.step_began_ns - _Clock.waited_ns
-        _PAGE.numbers[COMPUTED_US] = max(1, took_ns // _NS_PER_US)
+def leave_step(work: int) -> None:
+    """Record that the update of a step is done, how long the rank computed for it, and how long exchanges took.
+
+    Args:
+        work: Operations of the step, as far as they differ between ranks of a pipeline stage.
+    """
+    if not _PAGE.is_ours():
+        return
+    numbers, now_ns = _PAGE.numbers, _PAGE.moved()
+    if numbers[ACTIVITY] == RankActivity.FIRST_STEP:  # kernels and buffers were made
+        numbers[COMPUTED_US] = 0
+        return
+    numbers[COMPUTED_US] = max(1, (now_ns - _Clock.step_began_ns - _Clock.waited_ns) // _NS_PER_US)
+    numbers[WORK] = work
+    for kind, exchanged_ns in enumerate(_Clock.exchanged_ns):
+        numbers[EXCHANGED_US + kind] = exchanged_ns // _NS_PER_US
 
 
 def enter_activity(activity: RankActivity) -> None:
@@ -93,6 +132,7 @@ def activity(during: RankActivity) -> Iterator[None]:
     """Record what the rank is busy with in a block within a step, whose time counts as a wait."""
     before = _PAGE.numbers[ACTIVITY]
     began_ns, waited_ns = _PAGE.moved() if _PAGE.is_ours() else 0, _Clock.waited_ns
+    exchanged_ns = _Clock.exchanged_ns
     enter_activity(during)
     try:
         yield
@@ -100,10 +140,16 @@ def activity(during: RankActivity) -> Iterator[None]:
         if _PAGE.is_ours():
             _PAGE.numbers[ACTIVITY] = before
             _Clock.waited_ns = waited_ns + _PAGE.moved() - began_ns
+            _Clock.exchanged_ns = exchanged_ns
 
 
 def exchanges(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Record that a rank waits for others while a function runs that exchanges with them."""
+    """Record that a rank waits for others while a function runs that exchanges with them.
+
+    Its argument ``group``, if it has one, says which kind of exchange it is.
+    """
+    names = list(inspect.signature(function).parameters)
+    place = names.index("group") if "group" in names else len(names)
 
     @functools.wraps(function)
     def exchange(*arguments: Parameters.args, **options: Parameters.kwargs) -> Result:
@@ -113,7 +159,11 @@ def exchanges(function: Callable[Parameters, Result]) -> Callable[Parameters, Re
         _enter_wait(RankWait.EXCHANGE)
         # Left only after success: a rank that raises waits no longer, but it hasn't advanced either.
         result = function(*arguments, **options)
-        _leave_wait()
+        took_ns = _leave_wait()
+        group: Any = arguments[place] if place < len(arguments) else options.get("group")
+        if (kind := _KINDS.get(id(group))) is not None:
+            times = _Clock.exchanged_ns
+            _Clock.exchanged_ns = (*times[:kind], times[kind] + took_ns, *times[kind + 1 :])
         return result
 
     return exchange
@@ -156,6 +206,9 @@ def _enter_wait(wait: RankWait) -> None:
     _PAGE.numbers[WAIT] = wait
 
 
-def _leave_wait() -> None:
+def _leave_wait() -> int:
+    """Return how long the wait took [ns]."""
     _PAGE.numbers[WAIT] = RankWait.NOTHING
-    _Clock.waited_ns += _PAGE.moved() - _Clock.wait_began_ns
+    took_ns = _PAGE.moved() - _Clock.wait_began_ns
+    _Clock.waited_ns += took_ns
+    return took_ns

@@ -101,6 +101,13 @@ class Hang(Part):
     """Longest time in a step in which no rank may advance; a shorter one is learned while ranks train."""
 
 
+class Stragglers(Part):
+    """What to do when a rank computes more slowly than the others of its pipeline stage."""
+
+    action: Literal["Notify", "Report"] = "Notify"
+    """Report it on the job, or on its node too (condition `polyreme.dev/SlowRank`), as evidence for its health."""
+
+
 class LossSpike(Part):
     """What to do when loss or gradient norm jumps."""
 
@@ -128,5 +135,7 @@ class Health(Part):
     ``data.waitSeconds`` to both."""
     hang: Hang = Field(default_factory=Hang)
     """Stalled steps."""
+    stragglers: Stragglers = Field(default_factory=Stragglers)
+    """Slow ranks."""
     loss: LossSpike = Field(default_factory=LossSpike)
     """Loss spikes."""

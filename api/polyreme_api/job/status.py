@@ -211,7 +211,7 @@ class TrainingJobStatus(StatusPart):
     arrival: Annotated[int, Field(ge=0)] = 0
     """Resource version at which the operator first saw the job: of jobs created in the same second, the smaller one
     goes first."""
-    conditions: Annotated[list[Condition], Field(max_length=16)] = Field(default_factory=list)
+    conditions: Annotated[list[Condition], Field(max_length=20)] = Field(default_factory=list)
     """State and why, by type."""
     attempt: AttemptStatus | None = None
     """The current or last attempt."""

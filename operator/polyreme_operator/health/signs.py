@@ -13,6 +13,7 @@ from polyreme_api.node_report import (
     CONDITION_POD_START,
     CONDITION_PRE_CHECK,
     CONDITION_PREFIX,
+    CONDITION_SLOW_RANK,
     COUNT_MAX,
     REASON_ABSENT,
     NodeEvent,
@@ -91,8 +92,9 @@ class Reading:
     """What could not be read, and why."""
 
 
-_OPERATORS = frozenset({CONDITION_PRE_CHECK, CONDITION_POD_START})
-"""Conditions that the operator writes."""
+_COUNTED = frozenset({CONDITION_POD_START, CONDITION_SLOW_RANK})
+_OPERATORS = _COUNTED | {CONDITION_PRE_CHECK}
+"""Conditions that the operator writes; those whose failures it counts have events."""
 
 
 @functools.cache
@@ -113,7 +115,7 @@ def _is_agents(condition: str) -> bool:
 
 def _events_of(condition: ConditionView) -> tuple[Sequence[NodeEvent], str]:
     """Read the events of a condition; none where its message has none, so that its reason alone counts."""
-    if not _is_agents(condition.type) and condition.type != CONDITION_POD_START:
+    if not _is_agents(condition.type) and condition.type not in _COUNTED:
         return (), ""
     return decode(condition.message)
 

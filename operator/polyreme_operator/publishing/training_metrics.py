@@ -47,6 +47,14 @@ class TrainingMetrics(Observer):
             *of_job,
             "layer",
         )
+        self.job_stragglers = registry.gauge(
+            "job_stragglers", f"Ranks and groups that slow a job down, as its condition names them; {newest}.", *of_job
+        )
+        self.job_watched_ranks_ratio = registry.gauge(
+            "job_watched_ranks_ratio",
+            f"Ranks that the detection of hangs sees over all: below 1 it finds none; {newest}.",
+            *of_job,
+        )
         self._jobs: OrderedDict[str, tuple[str, str]] = OrderedDict()
         self._measures: dict[str, frozenset[str]] = {}
 
@@ -62,6 +70,9 @@ class TrainingMetrics(Observer):
         self.job_loss.labels(*own).set(record.loss)
         if record.held_out_loss is not None:
             self.job_held_out_loss.labels(*own).set(record.held_out_loss)
+        self.job_stragglers.labels(*own).set(len(record.stragglers))
+        if (attempt := job.attempt) is not None and record.watched_ranks is not None:
+            self.job_watched_ranks_ratio.labels(*own).set(record.watched_ranks / (attempt.replicas * attempt.devices))
         measures = frozenset(record.objective)
         if measures != self._measures.get(job.uid, frozenset()):  # another stage
             self.job_objective.remove_by_labels(_labels(own))
@@ -93,6 +104,8 @@ class TrainingMetrics(Observer):
             self.job_expert_load_ratio,
             self.job_router_entropy_nats,
             self.job_rows_dropped,
+            self.job_stragglers,
+            self.job_watched_ranks_ratio,
         ):
             gauge.remove_by_labels(_labels(own))
 

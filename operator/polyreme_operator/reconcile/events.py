@@ -31,6 +31,8 @@ _ON_CHANGE: tuple[tuple[ConditionType, frozenset[str], bool], ...] = (
     (ConditionType.SUSPENDED, frozenset({Reason.SUSPENDING, Reason.SUSPENDED, Reason.RESUMED}), False),
     (ConditionType.NODES_CHECKED, frozenset({Reason.CHECKS_FAILED}), True),
     (ConditionType.RUNNING, frozenset({Reason.STALLED}), True),
+    (ConditionType.STRAGGLERS_FOUND, frozenset({Reason.SLOW_RANK, Reason.SLOW_EXCHANGES}), True),
+    (ConditionType.HANG_DETECTION_OFF, frozenset({Reason.RANKS_UNSEEN}), True),
     (ConditionType.RESIZE_REFUSED, frozenset({Reason.NO_FIT}), True),
     (ConditionType.TEMPLATE_FIELDS_UNKNOWN, frozenset({Reason.UNKNOWN_FIELDS}), True),
     (ConditionType.DEGRADED, frozenset({Reason.INTERNAL_ERROR, Reason.STATUS_REFUSED, Reason.UNREADABLE}), True),

@@ -22,6 +22,7 @@ from polyreme_operator.reconcile import (
     environment_runtime,
     evacuation,
     pre_checks,
+    rank_reports,
     refusals,
     set_aside,
     stopping,
@@ -217,6 +218,7 @@ def _observed(
         after.set(ConditionType.RUNNING, False, Reason.STALLED, stall.message)
     if reason in WORKING and job.status.is_true(ConditionType.RESTARTING):
         after.set(ConditionType.RESTARTING, False, Reason.RECOVERED)
+    rank_reports.report(attempt, record, after)
     worker_count.report_running(snapshot, attempt, after)
     after.report_missing_class().report_schedule().report_template()
     changed = after.report_data().build() is not job.status

@@ -24,6 +24,8 @@ _ENDED_WITH_THE_JOB = (
     ConditionType.RUNNING,
 )
 _DROPPED_WITH_THE_JOB = (
+    ConditionType.STRAGGLERS_FOUND,
+    ConditionType.HANG_DETECTION_OFF,
     ConditionType.RESTARTING,
     ConditionType.RESIZE_REFUSED,
     ConditionType.PRIORITY_CLASS_MISSING,

@@ -8,7 +8,7 @@ from sys import intern
 from typing import Any
 
 from polyreme_api import labels
-from polyreme_api.node_report import CONDITION_AGENT, CONDITION_POD_START, CONDITION_PRE_CHECK
+from polyreme_api.node_report import CONDITION_AGENT, CONDITION_POD_START, CONDITION_PRE_CHECK, CONDITION_SLOW_RANK
 from polyreme_cluster.port import Manifest
 from polyreme_operator.health.node import HealthNode
 from polyreme_operator.health.owners import REPAIR_OWNER, other_owner
@@ -27,7 +27,7 @@ CONDITIONS_MAX = 128
 """Conditions of one node that are read."""
 MESSAGE_CHARACTERS_MAX = 1_024
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
-_MARKS = frozenset({CONDITION_PRE_CHECK, CONDITION_POD_START})
+_MARKS = frozenset({CONDITION_PRE_CHECK, CONDITION_POD_START, CONDITION_SLOW_RANK})
 _UNLISTED = frozenset({HOST_LEVEL, HEALTH})
 """Labels that are left out, so that nodes stay alike when one of them is tainted."""
 
@@ -69,6 +69,7 @@ def parse_node(manifest: Manifest) -> NodeView:
         leave_since_s=leave_since_s,
         checked_s=None if check is None else parse_time_or(check.get("lastHeartbeatTime"), None),
         check_failed=check is not None and check.get("status") == "True",
+        slow_rank=(marks.get(CONDITION_SLOW_RANK) or {}).get("status") == "True",
         start_failed=start is not None and start.get("status") == "True",
         fault="" if record is None or leave is Leave.STAY else f"{record.fault_class}, {record.reason}",
     )

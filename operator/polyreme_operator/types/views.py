@@ -146,6 +146,8 @@ class NodeView:
     """Whether it failed them."""
     start_failed: bool = False
     """Whether it has failed to start or to end pods since the last one that started on it."""
+    slow_rank: bool = False
+    """Whether a rank was slow there, and none has trained there since that was not."""
     held: bool = False
     """Whether it is part of a mass outage: its pods don't count as lost then, however long it is not ready."""
 

@@ -108,6 +108,7 @@ ELSEWHERE = {
     "health.nodeLostSeconds": "the operator",
     "health.startTimeoutSeconds": "the operator",
     "health.hang": "the operator",
+    "health.stragglers": "the operator",
     "health.loss": "in its parts",
 }
 PARTS: dict[str, type[BaseModel]] = {

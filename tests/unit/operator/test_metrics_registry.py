@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from polyreme_api.job.accounting import Accounting, TimeCell
 from polyreme_api.job.status import Preemption, RestartRecord
-from polyreme_api.progress import ProgressRecord, RoutingByLayer
+from polyreme_api.progress import ProgressRecord, RoutingByLayer, Straggler
 from polyreme_api.times import rfc3339
 from polyreme_cluster.adapters.kubernetes.connection import Connection
 from polyreme_cluster.instrumented_client import InstrumentedCluster, code_of
@@ -298,6 +298,11 @@ def test_what_ranks_say_of_their_newest_step_is_shown_by_job_and_by_layer() -> N
     assert read(metrics, "polyreme_job_objective", **own, measure="other") == 2.0
     assert read(metrics, "polyreme_job_router_entropy_nats", **own, layer="1") == 3.0
     assert read(metrics, "polyreme_job_rows_dropped", **own, layer="2") == 7
+    assert read(metrics, "polyreme_job_stragglers", **own) == 0
+    slow = Straggler(ranks=(1,), since_step=3, slowdown=1.4)
+    metrics.on_job_observed(told(view, trained(8, stragglers=(slow,), watched_ranks=1)))
+    assert read(metrics, "polyreme_job_stragglers", **own) == 1
+    assert read(metrics, "polyreme_job_watched_ranks_ratio", **own) == 0.5
     metrics.on_job_deleted(view.uid)
     assert b'job="big"' not in metrics.render()
 

@@ -150,7 +150,7 @@ def test_a_stall_is_a_condition_and_one_event() -> None:
     again = dataclasses.replace(found, job=dataclasses.replace(found.job, status=write.after))
     assert found.lease is not None
     assert found.lease.record is not None
-    other = found.lease.record.model_copy(update={"watched_ranks": 1})
+    other = found.lease.record.model_copy(update={"data_wait_seconds": 1.0})
     again = dataclasses.replace(again, lease=dataclasses.replace(found.lease, record=other))
     assert decided(again) == ()
 

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from polyreme_api.exit_codes import ExitCode
 from polyreme_api.progress import ProgressRecord
+from polyreme_api.rank_state import ExchangeKind
 from polyreme_launcher.protocol.check_rounds import CheckOrder
 from polyreme_launcher.protocol.follower import ExitProcess, Tick
 from polyreme_launcher.protocol.hang_evidence import HangLimits
@@ -32,6 +33,8 @@ class AttemptView:
     hang_limits: HangLimits = dataclasses.field(default_factory=HangLimits)
     pp: int = 1
     """Ranks of a pipeline."""
+    blocks: Mapping[ExchangeKind, int] = dataclasses.field(default_factory=dict)
+    """Ranks of a group, by kind of exchange."""
 
     def replacement(self, index: int) -> int:
         """Return the replacement number of the pod that may fill an index's place."""

@@ -1,4 +1,4 @@
-"""State of all ranks as the leader knows it: the followers' newest looks, and the evidence of a hang in them."""
+"""State of all ranks as the leader knows it: the followers' newest looks, and the evidence of hangs and stragglers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from polyreme_api.progress import EXITS_MAX, ProgressRecord
 from polyreme_api.rank_state import RankState, states_of
-from polyreme_launcher.protocol import hang_evidence
+from polyreme_launcher.protocol import hang_evidence, straggler_evidence
 from polyreme_launcher.protocol.leader_events import AttemptView
 
 FRESH_S = 8.0
@@ -21,6 +21,7 @@ class RankWatch:
     states: Mapping[int, tuple[RankState, ...]] = dataclasses.field(default_factory=dict)
     """By worker."""
     hang: hang_evidence.HangWatch = dataclasses.field(default_factory=hang_evidence.HangWatch)
+    speed: straggler_evidence.SpeedWatch = dataclasses.field(default_factory=straggler_evidence.SpeedWatch)
 
 
 def take(watch: RankWatch, index: int, numbers: tuple[int, ...]) -> RankWatch:
@@ -43,16 +44,18 @@ def look(watch: RankWatch, attempt: AttemptView, heard: Mapping[int, float], now
         if now_s - heard.get(index, float("-inf")) <= FRESH_S
         for state in states
     ]
+    world = attempt.replicas * attempt.devices
+    speed = straggler_evidence.look(watch.speed, fresh, world=world, pp=attempt.pp, blocks=attempt.blocks)
     seen = hang_evidence.look(
         watch.hang,
         fresh,
         now_s,
-        world=attempt.replicas * attempt.devices,
+        world=world,
         limits=attempt.hang_limits,
         devices=attempt.devices,
         pp=attempt.pp,
     )
-    return dataclasses.replace(watch, hang=seen)
+    return dataclasses.replace(watch, hang=seen, speed=speed)
 
 
 def on_record(record: ProgressRecord, watch: RankWatch) -> ProgressRecord:
@@ -63,6 +66,7 @@ def on_record(record: ProgressRecord, watch: RankWatch) -> ProgressRecord:
         "stopped": stopped,
         "watched_ranks": sum(state.watched for state in ranks),
         "stall": watch.hang.stall,
+        "stragglers": watch.speed.stragglers,
     }
     return record.model_copy(update=changes)
 

@@ -43,6 +43,7 @@ def _urgent(record: ProgressRecord) -> tuple[object, ...]:
         record.resumed_from_step,
         record.message,
         record.stall,
+        record.stragglers,
         record.pre_check is not None and (record.pre_check.done, record.pre_check.failed),
     )
 

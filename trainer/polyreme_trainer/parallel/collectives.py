@@ -75,6 +75,14 @@ def scatter_rows(rows_TX: Tensor, group: dist.ProcessGroup) -> Tensor:
     return cast(Tensor, _Scatter.apply(rows_TX, group))
 
 
+@exchanges
+def finish(works: list[dist.Work], group: dist.ProcessGroup) -> None:  # noqa: ARG001 - recorded
+    """Wait for exchanges of a group that were begun, and forget them."""
+    for work in works:
+        work.wait()
+    works.clear()
+
+
 def pass_on(sent: Tensor, received: Tensor, group: dist.ProcessGroup, *, tag: int, step: int = 1) -> Callable[[], None]:
     """Begin to send a buffer to the next rank of the group's ring, and to receive one from the rank before.
 
@@ -89,12 +97,7 @@ def pass_on(sent: Tensor, received: Tensor, group: dist.ProcessGroup, *, tag: in
         ]
     )
 
-    @exchanges
-    def wait() -> None:
-        for work in works:
-            work.wait()
-
-    return wait
+    return lambda: finish(works, group)
 
 
 @exchanges

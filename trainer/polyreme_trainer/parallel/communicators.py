@@ -21,7 +21,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from polyreme_api.rank_state import ExchangeKind
 from polyreme_trainer.parallel import collectives
+from polyreme_trainer.rank_page import time_exchanges
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +44,8 @@ class Wanted:
     name: str
     ranks: tuple[int, ...]
     operations: frozenset[Operation]
+    kind: ExchangeKind = ExchangeKind.STAGE
+    """How the time of its exchanges is recorded."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +84,7 @@ class Communicators:
         for ranks, uses in by_ranks.items():
             opened = Communicator(names=tuple(use.name for use in uses), ranks=ranks, group=self._open(ranks))
             self.opened.append(opened)
+            time_exchanges(opened.group, uses[0].kind)
             groups |= dict.fromkeys(opened.names, opened.group)
         for ranks, uses in by_ranks.items():
             if len(ranks) > 1:

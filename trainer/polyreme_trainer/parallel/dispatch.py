@@ -21,6 +21,7 @@ from torch import Tensor
 from polyreme_trainer.model.moe import Dispatched, inverse
 from polyreme_trainer.model.recompute import computed_once
 from polyreme_trainer.parallel import collectives
+from polyreme_trainer.rank_page import add_rows
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,6 +66,7 @@ class AllToAllDispatcher:
         counts_NL = collectives.exchange_counts(counts_E, self._group)
         # The one wait for the device: splits of an uneven exchange are host integers.
         sent, received = torch.stack((counts_E.view(self._ranks, -1).sum(1), counts_NL.sum(1))).tolist()
+        add_rows(sum(received))
         return counts_NL, sent, received
 
     def combine(self, rows_SD: Tensor, state: Any) -> Tensor:
@@ -77,6 +79,7 @@ class AllToAllDispatcher:
 
     def _dispatch_evenly(self, rows_BD: Tensor, counts_E: Tensor, each: int) -> Dispatched:
         even = _Even(experts=counts_E.shape[0] // self._ranks, each=each)
+        add_rows(even.experts * even.each * self._ranks)
         arrived_SD = self._exchange_evenly(rows_BD, even)
         rows_SD = _swap(arrived_SD, self._ranks, even.experts)
         return Dispatched(rows_SD, counts_E[: even.experts] * self._ranks, even)

@@ -17,6 +17,7 @@ from typing import cast
 import torch.distributed as dist
 
 from polyreme_api.errors import InvalidConfigError
+from polyreme_api.rank_state import ExchangeKind
 from polyreme_planner.layout import Layout, gives_each_packs, packs_of_rank
 from polyreme_trainer.parallel.communicators import Communicators, Operation, Wanted
 
@@ -149,6 +150,13 @@ GROUP_OPERATIONS = {
     "ep_group": {_ROWS},
 }
 """Kinds of exchange of a training step in each group."""
+_KINDS = {
+    "shard_group": ExchangeKind.CONTEXT,
+    "ring_group": ExchangeKind.CONTEXT,
+    "ulysses_group": ExchangeKind.CONTEXT,
+    "tp_group": ExchangeKind.TENSOR,
+    "ep_group": ExchangeKind.EXPERTS,
+}
 
 
 def group_ranks(layout: Layout, rank: int, axes: Sequence[str]) -> tuple[int, ...]:
@@ -190,7 +198,12 @@ def open_meshes(layout: Layout, communicators: Communicators) -> Meshes:
 def mesh_groups(layout: Layout, rank: int) -> list[Wanted]:
     """Return the groups of both meshes that a rank is in, in the order in which all ranks open theirs."""
     return [
-        Wanted(name=name, ranks=group_ranks(layout, rank, axes), operations=frozenset(GROUP_OPERATIONS[name]))
+        Wanted(
+            name=name,
+            ranks=group_ranks(layout, rank, axes),
+            operations=frozenset(GROUP_OPERATIONS[name]),
+            kind=_KINDS.get(name, ExchangeKind.STAGE),
+        )
         for name, axes in GROUP_AXES.items()
     ]
 

@@ -83,9 +83,7 @@ class Replicas:
         """Reduce the remaining buckets, and wait for all: the owners' shares are then summed."""
         while self._next < len(self._turns):
             self._reduce_next()
-        for work in self._reducing:
-            work.wait()
-        self._reducing.clear()
+        collectives.finish(self._reducing, self.group)
 
     def gather(self, part: FlatParameters, piece: Piece) -> None:
         """Begin to send an updated piece to the other ranks, and to receive theirs."""
@@ -94,9 +92,7 @@ class Replicas:
 
     def settle(self) -> None:
         """Wait until all parameters are here."""
-        for work in self._gathering:
-            work.wait()
-        self._gathering.clear()
+        collectives.finish(self._gathering, self.group)
 
     def _check(self, index: int) -> Callable[[Tensor], None]:
         def made(_: Tensor) -> None:

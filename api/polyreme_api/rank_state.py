@@ -58,6 +58,8 @@ ACTIVITY, STEP, WAIT, STAGE, MICROBATCH, MOVES, EXCHANGES, SENT_FORWARD, SENT_BA
 COMPUTED_US, WORK, EXCHANGED_US = 10, 11, 12
 """The same of the last step: its time, its work, and its time in exchanges, one number for each ``ExchangeKind``."""
 PAGE_FIELDS = EXCHANGED_US + len(ExchangeKind)
+UNTIL_NS = 511
+"""The last place, which the launcher writes: until when the rank may begin steps; 0: without end."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -189,6 +189,7 @@ class Launcher:
             self._feed(machine.Tick())
             if self._leader_agent is not None:
                 self._leader_agent.tick()
+                self._ranks.limit(self._leader_agent.fence.until_ns)
 
     def _on_message(self, message: Message) -> None:
         self._feed(machine.FromLeader(message=message))

@@ -20,8 +20,10 @@ from polyreme_api.errors import (
     RefusedError,
 )
 from polyreme_api.exit_codes import ExitCode
+from polyreme_api.progress import ProgressRecord
 from polyreme_launcher.api_client import ApiClient
 from polyreme_launcher.exit_message import short_sentence
+from polyreme_launcher.fence_watch import FenceWatch
 from polyreme_launcher.job_watch import watch_attempts
 from polyreme_launcher.lease import LeaseKeeper
 from polyreme_launcher.mixture_leader import write_changes
@@ -70,7 +72,7 @@ class LeaderAgent:
             pod=pod,
             key=secret,
             clock=clock,
-            on_written=lambda record: self.feed(machine.LeaseWritten(record=record)),
+            on_written=self._on_lease_written,
             on_lost=lambda: self.feed(machine.Fenced()),
         )
         self._server = LeaderServer(
@@ -79,6 +81,11 @@ class LeaderAgent:
             on_connected=lambda index, number: self.feed(machine.PeerConnected(index=index, replacement=number)),
             on_lost=lambda index, number: self.feed(machine.PeerLost(index=index, replacement=number)),
             on_message=self._on_message,
+        )
+        self.fence = FenceWatch(
+            pod.checkpoint_url,
+            clock=clock,
+            on_fenced=lambda attempt: self.feed(machine.Fenced(attempt=attempt)),
         )
         self._tasks: set[asyncio.Task[None]] = set()
         self.master: socket.socket | None = None
@@ -90,6 +97,7 @@ class LeaderAgent:
         await self._server.start(listener)
         self._spawn(self._lease.run())
         self._spawn(self._watch())
+        self._spawn(self.fence.run())
         self.feed(machine.PeerConnected(index=0, replacement=self._pod.replacement))
 
     async def close(self) -> None:
@@ -113,6 +121,10 @@ class LeaderAgent:
     def tick(self) -> None:
         """Let time pass."""
         self.feed(Tick())
+
+    def _on_lease_written(self, record: ProgressRecord, began_s: float) -> None:
+        self.fence.confirm(record.attempt, began_s)
+        self.feed(machine.LeaseWritten(record=record))
 
     def _on_message(self, index: int, replacement: int, message: Message) -> None:
         self.feed(machine.FromPeer(index=index, replacement=replacement, message=message))
@@ -158,6 +170,7 @@ class LeaderAgent:
             self._on_fail(error)
 
     async def _fix_resume(self, attempt: int) -> None:
+        self.fence.end()
         view = self._state.attempt
         view = view if view is not None and view.number == attempt else None
         try:
@@ -172,6 +185,7 @@ class LeaderAgent:
             print(f"attempt {attempt} had a leader before, which may have released it", file=sys.stderr)
             self.feed(machine.Fenced(attempt=attempt))
             return
+        self.fence.begin(attempt)
         try:
             address, port = self._listen_for_ranks()
         except OSError as error:

@@ -20,6 +20,7 @@ from polyreme_api.progress import ProgressRecord
 from polyreme_api.signed_progress import ProgressSigner
 from polyreme_api.times import rfc3339
 from polyreme_launcher.api_client import ApiAwayError, ApiClient, ApiConflictError, ApiRefusedError
+from polyreme_system.rank_page import awake_s
 
 LEASE_S = 15
 RETRY_FIRST_S = 0.1
@@ -36,7 +37,7 @@ class LeaseKeeper:
         pod: The leader's pod.
         key: The job's key.
         clock: Clock.
-        on_written: Called when the Lease holds a record.
+        on_written: Called when the Lease holds a record, with when the write began.
         on_lost: Called when a newer attempt or replacement wrote it.
     """
 
@@ -47,7 +48,7 @@ class LeaseKeeper:
         pod: PodEnvironment,
         key: bytes,
         clock: Clock,
-        on_written: Callable[[ProgressRecord], None],
+        on_written: Callable[[ProgressRecord, float], None],
         on_lost: Callable[[], None],
     ) -> None:
         self._api = api
@@ -85,6 +86,7 @@ class LeaseKeeper:
             record, self._pending = self._pending, None
             if record is None:
                 continue
+            began_s = awake_s()
             try:
                 written = await self._write(record)
             except (ApiAwayError, ApiRefusedError, NotFoundError):
@@ -98,7 +100,7 @@ class LeaseKeeper:
             if not written:
                 self._on_lost()
                 return
-            self._on_written(record)
+            self._on_written(record, began_s)
             if self._pending is None:
                 self._idle.set()
 

@@ -20,6 +20,7 @@ from polyreme_api.rank_state import (
     SENT_FORWARD,
     STAGE,
     STEP,
+    UNTIL_NS,
     WAIT,
     WORK,
     ExchangeKind,
@@ -27,7 +28,7 @@ from polyreme_api.rank_state import (
     RankState,
     RankWait,
 )
-from polyreme_system.rank_page import PAGE_BYTES, open_page, read_page
+from polyreme_system.rank_page import PAGE_BYTES, open_page, read_page, write_number
 
 _NS_PER_MS = 1_000_000
 
@@ -60,6 +61,11 @@ class RankPages:
     def read(self, now_ns: int) -> dict[int, RankState]:
         """Return what the ranks have written, by rank."""
         return {rank: _state(rank, page, made_ns, now_ns) for rank, (page, made_ns) in self._pages.items()}
+
+    def limit(self, until_ns: int) -> None:
+        """Tell the ranks until when they may begin steps."""
+        for page, _ in self._pages.values():
+            write_number(page, UNTIL_NS, until_ns)
 
     def close(self) -> None:
         """Free the pages."""

@@ -95,6 +95,10 @@ class RankStarter:
         """Return what the ranks have recorded, by rank."""
         return self._pages.read(time.monotonic_ns())
 
+    def limit(self, until_ns: int) -> None:
+        """Tell the ranks until when they may begin steps (``FenceWatch.until_ns``)."""
+        self._pages.limit(until_ns)
+
     def close(self) -> None:
         """Close the files that ranks share."""
         self._copies.close()

@@ -12,6 +12,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
+from polyreme_api.errors import FencedError
 from polyreme_api.rank_state import (
     ACTIVITY,
     COMPUTED_US,
@@ -24,13 +25,14 @@ from polyreme_api.rank_state import (
     SENT_FORWARD,
     STAGE,
     STEP,
+    UNTIL_NS,
     WAIT,
     WORK,
     ExchangeKind,
     RankActivity,
     RankWait,
 )
-from polyreme_system.rank_page import PageWriter
+from polyreme_system.rank_page import PageWriter, awake_s
 
 _PAGE = PageWriter(moves=MOVES, moved_ns=MOVED_NS)
 _NS_PER_US = 1000
@@ -99,6 +101,20 @@ def enter_step(number: int, *, first: bool) -> None:
         numbers[WAIT] = numbers[SENT_FORWARD] = numbers[SENT_BACKWARD] = 0
         _Clock.step_began_ns, _Clock.waited_ns, _Clock.rows = _PAGE.moved(), 0, 0
         _Clock.exchanged_ns = (0,) * len(ExchangeKind)
+
+
+def check_lease() -> None:
+    """Refuse to begin a step when the leader has lost the right to train (``polyreme_launcher.fence_watch``).
+
+    Raises:
+        FencedError: Saying how that came about.
+    """
+    until_s = _PAGE.numbers[UNTIL_NS] / 1e9
+    if until_s and (over_s := awake_s() - until_s) > 0:
+        raise FencedError(
+            f"no step may begin: the right to train ended {over_s:.0f} s ago, since neither the checkpoint root nor "
+            "the API server has said that no newer attempt has begun"
+        )
 
 
 def leave_step(work: int) -> None:

@@ -19,7 +19,7 @@ from polyreme_trainer.model.branches import not_yet
 from polyreme_trainer.model.routing import Routing, Summary
 from polyreme_trainer.parallel.gradients import GlobalStep
 from polyreme_trainer.parallel.mesh import Meshes
-from polyreme_trainer.rank_page import activity, enter_step, leave_step, rows
+from polyreme_trainer.rank_page import activity, check_lease, enter_step, leave_step, rows
 from polyreme_trainer.train.checkpoint_content import content
 from polyreme_trainer.train.evaluation import HeldOut, held_out
 from polyreme_trainer.train.inputs import Inputs
@@ -100,13 +100,14 @@ class Loop:
         Raises:
             StepFailedError: On all ranks, if loss or gradient is not finite or there is nothing to learn from, before
                 any parameter changes.
-            FencedError: If a newer attempt has begun.
+            FencedError: If a newer attempt has begun, or that is not known for too long.
             EnvironmentFailedError: If checkpoints keep failing.
         """
         first = self.state.step + 1
         while self.state.step < self.settings.steps:
             if not self._knows_reference(self.state.step + 1):
                 return LoopEnd.STOPPED
+            check_lease()
             stage = self.settings.stage_at(self.state.step + 1)
             enter_step(self.state.step + 1, first=self.state.step + 1 in {first, stage.first_step})
             total = self._step()

@@ -75,7 +75,10 @@ class ExitCode(enum.IntEnum):
     FENCED = (
         17,
         "launcher, ranks",
-        "A newer attempt, or a newer pod of the same worker, has replaced this one; it writes nothing more.",
+        (
+            "A newer attempt, or a newer pod of the same worker, has replaced this one, or nothing has said for 60 s that "
+            "none has; it writes nothing more."
+        ),
         "Nothing: the newer one continues.",
     )
     STOPPED = (

@@ -87,6 +87,8 @@ def sim(
 
       polyreme sim --nodes 128 --recall 0,0.5 --precision 0.8 -o json
     """
+    if job is None and settings:
+        raise InvalidConfigError("--set changes a job, and none is given", field="JOB or --set")
     spec = ANY_JOB if job is None else parse_new_job(read_manifest(job, settings or ())).spec
     base = Scenario(
         machines=Machines(

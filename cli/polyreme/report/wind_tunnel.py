@@ -42,7 +42,7 @@ def shares_chart(rows: Sequence[Row], *, target: float) -> str:
     )
     y = Scale(low=max(0.0, min([*shares, target]) - 0.02), high=1.0, from_px=_HEIGHT_PX - BOTTOM, to_px=TOP)
     parts = [svg.frame(x, y, name_x="seconds between checkpoints", name_y="effective share (ETTR)")]
-    parts.append(svg.line([(x.from_px, y(target)), (x.to_px, y(target))], "lost-line", title=f"target {target:g}"))
+    parts.append(svg.line([(x.from_px, y(target)), (x.to_px, y(target))], "lost-line c5", title=f"target {target:g}"))
     for at, (name, members) in enumerate(_by_policy(rows).items()):
         colour = f"c{at % _COLOURS}"
         dots = [(x(row.scenario.saves.interval_ms / 1000), y(row.effective_share)) for row in members]

@@ -56,6 +56,7 @@ def test_without_an_interval_the_best_one_is_in_the_middle(capsys: pytest.Captur
     ("options", "says"),
     [
         ([], "JOB or --nodes"),
+        (["--nodes", "4", "--set", "failurePolicy.maxRestarts=9"], "JOB or --set"),
         (["--nodes", "4", "--spares", "1.5"], "--spares"),
         (["--nodes", "4", "--interval", "soon"], "--interval"),
         (["--nodes", "4", "--interval", "30", "--durable", "60"], "--durable"),

@@ -210,7 +210,7 @@ def test_a_rank_begins_no_step_when_the_right_to_train_has_ended(monkeypatch: py
         assert descriptor is not None
         writer.attach(os.dup(descriptor))
     monkeypatch.setattr(rank_page, "_PAGE", writer)
-    rank_page.check_lease()  # no limit was told
+    rank_page.check_lease()  # there is no limit yet
     pages.limit(int((awake_s() + 100) * NS))
     rank_page.check_lease()
     pages.limit(int((awake_s() - 3) * NS))

@@ -1,4 +1,4 @@
-"""How long an attempt may train on without a sign that no newer one has begun; pure, checked by simulated failovers.
+"""Right of an attempt to train on, by signs that no newer one has begun; pure, and checked by simulated failovers.
 
 A newer attempt claims its resume point in the checkpoint root before its ranks are released, and its leader writes the
 job's Lease. So a look at the root that finds no claim, or a write of the Lease that is taken, shows that at its

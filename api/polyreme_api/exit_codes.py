@@ -76,8 +76,8 @@ class ExitCode(enum.IntEnum):
         17,
         "launcher, ranks",
         (
-            "A newer attempt, or a newer pod of the same worker, has replaced this one, or nothing has said for 60 s that "
-            "none has; it writes nothing more."
+            "A newer attempt, or a newer pod of the same worker, has replaced this one, or nothing has said for 60 s "
+            "that none has; it writes nothing more."
         ),
         "Nothing: the newer one continues.",
     )

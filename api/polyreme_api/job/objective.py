@@ -44,6 +44,8 @@ class Generation(Part):
 
     parallelism: GenerationParallelism | None = None
     """Another layout than training's; ranks then hold a second copy of the weights, sent in each step."""
+    replay_routing: bool = False
+    """Training sends tokens to the experts they went to when drawn; the step's record holds the choices."""
 
 
 class Objective(Part):
@@ -95,6 +97,11 @@ class Objective(Part):
     def answers(self) -> bool:
         """Whether the model learns from its own answers."""
         return self.kind == "GroupRelative"
+
+    @property
+    def replays_routing(self) -> bool:
+        """Whether training sends tokens to the experts that they went to when they were drawn."""
+        return self.generation is not None and self.generation.replay_routing
 
     @property
     def judges_loss(self) -> bool:

@@ -3,7 +3,7 @@
 A pipeline stage holds a section of it, under the names of the whole model: layers are numbered through the model.
 
 Legend: T tokens, S those of this rank between layers (all without tensor parallelism), D model width, V vocabulary, F
-rotary pairs.
+rotary pairs, L layers with experts, X experts of a token.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ class Decoded:
     hidden_TD: Tensor
     routing: Routing
     """Of this rank's tokens, by each MoE layer held."""
+    experts: tuple[Tensor, ...]
+    """The experts of each token (T, X), by the same layers."""
 
 
 class DecoderLayer(nn.Module):
@@ -65,14 +67,19 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(shape.width, shape.norm_eps)
 
     def forward(
-        self, x_SD: Tensor, turn_TF: Tensor, attend: Attend | LatentAttend, real_N: Tensor | None = None
+        self,
+        x_SD: Tensor,
+        turn_TF: Tensor,
+        attend: Attend | LatentAttend,
+        real_N: Tensor | None = None,
+        chosen_SX: Tensor | None = None,
     ) -> tuple[Tensor, Routed | None]:
         """Return the stream after this layer, and its routing if it has experts."""
         x_SD = x_SD + self.self_attn(recomputable(self.input_layernorm, x_SD), turn_TF, attend)
         normed_SD = recomputable(self.post_attention_layernorm, x_SD)
         if isinstance(self.mlp, FeedForward):
             return x_SD + self.mlp(normed_SD), None
-        out_SD, routed = self.mlp(normed_SD, real_N)
+        out_SD, routed = self.mlp(normed_SD, real_N, chosen_SX)
         return x_SD + out_SD, routed
 
 
@@ -126,7 +133,14 @@ class Decoder(nn.Module):
         held_T = (own_T >= 0) & (own_T < words)
         return self.ranks.scatter(self.embed_tokens(own_T.clamp(0, words - 1)) * held_T.unsqueeze(1))
 
-    def forward(self, x_SD: Tensor, positions_T: Tensor, attend: LayerAttend, real_N: Tensor | None = None) -> Decoded:
+    def forward(
+        self,
+        x_SD: Tensor,
+        positions_T: Tensor,
+        attend: LayerAttend,
+        real_N: Tensor | None = None,
+        chosen_LSX: Tensor | None = None,
+    ) -> Decoded:
         """Run the section's layers.
 
         Args:
@@ -134,18 +148,22 @@ class Decoder(nn.Module):
             positions_T: Position of each token within its document, int64.
             attend: Attention of each layer.
             real_N: Which of this rank's rows are not padding; None: all.
+            chosen_LSX: Experts that the rows go to, by each layer with experts of the model; None: routers choose.
         """
         turn_TF = decoder_turns(positions_T, self.shape, theta=self.rope_theta)
         routings: list[Routed] = []
         for index, layer in self.layers.items():
             if self.before_layer is not None:
                 x_SD = self.before_layer(int(index), x_SD)
-            x_SD, routed = run_layer(self.recompute, layer, x_SD, turn_TF, attend(int(index)), real_N)
+            number = int(index) - self.shape.dense_layers
+            chosen_SX = None if chosen_LSX is None or number < 0 else chosen_LSX[number]
+            x_SD, routed = run_layer(self.recompute, layer, x_SD, turn_TF, attend(int(index)), real_N, chosen_SX)
             if routed is not None:
                 routings.append(routed)
         return Decoded(
             hidden_TD=self.norm(x_SD) if self.section.last else x_SD,
             routing=Routing.of(routings, experts=self.shape.experts, device=x_SD.device),
+            experts=tuple(routed.experts_TK for routed in routings),
         )
 
 

@@ -59,6 +59,8 @@ class Routed:
     """Those of them that were dropped, int64."""
     entropy: Tensor
     """Entropy of each token's normalised scores [nats], summed over tokens; float32 scalar without gradient."""
+    experts_TK: Tensor
+    """The experts of each token."""
 
 
 class Dispatcher(Protocol):
@@ -136,20 +138,23 @@ class Router(nn.Module):
         self.weight = nn.Parameter(torch.empty(shape.experts, shape.width))
         self.register_buffer("e_score_correction_bias", torch.zeros(shape.experts, dtype=torch.float32))
 
-    def forward(self, x_TD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Route every token.
+    def forward(self, x_TD: Tensor, chosen_TK: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Route every token; where experts are given, only weigh these.
 
         Returns:
             weights_TK float32 (sum to ``routed_scaling``), experts_TK int64, scores_TE float32.
         """
         scores_TE = F.linear(x_TD.float(), self.weight.float()).sigmoid()
-        biased_TE = scores_TE.detach() + self.e_score_correction_bias.float()
-        if self.groups_kept < self.groups:
-            biased_TE = self._in_best_groups(biased_TE)
-        experts_TK = biased_TE.topk(self.chosen, dim=-1, sorted=False).indices
+        experts_TK = self._best(scores_TE.detach()) if chosen_TK is None else chosen_TK
         weights_TK = scores_TE.gather(1, experts_TK)
         weights_TK = weights_TK * (self.scaling / (weights_TK.sum(-1, keepdim=True) + 1e-20))
         return weights_TK, experts_TK, scores_TE
+
+    def _best(self, scores_TE: Tensor) -> Tensor:
+        biased_TE = scores_TE + self.e_score_correction_bias.float()
+        if self.groups_kept < self.groups:
+            biased_TE = self._in_best_groups(biased_TE)
+        return biased_TE.topk(self.chosen, dim=-1, sorted=False).indices
 
     def _in_best_groups(self, biased_TE: Tensor) -> Tensor:
         """Rule out the experts of all but the best groups (arXiv:2412.19437, section 2.1.2)."""
@@ -219,14 +224,17 @@ class MixtureOfExperts(nn.Module):
         self.experts = Experts(shape, len(held), clear_empty=options.clear_empty)
         self.shared_experts = FeedForward(shape.width, shape.shared_experts * shape.expert_ffn_width, ranks)
 
-    def forward(self, x_TD: Tensor, real_N: Tensor | None = None) -> tuple[Tensor, Routed]:
+    def forward(
+        self, x_TD: Tensor, real_N: Tensor | None = None, chosen_TK: Tensor | None = None
+    ) -> tuple[Tensor, Routed]:
         """Add the shared and the weighted routed experts.
 
         Args:
             x_TD: Normalised hidden states.
             real_N: Which of them are not padding; None: all.
+            chosen_TK: Experts that they went to when they were drawn; None: the router chooses.
         """
-        weights_TK, experts_TK, scores_TE = self.gate(x_TD)
+        weights_TK, experts_TK, scores_TE = self.gate(x_TD, chosen_TK)
         rows = Rows(experts_TK, real_N)
         load_E = _load(rows.experts_M, scores_TE.shape[1])
         most = self._capacity(experts_TK, load_E)
@@ -239,6 +247,7 @@ class MixtureOfExperts(nn.Module):
             load_E=load_E,
             dropped_E=torch.zeros_like(load_E) if most is None else (load_E - most).clamp_(min=0),
             entropy=_entropy(scores_TE if real_N is None else scores_TE.index_select(0, real_N)),
+            experts_TK=experts_TK,
         )
         return routed_TD.to(x_TD.dtype) + self.shared_experts(x_TD), routed
 

@@ -1,7 +1,7 @@
 """A section of the model as a pipeline runs it: a stream of hidden states in, one out; the last one returns its loss.
 
 Legend: T tokens of a microbatch, S rows that a rank holds between layers, N those of them that are not padding, D
-decoder width, P patches, C values of a patch.
+decoder width, P patches, C values of a patch, M media tokens, L layers with experts, X experts of a token.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ class Microbatch(Protocol):
     @property
     def media_M(self) -> Tensor | None: ...  # noqa: D102
     @property
+    def chosen_LSX(self) -> Tensor | None: ...  # noqa: D102
+    @property
     def learned_N(self) -> Tensor | None: ...  # noqa: D102
     @property
     def branches(self) -> Branches | None: ...  # noqa: D102
@@ -64,6 +66,7 @@ def decode(model: KimiVL, stream_SD: Tensor | None, microbatch: Microbatch) -> D
         deliver=microbatch.deliver,
         real_N=microbatch.real_N,
         media_M=microbatch.media_M,
+        chosen_LSX=microbatch.chosen_LSX,
     )
     return decoded
 

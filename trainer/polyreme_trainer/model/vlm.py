@@ -1,7 +1,7 @@
 """The whole vision-language model on one flat stream of packed documents.
 
 Legend: T tokens of all packs of this rank, D decoder width, V vocabulary, P patches, C values of a patch,
-M image tokens.
+M image tokens, S rows of this rank between layers, L layers with experts, X experts of a token.
 """
 
 from __future__ import annotations
@@ -103,6 +103,7 @@ class KimiVL(nn.Module):
         deliver: Callable[[Tensor], Tensor] | None = None,
         real_N: Tensor | None = None,
         media_M: Tensor | None = None,
+        chosen_LSX: Tensor | None = None,
     ) -> Decoded:
         """Run packed documents through the section.
 
@@ -118,6 +119,7 @@ class KimiVL(nn.Module):
             deliver: Turns features of the images given into those of the media tokens held, if these differ.
             real_N: Which of the rows that this rank holds between layers are not padding; None: all.
             media_M: Which of them are media tokens (``embed``).
+            chosen_LSX: Experts that these rows go to (``Decoder.forward``).
 
         Raises:
             InvalidConfigError: If offsets, grids or media tokens do not fit.
@@ -125,10 +127,10 @@ class KimiVL(nn.Module):
         if stream_SD is None:
             stream_SD = self.begin(tokens_T, patches_PC, grids, deliver, media_M)
         if attend is not None:
-            return self.decode(stream_SD, positions_T, lambda _: attend, real_N)
+            return self.decode(stream_SD, positions_T, lambda _: attend, real_N, chosen_LSX)
         lengths = document_lengths(document_offsets, tokens_T.shape[0])
         documents = segments(lengths, causal=True, device=stream_SD.device, dtype=stream_SD.dtype)
-        return self.decode(stream_SD, positions_T, lambda _: documents.attend, real_N)
+        return self.decode(stream_SD, positions_T, lambda _: documents.attend, real_N, chosen_LSX)
 
     def begin(
         self,
@@ -187,10 +189,15 @@ class KimiVL(nn.Module):
         return embedded_SD.index_copy(0, media_M, features_MD.to(embedded_SD.dtype))
 
     def decode(
-        self, embedded_SD: Tensor, positions_T: Tensor, attend: LayerAttend, real_N: Tensor | None = None
+        self,
+        embedded_SD: Tensor,
+        positions_T: Tensor,
+        attend: LayerAttend,
+        real_N: Tensor | None = None,
+        chosen_LSX: Tensor | None = None,
     ) -> Decoded:
         """Run the section's layers on embedded tokens, with the caller's attention."""
-        decoded: Decoded = self.language_model.model(embedded_SD, positions_T, attend, real_N)
+        decoded: Decoded = self.language_model.model(embedded_SD, positions_T, attend, real_N, chosen_LSX)
         return decoded
 
     def logits(self, hidden_TD: Tensor) -> Tensor:

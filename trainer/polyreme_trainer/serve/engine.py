@@ -25,10 +25,12 @@ from torch import Tensor
 from polyreme_api.batch import Array
 from polyreme_api.errors import InvalidConfigError
 from polyreme_planner.latent_cache import CacheKind
+from polyreme_trainer.model.decoder import Decoded
 from polyreme_trainer.model.vlm import KimiVL
 from polyreme_trainer.serve import scheduler
 from polyreme_trainer.serve.attention import CachedAttention, lay_out, order
 from polyreme_trainer.serve.cache import open_cache
+from polyreme_trainer.serve.choices import Choices
 from polyreme_trainer.serve.pages import Pages
 from polyreme_trainer.serve.sampling import Draw, choose
 from polyreme_trainer.serve.scheduler import Piece, Scheduler
@@ -175,6 +177,7 @@ class Engine:
         *,
         pipeline: DecodePipeline | None = None,
         agree: Callable[[int], int] = int,
+        choices: Choices | None = None,
     ) -> None:
         """Hold an empty cache.
 
@@ -183,11 +186,12 @@ class Engine:
             settings: Sizes.
             pipeline: The stages of the model, if it is not whole.
             agree: Largest of the numbers that the ranks give; a collective under expert parallelism.
+            choices: Records to which experts tokens went; None: no record is kept.
         """
         self.settings = settings
         self.rests = False
         """Whether no rank had anything to do in the last step."""
-        self._model, self._agree = model, agree
+        self._model, self._agree, self._choices = model, agree, choices
         self._pipeline = pipeline or OneModel(model)
         shape, held = model.shape.decoder, [stage.section.layers for stage in self._pipeline.stages]
         self.pages = Pages(settings.pages, page_tokens=settings.page_tokens)
@@ -278,10 +282,12 @@ class Engine:
 
         def run(stage: KimiVL, stream_TD: Tensor) -> Tensor:
             cache = self._caches[stage.section.layers]
-            hidden_TD: Tensor = stage.decode(
+            decoded: Decoded = stage.decode(
                 stream_TD, layout.position_T, lambda layer: CachedAttention(layout, cache, layer)
-            ).hidden_TD
-            return hidden_TD
+            )
+            if self._choices is not None:
+                self._choices.keep(pieces, stage.section, decoded.experts)
+            return decoded.hidden_TD
 
         rows = layout.position_T.shape[0]
         hidden_TD = self._pipeline.through(rows, lambda first: self._begin(first, pieces, sees=sees), run)

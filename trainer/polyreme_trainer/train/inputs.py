@@ -2,7 +2,7 @@
 
 Legend: T tokens of a rank's context part, P patches that it encodes, C values of a patch, I images, A tokens of the
 whole stream, M media tokens, S rows that a rank holds between layers, N those of them that are not padding, B branches
-(answers to one prompt) of the stream, K those that are learned.
+(answers to one prompt) of the stream, K those that are learned, L layers with experts, X experts of a token.
 """
 
 from __future__ import annotations
@@ -55,6 +55,8 @@ class Inputs:
     """Which of the rows that this rank holds between layers are not padding, rising; None: all."""
     media_M: Tensor | None = None
     """Which of these rows are media tokens, rising; None: the model looks, and the host waits for it."""
+    chosen_LSX: Tensor | None = None
+    """Experts that these rows went to when answers were drawn; None: routers choose."""
     learned_N: Tensor | None = None
     """Which of T have unmasked targets, rising; None: the loss looks."""
     branches: Branches | None = None
@@ -69,6 +71,8 @@ class DrawnAnswers:
     """By the place of the target."""
     advantage_B: npt.NDArray[np.float64]
     share_B: npt.NDArray[np.float64]
+    chosen_TLX: npt.NDArray[np.integer] | None = None
+    """Experts that each place of the stream went to; None: routers choose."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +166,8 @@ def to_inputs(
         arrays["media_M"] = np.flatnonzero(tokens_A[place_S] == media_token)
     if batch.padding_documents:
         arrays["real_N"] = _real(batch, place_S)
+    if drawn is not None and drawn.chosen_TLX is not None:
+        arrays["chosen_LSX"] = drawn.chosen_TLX[place_S].swapaxes(0, 1).astype(np.int64)
     if branches_B4.size:
         arrays |= _branch_arrays(branches_B4, targets_A, offsets, place_T[learned_N], reference)
         if drawn is not None:

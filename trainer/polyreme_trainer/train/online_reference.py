@@ -75,7 +75,8 @@ def reference_in_place(state: TrainState) -> Iterator[None]:
 
 
 def _compared(state: TrainState, microbatch: Inputs, meshes: Meshes) -> Inputs:
-    logp_N = token_log_probs(state, microbatch, meshes)
+    # The reference is another model: its routers choose for themselves.
+    logp_N = token_log_probs(state, dataclasses.replace(microbatch, chosen_LSX=None), meshes)
     branches = microbatch.branches
     if logp_N is None or branches is None:
         return microbatch

@@ -8,15 +8,22 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from polyreme_api.job.objective import Objective
 from polyreme_planner.latent_cache import CacheKind
 from polyreme_trainer.model.vlm import KimiVL
+from polyreme_trainer.parallel import collectives
 from polyreme_trainer.parallel.mesh import Meshes
 from polyreme_trainer.parallel.tensor import whole_rows
 from polyreme_trainer.rank_page import advance
 from polyreme_trainer.serve.answers import settings_for
+from polyreme_trainer.serve.choices import Choices
 from polyreme_trainer.serve.engine import DecodePipeline, Engine, Made, Request
 from polyreme_trainer.train.forward import agreement, answering, decode_pipeline
 from polyreme_trainer.train.rollouts.generation_model import GenerationModel
@@ -40,6 +47,8 @@ class Drawing:
     """Which of how many equal parts of a data-parallel rank's prompts are this rank's."""
     speaks: bool = True
     """Whether no other rank has the same answers."""
+    stages_group: dist.ProcessGroup | None = None
+    """Ranks that hold the other layers; None: there are none."""
 
 
 def in_training_layout(state: TrainState, meshes: Meshes) -> Drawing:
@@ -50,6 +59,7 @@ def in_training_layout(state: TrainState, meshes: Meshes) -> Drawing:
         agree=agreement(state, meshes),
         share=(meshes.place("cp"), meshes.layout.cp),
         speaks=not meshes.place("tp") and not meshes.place("pp"),
+        stages_group=meshes.pp_group if meshes.layout.pp > 1 else None,
     )
 
 
@@ -90,8 +100,9 @@ def generate(
     longest = max((len(prompt.prompt_tokens) for prompt in prompts), default=1) + objective.answer_tokens
     sizes = settings_for(model, layers=layers, tokens_max=longest, rows_max=ROWS_MAX, cache=cache)
     made: dict[int, list[Made]] = {}
+    choices = Choices(model.shape.decoder) if objective.replays_routing else None
     with whole_rows(model.ranks), answering(drawing.models):
-        engine = Engine(model, sizes, pipeline=drawing.pipeline, agree=drawing.agree)
+        engine = Engine(model, sizes, pipeline=drawing.pipeline, agree=drawing.agree, choices=choices)
         for prompt in prompts:
             like: int | None = None
             for number in range(objective.samples):
@@ -112,7 +123,42 @@ def generate(
             if engine.rests:
                 break
     answers = [answer_of(tokens, stop=stop_token, media=model.media_token) for tokens in made.values()]
-    return [answers[place : place + objective.samples] for place in range(0, len(answers), objective.samples)]
+    sampled = [answers[place : place + objective.samples] for place in range(0, len(answers), objective.samples)]
+    if choices is None:
+        return sampled
+    return _with_choices(sampled, prompts, choices, drawing, like=model.like)
+
+
+def _with_choices(
+    sampled: Sequence[Sequence[Answer]],
+    prompts: Sequence[DocumentPrompt],
+    choices: Choices,
+    drawing: Drawing,
+    *,
+    like: Tensor,
+) -> list[list[Answer]]:
+    """Add to each answer where its tokens and those of its prompt went: the first answer's sequence ran the prompt."""
+    numbers = itertools.count()
+    taken = [
+        choices.take(next(numbers), len(prompt.prompt_tokens) + len(answer.tokens) - 1)
+        for prompt, of in zip(prompts, sampled, strict=True)
+        for answer in of
+    ]
+    if drawing.stages_group is not None and taken:
+        together = torch.cat(taken).to(like.device)
+        collectives.sum_over(together, drawing.stages_group)
+        taken = list(together.cpu().split([each.shape[0] for each in taken]))
+    found, rest = [], iter(taken)
+    for prompt, of in zip(prompts, sampled, strict=True):
+        length, own = len(prompt.prompt_tokens), [next(rest).numpy() for _ in of]
+        shared = own[0][:length]
+        found.append(
+            [
+                dataclasses.replace(answer, chosen=each[length:], prompt_chosen=shared)
+                for answer, each in zip(of, own, strict=True)
+            ]
+        )
+    return found
 
 
 def draw_seed(seed: int, step: int, prompt: str, number: int) -> int:

@@ -3,7 +3,11 @@
 One object a step, ``rollouts/step-<step>-<digest>.json``; the first commit wins::
 
     {"form", "step", "attempt",
-     "prompts": {KEY: {"prompt", "expected", "answers": [{"tokens", "logProbs", "ended", "reward", "text"}]}}}
+     "prompts": {KEY: {"prompt", "expected", "experts",
+                       "answers": [{"tokens", "logProbs", "ended", "reward", "text", "experts"}]}}}
+
+``experts`` are the choices of routers, where the stage replays them: type, shape (tokens, layers, experts of a token),
+bytes in base64.
 
 ``KEY`` names a prompt by its content, so the record is the same in every layout. The digest covers what prompts and
 answers follow from: the data and their order, the objective, the seed. Records of steps that no kept checkpoint would
@@ -12,6 +16,7 @@ train again are deleted.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import dataclasses
 import hashlib
@@ -20,11 +25,15 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.job.objective import Objective
 from polyreme_api.rewards import Rewarded
 from polyreme_api.store import ObjectExistsError, ObjectNotFoundError, ObjectStore
 
+Chosen = npt.NDArray[np.integer]
 FORM = 1
 FOLDER = "rollouts/"
 NO_TEXT = Rewarded(prompt="", answer="", expected="", reward=0.0)
@@ -43,6 +52,10 @@ class Answer:
     """False: it was cut by its limit, or names an image that is not there; it is not learned."""
     rewarded: Rewarded | None = None
     """Its reward, and all texts; None: not yet."""
+    chosen: Chosen | None = dataclasses.field(default=None, compare=False)
+    """Experts that its tokens but the last went to (T, L, X); None: routers choose again."""
+    prompt_chosen: Chosen | None = dataclasses.field(default=None, compare=False)
+    """The same of its prompt, shared by all answers to it."""
 
     @property
     def reward(self) -> float:
@@ -128,15 +141,31 @@ def _packed(answers: Sequence[Answer]) -> dict[str, Any]:
             "ended": answer.ended,
             "reward": answer.reward,
             "text": text.answer,
+            **_packed_chosen(answer.chosen),
         }
         for answer, text in zip(answers, texts, strict=True)
     ]
-    return {"prompt": texts[0].prompt, "expected": texts[0].expected, "answers": rows}
+    shared = _packed_chosen(answers[0].prompt_chosen)
+    return {"prompt": texts[0].prompt, "expected": texts[0].expected, **shared, "answers": rows}
+
+
+def _packed_chosen(chosen: Chosen | None) -> dict[str, Any]:
+    if chosen is None:
+        return {}
+    return {"experts": [str(chosen.dtype), chosen.shape, base64.b64encode(chosen.tobytes()).decode()]}
+
+
+def _parsed_chosen(of: Mapping[str, Any]) -> Chosen | None:
+    if "experts" not in of:
+        return None
+    dtype, sizes, text = of["experts"]
+    return np.frombuffer(base64.b64decode(text), np.dtype(dtype)).reshape(sizes)
 
 
 def _parsed(content: bytes, key: str) -> Answers:
     try:
         prompts = json.loads(content)["prompts"]
+        shared = {name: _parsed_chosen(of) for name, of in prompts.items()}
         return {
             name: [
                 Answer(
@@ -149,6 +178,8 @@ def _parsed(content: bytes, key: str) -> Answers:
                         expected=str(of["expected"]),
                         reward=float(answer["reward"]),
                     ),
+                    chosen=_parsed_chosen(answer),
+                    prompt_chosen=shared[name],
                 )
                 for answer in of["answers"]
             ]

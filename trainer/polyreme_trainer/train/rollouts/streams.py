@@ -4,7 +4,8 @@ A document of the data is a prompt and the answer that the data expect. Its stre
 answers that the model has drawn; the loader left room for them. Answers that were cut by their limit are left out: that
 they were too long is all that is known of them (DAPO, arXiv:2503.14476, section 3.4).
 
-Legend: T places of a stream, P patches, C values of a patch, I images, B branches.
+Legend: T places of a stream, P patches or tokens of a prompt, C values of a patch, I images, B branches, L layers with
+experts, X experts of a token.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from polyreme_api.batch import IGNORED_TARGET, PackedBatch
 from polyreme_api.errors import InvalidConfigError, StepFailedError
 from polyreme_api.job.objective import Objective
 from polyreme_trainer.train.inputs import DrawnAnswers
-from polyreme_trainer.train.rollouts.record import Answer, Answers
+from polyreme_trainer.train.rollouts.record import Answer, Answers, Chosen
 
 Places = npt.NDArray[np.int64]
 PADDING_TOKENS = 128
@@ -171,14 +172,14 @@ def with_answers(
     Raises:
         InvalidConfigError: If the answers do not fit.
     """
-    laid = _Stream.like(batch, pad=pad)
+    laid = _Stream.like(batch, answers, pad=pad)
     for first in range(0, laid.tokens_T.size, pack_tokens):
         laid.at, edge = first, first + pack_tokens
         for prompt in prompts:
             if first <= prompt.begin < edge:
                 of = answers[prompt.key]
                 ways = zip(of, advantages_of(of, objective), shares[prompt.key], strict=True)
-                laid.put(prompt.prompt_tokens, [way for way in ways if way[0].ended], edge)
+                laid.put(prompt.prompt_tokens, of[0].prompt_chosen, [way for way in ways if way[0].ended], edge)
         laid.pad(edge)
     return laid.batch(batch), laid.drawn()
 
@@ -197,10 +198,12 @@ class _Stream:
     branches: list[tuple[int, int, int, int]]
     advantages: list[float]
     shares: list[float]
+    chosen_TLX: Chosen | None
 
     @classmethod
-    def like(cls, batch: PackedBatch, *, pad: int) -> _Stream:
+    def like(cls, batch: PackedBatch, answers: Answers, *, pad: int) -> _Stream:
         tokens_T = np.asarray(batch.tokens_T)
+        chosen = next((answer.chosen for of in answers.values() for answer in of), None)
         return cls(
             tokens_T=np.full_like(tokens_T, pad),
             targets_T=np.full_like(tokens_T, IGNORED_TARGET),
@@ -211,15 +214,25 @@ class _Stream:
             branches=[],
             advantages=[],
             shares=[],
+            chosen_TLX=None if chosen is None else np.zeros((tokens_T.size, *chosen.shape[1:]), chosen.dtype),
         )
 
-    def put(self, prompt: Sequence[int], ways: Sequence[tuple[Answer, float, float]], edge: int) -> None:
+    def put(
+        self,
+        prompt: Sequence[int],
+        chosen_PLX: Chosen | None,
+        ways: Sequence[tuple[Answer, float, float]],
+        edge: int,
+    ) -> None:
         """Lay out a prompt, and each answer with its advantage and its share; each repeats the prompt's last token."""
         shared = len(prompt) - 1
-        self._write(prompt[:shared] if ways else prompt, 0, edge)
+        self._write(prompt[:shared] if ways else prompt, 0, edge, chosen_PLX)
         for answer, advantage, share in ways:
             begin, tokens = self.at, [prompt[-1], *answer.tokens[:-1]]
-            self._write(tokens, shared, edge)
+            went = None
+            if chosen_PLX is not None and answer.chosen is not None:
+                went = np.concatenate([chosen_PLX[-1:], answer.chosen])
+            self._write(tokens, shared, edge, went)
             self.targets_T[begin : self.at] = answer.tokens
             self.log_prob_T[begin : self.at] = answer.log_probs
             self.branches.append((len(self.offsets) - 1, begin, 0, 0))
@@ -236,7 +249,7 @@ class _Stream:
             self.offsets.append(stop)
             self.at = stop
 
-    def _write(self, tokens: Sequence[int], position: int, edge: int) -> None:
+    def _write(self, tokens: Sequence[int], position: int, edge: int, chosen_TLX: Chosen | None) -> None:
         stop = self.at + len(tokens)
         if stop > edge:
             raise InvalidConfigError(
@@ -246,6 +259,8 @@ class _Stream:
             )
         self.tokens_T[self.at : stop] = tokens
         self.positions_T[self.at : stop] = np.arange(position, position + len(tokens))
+        if self.chosen_TLX is not None and chosen_TLX is not None:
+            self.chosen_TLX[self.at : stop] = chosen_TLX[: len(tokens)]
         self.at = stop
 
     def batch(self, like: PackedBatch) -> PackedBatch:
@@ -262,5 +277,8 @@ class _Stream:
 
     def drawn(self) -> DrawnAnswers:
         return DrawnAnswers(
-            log_prob_T=self.log_prob_T, advantage_B=np.array(self.advantages), share_B=np.array(self.shares)
+            log_prob_T=self.log_prob_T,
+            advantage_B=np.array(self.advantages),
+            share_B=np.array(self.shares),
+            chosen_TLX=self.chosen_TLX,
         )

@@ -166,16 +166,9 @@ def to_inputs(
         arrays["media_M"] = np.flatnonzero(tokens_A[place_S] == media_token)
     if batch.padding_documents:
         arrays["real_N"] = _real(batch, place_S)
-    if drawn is not None and drawn.chosen_TLX is not None:
-        arrays["chosen_LSX"] = drawn.chosen_TLX[place_S].swapaxes(0, 1).astype(np.int64)
     if branches_B4.size:
         arrays |= _branch_arrays(branches_B4, targets_A, offsets, place_T[learned_N], reference)
-        if drawn is not None:
-            arrays |= {
-                "log_prob_N": drawn.log_prob_T[place_T[learned_N]],
-                "advantage_B": drawn.advantage_B,
-                "share_B": drawn.share_B,
-            }
+        arrays |= {} if drawn is None else _drawn_arrays(drawn, place_T[learned_N], place_S)
     tensors = _tensors(arrays, device)
     branches = _branches(tensors, sharing) if branches_B4.size else None
     return Inputs(
@@ -216,6 +209,17 @@ def _branch_arrays(
         "tokens_B": np.bincount(everywhere, minlength=begins_B.size).astype(np.float64),
         "reference_B": reference_B,
         **({} if known_K.size == begins_B.size else {"known_K": known_K}),
+    }
+
+
+def _drawn_arrays(drawn: DrawnAnswers, learned_N: Places, place_S: Places) -> dict[str, npt.NDArray[Any]]:
+    """Take what is known of answers at the places of a rank's unmasked targets, and of its rows."""
+    chosen_TLX = drawn.chosen_TLX
+    return {
+        "log_prob_N": drawn.log_prob_T[learned_N],
+        "advantage_B": drawn.advantage_B,
+        "share_B": drawn.share_B,
+        **({} if chosen_TLX is None else {"chosen_LSX": chosen_TLX[place_S].swapaxes(0, 1).astype(np.int64)}),
     }
 
 

@@ -288,7 +288,7 @@ def _copies(layout: Layout) -> tuple[int, int]:
 def _rank_memory(setting: Setting, layout: Layout, stages: list[_StageBytes], *, held: float, logits: float) -> Memory:
     together = _sum([stage.held for stage in stages])
     weights, gradients, moments = _state_bytes(setting, layout, together)
-    generation = _generation_bytes(setting)
+    generation = generation_bytes(setting)
     return Memory(
         weights_bytes=round(weights),
         gradients_bytes=round(gradients),
@@ -301,7 +301,7 @@ def _rank_memory(setting: Setting, layout: Layout, stages: list[_StageBytes], *,
     )
 
 
-def _generation_bytes(setting: Setting) -> float:
+def generation_bytes(setting: Setting) -> float:
     """Compute the weights of a second copy: all layers, and a share of the experts."""
     if setting.generation_ep is None:
         return 0.0

@@ -103,17 +103,31 @@ def activation_bytes(shape: ModelShape, part: Part, phases: Phases, *, sequences
 
 
 def prefill_s(
-    shape: ModelShape, part: Part, hardware: Hardware, phases: Phases, *, bits: int = FULL_BITS, sequences: int
+    shape: ModelShape,
+    part: Part,
+    hardware: Hardware,
+    phases: Phases,
+    *,
+    bits: int = FULL_BITS,
+    sequences: int,
+    ep: int = 1,
 ) -> float:
     """Price the prefill of one part for a microbatch of so many prompts [seconds]; only last tokens need the head."""
     mix = phases.mix
     tokens = sequences * (1 if part is Part.HEAD else mix.sequence_tokens)
     flops = forward_flops(shape, mix)[part] * tokens
-    return _work(shape, part, hardware, mix, bits=bits, tokens=tokens, flops=flops).seconds(hardware)
+    return _work(shape, part, hardware, mix, bits=bits, tokens=tokens, flops=flops, ep=ep).seconds(hardware)
 
 
 def decode_s(
-    shape: ModelShape, part: Part, hardware: Hardware, phases: Phases, *, bits: int = FULL_BITS, sequences: int
+    shape: ModelShape,
+    part: Part,
+    hardware: Hardware,
+    phases: Phases,
+    *,
+    bits: int = FULL_BITS,
+    sequences: int,
+    ep: int = 1,
 ) -> float:
     """Price a step of one part for so many sequences [seconds], at the mean length that answers have on their way."""
     if part is Part.TOWER:
@@ -124,28 +138,34 @@ def decode_s(
         context = mix.sequence_tokens + phases.answer_tokens / 2
         flops += 2 * d.heads * (2 * d.kv_rank + d.rope_dim) * context - core_flops(shape, mix)
         cached = sequences * context * token_bytes(d, CacheKind.AUTO, number_bytes=NUMBER_BYTES)
-    work = _work(shape, part, hardware, mix, bits=bits, tokens=sequences, flops=flops * sequences)
+    work = _work(shape, part, hardware, mix, bits=bits, tokens=sequences, flops=flops * sequences, ep=ep)
     return dataclasses.replace(work, read_bytes=work.read_bytes + cached).seconds(hardware)
 
 
-def _work(shape: ModelShape, part: Part, hardware: Hardware, mix: Mix, *, bits: int, tokens: int, flops: float) -> Work:
+def _work(
+    shape: ModelShape, part: Part, hardware: Hardware, mix: Mix, *, bits: int, tokens: int, flops: float, ep: int
+) -> Work:
     moved = 0.0 if hardware.in_memory else forward_moves(shape, mix)[part] * tokens * NUMBER_BYTES
     return Work(
         flops=flops,
-        read_bytes=_read_bytes(shape, part, hardware, bits=bits, tokens=tokens) if flops else 0.0,
+        read_bytes=_read_bytes(shape, part, hardware, bits=bits, tokens=tokens, ep=ep) if flops else 0.0,
         moved_bytes=moved,
         launches=launches(shape)[part],
     )
 
 
-def _read_bytes(shape: ModelShape, part: Part, hardware: Hardware, *, bits: int, tokens: int) -> float:
-    """Count the weights that a pass reads: of the experts those that any of its tokens chose, choices being even."""
+def _read_bytes(shape: ModelShape, part: Part, hardware: Hardware, *, bits: int, tokens: int, ep: int) -> float:
+    """Count the weights that a pass reads: of the experts those that any of its tokens chose, choices being even.
+
+    Of ``ep`` devices each reads its share of them, for the tokens of all.
+    """
     d, of = shape.decoder, part_parameters(shape)[part]
     size = weight_bytes(shape, part, bits)
     chosen = d.experts_per_token / d.experts
     if hardware.in_memory:
         return tokens * size * (1 - of.routed / of.total * (1 - chosen))
-    return size - (1 - chosen) ** tokens * of.routed * number_bytes(bits)
+    read = (1 - (1 - chosen) ** (tokens * ep)) / ep
+    return size - (1 - read) * of.routed * number_bytes(bits)
 
 
 def handover_s(shape: ModelShape, hardware: Hardware, *, tokens: int) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +23,7 @@ from polyreme_planner.adapters import adapters_of
 from polyreme_planner.automatic import quick_search
 from polyreme_planner.costs import Measured, Setting
 from polyreme_planner.curriculum import kinds_of_packs
+from polyreme_planner.drawing import draws_s
 from polyreme_planner.hardware import HARDWARE, Hardware
 from polyreme_planner.hardware_file import hardware_from_json
 from polyreme_planner.plan import shape_of
@@ -96,7 +98,8 @@ def plan(
         spec, _hardware(hardware, hardware_file), measured, image_patches=image_patches, visual_share=visual_share
     )
     found, best = _searched(spec, setting, runners_up)
-    _show(setting, found, best, output)
+    draws = draws_s(spec, setting, best.candidate.layout, prompt_tokens=prompt_tokens)
+    _show(setting, found, best, draws, output)
     return ExitCode.OK
 
 
@@ -178,7 +181,7 @@ def _text(path: Path, *, what: str, option: str) -> str:
         raise InvalidConfigError(f"{what} can't be read: {path}: {error}", field=option) from error
 
 
-def _show(setting: Setting, found: Found, best: Estimate, output: Format) -> None:
+def _show(setting: Setting, found: Found, best: Estimate, draws: Mapping[str, float], output: Format) -> None:
     simulated = simulate(setting, best)
     drawn = [] if simulated is None else picture(simulated)
     chosen = _row(best) | {
@@ -188,6 +191,7 @@ def _show(setting: Setting, found: Found, best: Estimate, output: Format) -> Non
         "doNotFit": found.too_large,
         "startGiB": round(best.memory.start_bytes / 2**30, 2),
         "largestConsumers": best.memory.largest(),
+        "drawSeconds": {stage: round(taken_s, 6) for stage, taken_s in draws.items()},
         "sharesSeconds": {name: round(taken_s, 6) for name, taken_s in best.shares_s.items()},
     }
     kept = {"parallelism": _parallelism(best), "training": {"recompute": best.candidate.recompute.title()}}
@@ -196,7 +200,8 @@ def _show(setting: Setting, found: Found, best: Estimate, output: Format) -> Non
         emit("LayoutPlan", chosen | {"spec": kept, "runnersUp": others, "picture": drawn}, output=output)
         return
     shares = "; ".join(f"{name} {taken_s:.3g} s" for name, taken_s in best.shares_s.items() if taken_s)
-    emit("LayoutPlan", chosen | {"shares": shares}, output=output, columns=CHOSEN)
+    shown = chosen | {"shares": shares, "draws": "; ".join(f"{name} {taken_s:.3g}" for name, taken_s in draws.items())}
+    emit("LayoutPlan", shown, output=output, columns=[*CHOSEN, DRAWS] if draws else CHOSEN)
     emit_tables([("runners-up", others, OTHERS)])
     if drawn:
         sys.stdout.write("\n" + "\n".join([*drawn, LEGEND]) + "\n")
@@ -235,6 +240,7 @@ CHOSEN = [
     ("examined", "examined"),
     ("do not fit", "doNotFit"),
 ]
+DRAWS = ("draw seconds", "draws")
 OTHERS = [
     ("plan", "plan"),
     ("step seconds", "stepSeconds"),

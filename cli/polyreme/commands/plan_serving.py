@@ -25,7 +25,9 @@ DEVICES = typer.Option(
     help=f"Devices that serve, with commas between, unlike ones too: {', '.join(SERVING_DEVICES)}.",
     rich_help_panel=_PANEL,
 )
-PROMPT = typer.Option(help="Tokens of a prompt.", rich_help_panel=_PANEL)
+PROMPT = typer.Option(
+    help="Tokens of a prompt, also of those that a stage with rewards answers.", rich_help_panel=_PANEL
+)
 ANSWER = typer.Option(help="Tokens of an answer.", rich_help_panel=_PANEL)
 BATCH = typer.Option(help="Prompts that are answered together.", rich_help_panel=_PANEL)
 BUDGET = typer.Option(

@@ -56,6 +56,20 @@ def test_a_small_job_on_processors_needs_no_pipeline(tmp_path: Path, capsys: pyt
     assert item["picture"] == item["runnersUp"] == []
 
 
+def test_the_time_to_draw_answers_has_a_line_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    objective = {"kind": "GroupRelative", "reward": "a:b", "samples": 2, "answerTokens": 8}
+    stages = [{"name": "read", "steps": 2}, {"name": "reward", "steps": 8, "objective": objective}]
+    path = job_file(tmp_path, {"spec.workers": {"replicas": 2}, "spec.training.stages": stages})
+    assert invoke(["plan", path, "-o", "json"]) == ExitCode.OK
+    item = json.loads(capsys.readouterr().out)["item"]
+    assert list(item["drawSeconds"]) == ["reward"]
+    assert invoke(["plan", path]) == ExitCode.OK
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("draw seconds"))
+    assert line.split()[2:] == ["reward", f"{item['drawSeconds']['reward']:.3g}"]
+    assert invoke(["plan", job_file(tmp_path, {})]) == ExitCode.OK
+    assert "draw seconds" not in capsys.readouterr().out
+
+
 def test_adapters_of_a_model_that_does_not_fit_are_planned_on_one_device(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

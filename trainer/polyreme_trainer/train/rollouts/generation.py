@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from polyreme_api.job.objective import Objective
+from polyreme_planner.drawing import ROWS_MAX
 from polyreme_planner.latent_cache import CacheKind
 from polyreme_trainer.model.vlm import KimiVL
 from polyreme_trainer.parallel import collectives
@@ -30,9 +31,6 @@ from polyreme_trainer.train.rollouts.generation_model import GenerationModel
 from polyreme_trainer.train.rollouts.record import Answer
 from polyreme_trainer.train.rollouts.streams import DocumentPrompt
 from polyreme_trainer.train.state import TrainState
-
-ROWS_MAX = 64
-"""Answers that a rank decodes together."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from polyreme_api.job.accounting import Accounting
 from polyreme_api.progress import StepRecord
 from polyreme_planner.plan import Plan
 
@@ -195,6 +196,8 @@ class ReportData:
     """Sentences on the checkpoint that the run started from, and on how its end was moved."""
     time_shares: Sequence[TimeShare] = ()
     """What the wall time was spent on, all of it."""
+    accounting: Accounting = dataclasses.field(default_factory=Accounting)
+    """Device time, as the operator has charged it."""
     training_stages: Sequence[TrainedStage] = ()
     """Empty where the job names none."""
     experts: ExpertLoads | None = None

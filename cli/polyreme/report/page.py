@@ -19,6 +19,7 @@ from polyreme.report.parts import code, document, meter, table
 from polyreme.report.svg import safe, short_number
 from polyreme.report.timeline import KINDS, end_of
 from polyreme.views.formatting import NOTHING, duration, mixture_change, moment, share, size
+from polyreme_api.job.accounting import Accounting, Use, ettr_of, goodput_of
 
 PAGES_MAX = 48
 """Pages with answers that are shown; at most half of them wrong ones."""
@@ -163,6 +164,7 @@ def _time(data: ReportData) -> str:
         parts.append(f'<h3>Tokens per second</h3><div class="card">{throughput}</div>')
     if data.time_shares:
         parts.append(_time_shares(data.time_shares))
+    parts.append(_device_time(data.accounting))
     return "".join(parts)
 
 
@@ -178,6 +180,27 @@ def _time_shares(shares: Sequence[TimeShare]) -> str:
         for part in shares
     ]
     return "<h3>Where the time went</h3>" + table(("spent on", "#time", "#share", ""), cells)
+
+
+def _device_time(accounting: Accounting) -> str:
+    if not accounting.cells:
+        return ""
+    cells = sorted(accounting.cells, key=lambda cell: -cell.device_milliseconds)
+    total = sum(cell.device_milliseconds for cell in cells)
+    rows = [
+        (
+            safe(cell.what),
+            safe(cell.why or NOTHING),
+            duration(cell.device_milliseconds / 1_000),
+            share(cell.device_milliseconds / total),
+            meter(cell.device_milliseconds / total, "" if cell.what == Use.PRODUCTIVE else "bad"),
+        )
+        for cell in cells
+    ]
+    goodput, ettr = share(goodput_of(accounting.table)), share(ettr_of(accounting.table))
+    words = f"Charged until the last settlement or end of an attempt: goodput {goodput}, ETTR {ettr}."
+    heads = ("spent on", "why", "#time x devices", "#share", "")
+    return f'<h3>Device time</h3><p class="soft">{words}</p>' + table(heads, rows)
 
 
 def _evaluation(data: ReportData) -> str:

@@ -100,6 +100,7 @@ def gather(
         attempts=times.attempts,
         course=_course(run, job, records),
         time_shares=times.shares,
+        accounting=job.status.accounting,
         training_stages=_training_stages(job),
         experts=_experts(records.routing),
         mixture=_mixture(job, records.mixture),

@@ -9,6 +9,7 @@ import pytest
 from polyreme_api.job import TrainingJobStatus
 from polyreme_api.job.accounting import Accounting
 from polyreme_api.progress import ProgressRecord
+from polyreme_api.times import rfc3339
 from polyreme_operator.reconcile import accounting
 from polyreme_operator.reconcile.accounting import SETTLE_EVERY_S, close_attempt
 from polyreme_operator.types.reasons import Cause
@@ -144,6 +145,19 @@ def test_what_was_settled_never_shrinks_and_the_parts_sum_up_to_the_time() -> No
         assert kept_s >= 600
         assert lost["Starting"] >= 200
         assert kept_s + sum(lost.values()) == 1000
+
+
+def test_sums_of_an_operator_of_0_1_0_become_device_time() -> None:
+    """With what it had settled of the attempt in progress, which is not counted twice."""
+    begun = admitted(job(), at_s=NOW_S).status
+    kept = [{"cause": "NodeLost", "milliseconds": 70_000}, {"cause": "Starting", "milliseconds": 60_000}]
+    settled = {"attempt": 1, "at": rfc3339(NOW_S + 900), "effectiveMilliseconds": 500_000, "cause": "Starting"}
+    old = {"effectiveMilliseconds": 800_000, "lost": kept, "settled": {**settled, "lostMilliseconds": 50_000}}
+    status = begun.model_copy(update={"accounting": Accounting.model_validate(old)})
+    assert status.accounting.goodput == "0.8602"
+    ended = close_attempt(status, trains(700, saved=700), ended_by=None, now_s=NOW_S + 1000)
+    assert sums(ended) == (1000, {"NodeLost": 70, "Starting": 310})
+    assert cells(ended) == {"Productive": 2000, "Recomputed": 140, "Starting": 120, "WaitingForPods": 500}
 
 
 def test_time_that_may_be_a_hangs_is_left_open() -> None:

@@ -17,6 +17,7 @@ from polyreme.report.data import AnsweredPage, AttemptRow, ExpertLoads, Figures,
 from polyreme.report.page import PAGES_MAX, shown_pages
 from polyreme.report.style import STYLE
 from polyreme_api.errors import EnvironmentFailedError
+from polyreme_api.job.accounting import Accounting, TimeCell
 from polyreme_api.progress import ALL_SETS, StepRecord
 from tests.unit.report.samples import START_S, png, record, two_kills
 
@@ -85,6 +86,15 @@ def test_the_name_is_printed_once_at_the_head_and_the_smoothed_line_is_labelled(
     reader = read(build_report(two_kills()))
     assert reader.text.partition("Loss")[0].replace("quickstart: Succeeded", "").count("quickstart") == 1
     assert "smoothed: mean of 13 steps before and after" in reader.text
+
+
+def test_device_time_is_a_table_with_both_ratios() -> None:
+    spent = (("Productive", "", 60_000), ("Hang", "Hung", 20_000), ("Queued", "Starting", 40_000))
+    cells = [TimeCell(what=what, why=why, device_milliseconds=ms) for what, why, ms in spent]
+    page = build_report(dataclasses.replace(two_kills(), accounting=Accounting(cells=cells)))
+    assert "goodput 75 %, ETTR 50 %" in page
+    assert re.search(r"<td>Hang</td><td>Hung</td><td[^>]*>20 s</td><td[^>]*>16.7 %</td>", page)
+    assert "Device time" not in build_report(two_kills())
 
 
 def test_the_report_needs_nothing_outside_itself() -> None:

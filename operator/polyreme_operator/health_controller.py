@@ -10,12 +10,13 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from polyreme_api import labels
 from polyreme_cluster.port import ConflictError, InvalidObjectError, NotFoundError, ObjectRef, PortError
 from polyreme_operator.cached_cluster import CachedCluster
-from polyreme_operator.health.node import patch_of
+from polyreme_operator.health.node import HealthNode, patch_of
+from polyreme_operator.health.record import Record, parse
 from polyreme_operator.health_decision.decide import decide
 from polyreme_operator.health_decision.snapshot import Batch, NodeWrite, PolicyWrite
 from polyreme_operator.health_observer import HealthObserver
@@ -91,7 +92,7 @@ class HealthController:
             names += [write.node.name for write in batch.nodes]
             for name, at_s in batch.wake_at_s.items():
                 self._timers.add_at(name, max(at_s, now_s + self._settings.health_every_s))
-            self._report(batch)
+            self._report(batch, names)
             refused = [write.policy.name for write in batch.policies if not await self._write_policy(write)]
             writes = (self._write_node(write, refused) for write in batch.nodes)
             for result in await asyncio.gather(*writes, return_exceptions=True):
@@ -106,7 +107,7 @@ class HealthController:
         waits_s = (each - self._clock.now_s() for each in due_s if each is not None and each > now_s)
         return min(waits_s, default=self._settings.idle_s)
 
-    def _report(self, batch: Batch) -> None:
+    def _report(self, batch: Batch, names: Sequence[str]) -> None:
         observer, cache = self._observer, self._cluster.cache
         for name, error in batch.failed.items():
             _log.error("deciding about the health of node %s raised an error", name, exc_info=error)
@@ -114,11 +115,19 @@ class HealthController:
             self._emit(event)
         for each in batch.observed:
             observer.on_node_fault(each.fault_class, f"Observe{each.answer}")
-        observer.on_node_states(Counter(seen.state for seen in batch.memory.nodes.values() if seen.state))
+        states = Counter(seen.state for seen in batch.memory.nodes.values() if seen.state)
+        observer.on_node_states(states, list(self._out(names)))
         if batch.fences_held != cache.node_kind.fences_held:
             what = "none of them counts as lost" if batch.fences_held else "nodes count as lost again"
             _log.warning("%s nodes are not ready: %s", len(cache.health.not_ready_since_s), what)
             self._cluster.note(cache.hold_fences(batch.fences_held))
+
+    def _out(self, names: Sequence[str]) -> Iterator[tuple[HealthNode, Record]]:
+        """Yield those of some nodes that are out of service."""
+        index = self._cluster.cache.health
+        for name in names:
+            if name in index.tainted and (record := parse(index.nodes[name].annotation)[0]) is not None:
+                yield index.nodes[name], record
 
     def _again_at(self, name: str, at_s: float) -> None:
         self._timers.add_at(name, at_s)

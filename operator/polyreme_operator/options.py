@@ -35,6 +35,10 @@ class Options:
     port: int
     log_format: LogFormat
     log_level: int
+    webhook_secret: Path | None
+    """Folder of the Secret that says where alerts are sent; None: nowhere."""
+    runbook_url: str
+    """Start of the links of alerts."""
 
     @property
     def is_local(self) -> bool:
@@ -72,6 +76,8 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Options:
         port=port,
         log_format=LogFormat(given.log_format),
         log_level=level(given.log_level),
+        webhook_secret=Path(given.webhook_secret) if given.webhook_secret else None,
+        runbook_url=given.runbook_url,
     )
 
 
@@ -122,6 +128,19 @@ def _arguments(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         "--repairs-namespace",
         default=given("REPAIRS_NAMESPACE", ""),
         help="namespace of the hooks' PodTemplates and Jobs; empty: the operator's own",
+    )
+    parser.add_argument(
+        "--webhook-secret",
+        metavar="FOLDER",
+        default=given("WEBHOOK_SECRET", ""),
+        help="folder of a mounted Secret: its file url says where alerts are sent (https), its file key signs them; "
+        "empty: nowhere",
+    )
+    parser.add_argument(
+        "--runbook-url",
+        metavar="URL",
+        default=given("RUNBOOK_URL", "docs/runbooks/alerts.md"),
+        help="start of the links of alerts; the alert's name follows after #",
     )
     arguments.add_metrics_address()
     arguments.add_logging()

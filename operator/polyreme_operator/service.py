@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import itertools
 import logging
 import random
 import secrets
 import socket
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any
 
+import aiohttp
 import kopf
 
 from polyreme_api import labels
@@ -29,7 +32,10 @@ from polyreme_operator.controller import run_operator
 from polyreme_operator.kopf_feed import KopfFeed, own_kinds, wait_until_served
 from polyreme_operator.options import Options
 from polyreme_operator.plan_worker import ProcessPlanner
+from polyreme_operator.publishing.alerts import AlertQueue
 from polyreme_operator.publishing.metrics import Metrics
+from polyreme_operator.types.observer import Observer, Observers
+from polyreme_operator.webhook import Webhook
 from polyreme_system.clock import SystemClock
 
 WORKERS_MAX = 64
@@ -60,6 +66,8 @@ def run_service(options: Options) -> int:
 async def serve(options: Options, connection: Connection) -> None:
     """Contend for the Lease, and run the operator while this replica holds it."""
     metrics, clock = Metrics(), SystemClock()
+    if options.webhook_secret is not None:
+        Webhook(folder=options.webhook_secret, runbook_url=options.runbook_url).read_url()
     async with KubernetesCluster(connection, selectors={"Lease": labels.LABEL_JOB_UID}) as cluster:
         shell = _Shell(options, connection, InstrumentedCluster(cluster, metrics), metrics, clock)
         probes = asyncio.ensure_future(shell.answer_probes())
@@ -148,15 +156,33 @@ class _Shell:
             planner.close()
 
     async def _run(self, planner: ProcessPlanner, cluster: ClusterPort) -> None:
-        await run_operator(
-            cluster,
-            self._clock,
-            settings=self._options.settings,
-            rng=random.Random(),
-            entropy=secrets.token_bytes,
-            observer=self._metrics,
-            planner=planner,
-        )
+        async with _alerting(self._options, self._metrics, self._clock) as observer:
+            await run_operator(
+                cluster,
+                self._clock,
+                settings=self._options.settings,
+                rng=random.Random(),
+                entropy=secrets.token_bytes,
+                observer=observer,
+                planner=planner,
+            )
+
+
+@contextlib.asynccontextmanager
+async def _alerting(options: Options, metrics: Metrics, clock: SystemClock) -> AsyncIterator[Observer]:
+    """While this lasts, deliver alerts if there is a webhook; what is yielded takes the operator's reports."""
+    if options.webhook_secret is None:
+        yield metrics
+        return
+    webhook = Webhook(folder=options.webhook_secret, runbook_url=options.runbook_url)
+    async with aiohttp.ClientSession(trust_env=True) as session:
+        alerts = AlertQueue(clock, functools.partial(webhook.deliver, session), metrics.on_alert)
+        delivery = asyncio.ensure_future(alerts.run())
+        try:
+            yield Observers(metrics, alerts)
+        finally:
+            delivery.cancel()
+            await asyncio.wait({delivery})
 
 
 def _settings() -> kopf.OperatorSettings:

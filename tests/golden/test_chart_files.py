@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+from polyreme_operator.publishing.alerts import AlertKind
+
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts/polyreme"
 METRICS_PAGE = ROOT / "docs/reference/metrics.md"
@@ -70,6 +72,16 @@ def test_each_alert_has_its_section_of_the_runbook_and_each_section_its_alert() 
         assert rule["annotations"]["runbook_url"] == f"docs/runbooks/alerts.md#{rule['alert'].lower()}"
         assert rule["labels"]["severity"] in {"warning", "critical"}
         assert {"summary", "description"} <= set(rule["annotations"])
+
+
+def test_each_kind_of_the_webhook_has_an_alert_and_the_example_routes_it_with_its_runbook() -> None:
+    example = yaml.safe_load((ROOT / "examples/alertmanager.yaml").read_text(encoding="utf-8"))
+    (route,) = example["route"]["routes"]
+    named = set(re.findall(r"Polyreme\w+", route["matchers"][0]))
+    assert named == {f"Polyreme{kind}" for kind in AlertKind}
+    assert named <= {rule["alert"] for rule in rules()}
+    receiver = next(each for each in example["receivers"] if each["name"] == route["receiver"])
+    assert "{{ .Annotations.runbook_url }}" in receiver["slack_configs"][0]["text"]
 
 
 def test_each_critical_alert_has_a_rule_test() -> None:

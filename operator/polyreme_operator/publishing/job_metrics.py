@@ -35,6 +35,9 @@ class JobMetrics(Observer):
         self.evictions_total = registry.counter(
             "evictions_total", "Admissions withdrawn before the job finished.", "reason"
         )
+        self.jobs_ended_total = registry.counter(
+            "jobs_ended_total", "Jobs that succeeded or failed, by reason.", "queue", "result", "reason"
+        )
         self.preemptions_total = registry.counter(
             "preemptions_total", "Running jobs that were preempted for another job.", "reason"
         )
@@ -82,6 +85,9 @@ class JobMetrics(Observer):
             self.admission_wait_seconds.labels(queue).observe(waited_s)
         if _fell(before, after, ConditionType.ADMITTED) and not after.finished:
             self.evictions_total.labels(_reason(after, ConditionType.ADMITTED)).inc()
+        for result in (ConditionType.SUCCEEDED, ConditionType.FAILED):
+            if _rose(before, after, result):
+                self.jobs_ended_total.labels(queue, result.value, _reason(after, result)).inc()
         asked = after.preemption
         if asked is not None and (before.preemption is None or before.preemption.requested_at != asked.requested_at):
             self.preemptions_total.labels((Reason.RECLAIMED if asked.reclaim else Reason.PREEMPTED).value).inc()

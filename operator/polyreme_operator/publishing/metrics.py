@@ -77,7 +77,14 @@ class ProcessMetrics(Observer):
         self.api_requests_total = registry.counter(
             "api_requests_total", "Requests to the API server.", "verb", "kind", "code"
         )
+        self.alerts_total = registry.counter(
+            "alerts_total", "Alerts to the webhook, by result: Delivered, Retried, Dropped.", "result"
+        )
         self.leader = registry.gauge("leader", "1 while this replica leads.")
+
+    def on_alert(self, result: str) -> None:
+        """Count what became of an alert."""
+        self.alerts_total.labels(result).inc()
 
     def on_event_dropped(self, reason: str) -> None:
         """Count an event that was dropped."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from polyreme_cluster.metric_registry import MetricRegistry
+from polyreme_operator.health.node import HealthNode
+from polyreme_operator.health.record import Record
 from polyreme_operator.publishing.cycle_metrics import DECISION_S
 from polyreme_operator.types.observer import Observer
 
@@ -53,8 +55,9 @@ class NodeMetrics(Observer):
         """Time a taint."""
         self.detect_to_taint_seconds.observe(after_s)
 
-    def on_node_states(self, states: Mapping[str, int]) -> None:
+    def on_node_states(self, states: Mapping[str, int], out: Sequence[tuple[HealthNode, Record]]) -> None:
         """Replace the number of nodes by state."""
+        del out
         self.node_health.clear()
         for state, nodes in states.items():
             self.node_health.labels(state).set(nodes)

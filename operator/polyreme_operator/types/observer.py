@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec
 
 from polyreme_api.job import TrainingJobStatus
+from polyreme_operator.health.node import HealthNode
+from polyreme_operator.health.record import Record
 from polyreme_operator.types.snapshot import JobSnapshot
 from polyreme_operator.types.views import JobView
 
@@ -69,14 +71,17 @@ class Observer:
     def on_node_repair(self, action: str, result: str) -> None:
         """A hook that repairs a node was started, has succeeded or has failed."""
 
-    def on_node_states(self, states: Mapping[str, int]) -> None:
-        """The state of nodes was decided; ``states`` counts the nodes of each."""
+    def on_node_states(self, states: Mapping[str, int], out: Sequence[tuple[HealthNode, Record]]) -> None:
+        """The state of nodes was decided; ``states`` counts the nodes of each, ``out`` are those out of service."""
 
     def on_incident_dropped(self) -> None:
         """Something that happened to a node could not be added to the history."""
 
     def on_incident_cost(self, fault_class: str, device_s: float) -> None:
         """It is known that an incident of this class cost a job so many device-seconds."""
+
+    def on_alert(self, result: str) -> None:
+        """An alert was delivered to the webhook, is sent again, or was dropped."""
 
 
 def _to_each(report: Callable[Concatenate[Observer, _Arguments], None]) -> Callable[Concatenate[Any, _Arguments], None]:
@@ -107,3 +112,4 @@ class Observers(Observer):
     on_node_states = _to_each(Observer.on_node_states)
     on_incident_dropped = _to_each(Observer.on_incident_dropped)
     on_incident_cost = _to_each(Observer.on_incident_cost)
+    on_alert = _to_each(Observer.on_alert)

@@ -98,6 +98,8 @@ class Reason(StrEnum):
     UNKNOWN_FIELDS = "UnknownFields"
     SUSPENDING = "Suspending"
     SUSPENDED = "Suspended"
+    LOSS_SPIKES = "LossSpikes"
+    """The loss spiked again after the most rollbacks: the job is paused until its spec changes."""
     RESUMED = "Resumed"
     EVICTED = "Evicted"
     CREATE_REFUSED = "CreateRefused"

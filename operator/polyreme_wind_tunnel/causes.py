@@ -41,25 +41,25 @@ class FaultCause:
     """Whether no process ends, so that it is found as a hang."""
 
 
-_RESET_MS, _REPLACE_MS = HOUR_MS // 2, 48 * HOUR_MS
+_RESET_MS, REPLACE_MS = HOUR_MS // 2, 48 * HOUR_MS
 
 LLAMA3: tuple[FaultCause, ...] = (
-    FaultCause("faulty GPU", 148, Reach.NODE, _REPLACE_MS),
+    FaultCause("faulty GPU", 148, Reach.NODE, REPLACE_MS),
     FaultCause("GPU HBM3 memory", 72, Reach.NODE, _RESET_MS),
     FaultCause("software bug", 54, Reach.NONE),
     FaultCause("network switch or cable", 35, Reach.RACK, 4 * HOUR_MS),
     FaultCause("host maintenance", 32, Reach.NODE, 4 * HOUR_MS),
     FaultCause("GPU SRAM memory", 19, Reach.NODE, _RESET_MS),
     FaultCause("GPU system processor", 17, Reach.NODE, _RESET_MS),
-    FaultCause("NIC", 7, Reach.NODE, _REPLACE_MS),
+    FaultCause("NIC", 7, Reach.NODE, REPLACE_MS),
     FaultCause("NCCL watchdog timeout", 7, Reach.NONE, silent=True),
-    FaultCause("silent data corruption", 6, Reach.NODE, _REPLACE_MS, silent=True),
-    FaultCause("GPU thermal interface or sensor", 6, Reach.NODE, _REPLACE_MS),
-    FaultCause("SSD", 3, Reach.NODE, _REPLACE_MS),
-    FaultCause("power supply", 3, Reach.NODE, _REPLACE_MS),
-    FaultCause("server chassis", 2, Reach.NODE, _REPLACE_MS),
-    FaultCause("IO expansion board", 2, Reach.NODE, _REPLACE_MS),
+    FaultCause("silent data corruption", 6, Reach.NODE, REPLACE_MS, silent=True),
+    FaultCause("GPU thermal interface or sensor", 6, Reach.NODE, REPLACE_MS),
+    FaultCause("SSD", 3, Reach.NODE, REPLACE_MS),
+    FaultCause("power supply", 3, Reach.NODE, REPLACE_MS),
+    FaultCause("server chassis", 2, Reach.NODE, REPLACE_MS),
+    FaultCause("IO expansion board", 2, Reach.NODE, REPLACE_MS),
     FaultCause("dependency", 2, Reach.NONE),
-    FaultCause("CPU", 2, Reach.NODE, _REPLACE_MS),
-    FaultCause("system memory", 2, Reach.NODE, _REPLACE_MS),
+    FaultCause("CPU", 2, Reach.NODE, REPLACE_MS),
+    FaultCause("system memory", 2, Reach.NODE, REPLACE_MS),
 )

@@ -10,6 +10,7 @@ from collections import Counter
 from enum import StrEnum
 
 from polyreme_api.exit_codes import ExitCode
+from polyreme_api.job.accounting import Use
 from polyreme_operator.reconcile.failure_policy import GiveUp
 from polyreme_operator.reconcile.observe import Failure
 from polyreme_operator.types.reasons import Cause, Scope
@@ -21,18 +22,18 @@ from polyreme_wind_tunnel.verdicts import EPOCH_S, Verdicts
 
 
 class Spent(StrEnum):
-    """What a job's time went into."""
+    """What a job's time went into; names that the accounting of jobs has too mean the same."""
 
-    PRODUCTIVE = "Productive"
+    PRODUCTIVE = Use.PRODUCTIVE.value
     """Training that is kept."""
-    CHECKPOINT = "CheckpointStall"
-    RECOMPUTED = "Recomputed"
+    CHECKPOINT = Use.CHECKPOINT.value
+    RECOMPUTED = Use.RECOMPUTED.value
     """Training that is repeated."""
     DETECTING = "Detecting"
     """From a fault to the decision."""
     BACKOFF = "Backoff"
     WAITING = "WaitingForNodes"
-    STARTING = "Starting"
+    STARTING = Use.STARTING.value
     FAILED = "Failed"
     """After the failure policy gave up."""
 

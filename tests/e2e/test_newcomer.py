@@ -54,6 +54,8 @@ ELSEWHERE = {
     ),
     "polyreme console": "tests/unit/console",
     "polyreme sim --nodes 2048 --spares 0,16,64": SIM,
+    "polyreme sim --fit NAME --spares 0,4": SIM,
+    "polyreme sim --fit job.json --spares 0,4": SIM,
     "polyreme sim job.yaml --interval 300,600,1200 --durable 120 --page sim.html": SIM,
     "polyreme sweep manifests/samples/quickstart.yaml --set training.optimizer.learningRate=2e-3,5e-4 "
     "--set training.steps=120 --set 'data.schedule=[]'": "test_sweep",

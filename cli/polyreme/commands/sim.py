@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,18 +9,25 @@ from typing import Annotated, Any
 import typer
 
 from polyreme.commands.job_arguments import OptionalJobFiles, SetOption
+from polyreme.commands.runs import find
+from polyreme.job_files import read_documents, the_document
 from polyreme.job_overrides import read_manifest
+from polyreme.report.comparison import with_status
 from polyreme.report.wind_tunnel import build_page
+from polyreme.run_files.paths import Home
 from polyreme.views.output import Format, emit, emit_tables, note
 from polyreme.views.spinner import busy
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.exit_codes import ExitCode
+from polyreme_api.job import TrainingJobSpec, parse_job
 from polyreme_api.job.load import parse_new_job
+from polyreme_datahub_service.stored_job import read_stored_job
 from polyreme_operator.types.reasons import Scope
 from polyreme_system.files import write_atomically
-from polyreme_wind_tunnel.causes import DEVICE_MTTF_HOURS
+from polyreme_wind_tunnel.causes import DEVICE_MTTF_HOURS, LLAMA3
 from polyreme_wind_tunnel.closed_forms import best_interval
 from polyreme_wind_tunnel.comparison import Axes, Row, compare, formula, frontier
+from polyreme_wind_tunnel.rates import Fitted, fitted
 from polyreme_wind_tunnel.scenario import ANY_JOB, RUNGS, Faults, Machines, Recovery, Saves, Scenario
 
 FAULTS_MAX = 2_000_000
@@ -34,7 +40,16 @@ NODES = typer.Option(help="Nodes of the job.", show_default="the job's", rich_he
 DEVICES = typer.Option(help="Devices of each node.", show_default="the job's, else 8", rich_help_panel=_MACHINES)
 RACK = typer.Option(help="Nodes that one switch takes down.", rich_help_panel=_MACHINES)
 SPARES = typer.Option(help=f"Nodes in reserve. {_COMPARED}", rich_help_panel=_MACHINES)
-MTTF = typer.Option(help="Hours between two faults of one device; Llama 3's.", rich_help_panel=_FAULTS)
+FIT = typer.Option(
+    help="A run here, or a file with a job and its status (kubectl get tj NAME -o json): simulate with its own faults "
+    "and times.",
+    rich_help_panel=_FAULTS,
+)
+MTTF = typer.Option(
+    help="Hours between two faults of one device.",
+    show_default=f"Llama 3's: {DEVICE_MTTF_HOURS:,.0f}",
+    rich_help_panel=_FAULTS,
+)
 REPAIR = typer.Option(help="Mean time of a repair.", show_default="by cause", rich_help_panel=_FAULTS)
 RECALL = typer.Option(help=f"Share of nodes' faults that are predicted. {_COMPARED}", rich_help_panel=_FAULTS)
 PRECISION = typer.Option(help="Share of predictions that come true.", rich_help_panel=_FAULTS)
@@ -43,29 +58,35 @@ INTERVAL = typer.Option(
     show_default="the best by formula, its half and its double",
     rich_help_panel=_SAVES,
 )
-STALL = typer.Option(help="Seconds that one holds up the steps.", rich_help_panel=_SAVES)
+STALL = typer.Option(help="Seconds that one holds up the steps.", show_default="1", rich_help_panel=_SAVES)
 DURABLE = typer.Option(help="Seconds after which it can be resumed from.", rich_help_panel=_SAVES)
 RUNG = typer.Option(help=f"Least that is restarted: {', '.join(RUNGS)}. {_COMPARED}", rich_help_panel=_RECOVERY)
-RESTART = typer.Option(help="Seconds to the next step for each of these, with commas.", rich_help_panel=_RECOVERY)
+RESTART = typer.Option(
+    help="Seconds to the next step for each of these, with commas.",
+    show_default="20,120,300",
+    rich_help_panel=_RECOVERY,
+)
 HANG = typer.Option(help="Seconds until a silent fault is seen.", rich_help_panel=_RECOVERY)
 
 
 def sim(
+    context: typer.Context,
     job: OptionalJobFiles = None,
     settings: SetOption = None,
     nodes: Annotated[int | None, NODES] = None,
     devices: Annotated[int | None, DEVICES] = None,
     nodes_per_rack: Annotated[int, RACK] = 8,
     spares: Annotated[str, SPARES] = "0",
-    device_mttf_hours: Annotated[float, MTTF] = round(DEVICE_MTTF_HOURS),
+    fit: Annotated[str | None, FIT] = None,
+    device_mttf_hours: Annotated[float | None, MTTF] = None,
     repair_hours: Annotated[float | None, REPAIR] = None,
     recall: Annotated[str, RECALL] = "0",
     precision: Annotated[float, PRECISION] = 1.0,
     interval: Annotated[str | None, INTERVAL] = None,
-    stall: Annotated[float, STALL] = 1.0,
+    stall: Annotated[float | None, STALL] = None,
     durable: Annotated[float, DURABLE] = 60.0,
     rung: Annotated[str, RUNG] = Scope.PROCESS.value,
-    restart_seconds: Annotated[str, RESTART] = "20,120,300",
+    restart_seconds: Annotated[str | None, RESTART] = None,
     hang_seconds: Annotated[float, HANG] = 120.0,
     days: Annotated[float, typer.Option(help="Simulated time of a run.")] = 30.0,
     runs: Annotated[int, typer.Option(min=1, max=1000, help="Runs of each policy.")] = 8,
@@ -86,31 +107,27 @@ def sim(
       polyreme sim job.yaml --interval 300,600,1200 --durable 120 --page sim.html
 
       polyreme sim --nodes 128 --recall 0,0.5 --precision 0.8 -o json
+
+      polyreme sim --fit job.json --spares 0,4
     """
-    if job is None and settings:
-        raise InvalidConfigError("--set changes a job, and none is given", field="JOB or --set")
-    spec = ANY_JOB if job is None else parse_new_job(read_manifest(job, settings or ())).spec
+    spec, measured = _job(context.obj, job, settings, fit)
     base = Scenario(
-        machines=Machines(
-            nodes=_nodes(nodes, None if job is None else spec.workers.replicas),
-            devices=devices if devices is not None else 8 if job is None else spec.workers.devices,
-            nodes_per_rack=nodes_per_rack,
-        ),
-        saves=Saves(interval_ms=_ms(durable + 1.0), stall_ms=_ms(stall), durable_ms=_ms(durable)),
-        faults=Faults(device_mttf_hours=device_mttf_hours, repair_hours=repair_hours, precision=precision),
-        recovery=_recovery(restart_seconds, hang_seconds),
+        machines=_machines(spec, nodes, devices, nodes_per_rack),
+        saves=_saves(measured, stall, durable),
+        faults=_faults(measured, device_mttf_hours, repair_hours, precision),
+        recovery=_recovery(measured, restart_seconds, hang_seconds),
         spec=spec,
     )
     _check_numbers(base, days=days, target=target)
     axes = Axes(
         spares=[_whole(value, "--spares") for value in _values(spares, "--spares")],
-        intervals_ms=_intervals(base, interval),
+        intervals_ms=_intervals(base, interval, measured),
         rungs=_rungs(rung),
         recalls=_values(recall, "--recall"),
     )
     rows = _simulated(axes.scenarios(base), horizon_ms=_ms(days * 86_400), runs=runs, seed=seed)
     border = frontier(base, axes.intervals_ms, target=target)
-    _show(base, rows, border, output=output)
+    _show(base, rows, border, measured, output=output)
     for reason in dict.fromkeys(row.reason for row in rows if row.reason):
         note(f"some runs failed: {reason} (spec.failurePolicy)")
     if page is not None:
@@ -139,7 +156,9 @@ def _simulated(scenarios: list[Scenario], *, horizon_ms: int, runs: int, seed: i
     return rows
 
 
-def _show(base: Scenario, rows: list[Row], border: list[tuple[int, float | None]], *, output: Format) -> None:
+def _show(
+    base: Scenario, rows: list[Row], border: list[tuple[int, float | None]], measured: Fitted | None, *, output: Format
+) -> None:
     table = [_row(row) for row in rows]
     allowed = [
         {
@@ -148,19 +167,34 @@ def _show(base: Scenario, rows: list[Row], border: list[tuple[int, float | None]
         }
         for interval_ms, most_ms in border
     ]
-    head = {"faultEveryHours": round(base.mttf_ms / 3_600_000, 3), "policies": table, "frontier": allowed}
+    head: dict[str, Any] = {"faultEveryHours": round(base.mttf_ms / 3_600_000, 3)}
+    if measured is not None:
+        low, high = measured.mttf_range_hours
+        head["fitted"] = {
+            "faults": measured.faults,
+            "deviceHours": round(measured.device_hours, 3),
+            "deviceMttfHours": round(measured.device_mttf_hours, 3),
+            "deviceMttfHours95": [round(low, 3), round(high, 3)],
+            "intervalSeconds": round(measured.interval_ms / 1000, 1),
+            "measuredShare": round(measured.effective_share, 4),
+        }
     if output is Format.JSON:
-        emit("WindTunnel", head, output=output)
+        emit("WindTunnel", head | {"policies": table, "frontier": allowed}, output=output)
         return
     emit("WindTunnel", head, output=output, columns=[("a fault every, hours", "faultEveryHours")])
-    emit_tables(
-        [
-            ("policies", table, POLICIES),
-            ("longest recovery for the target, by formula", allowed, FRONTIER),
-        ]
-    )
+    if measured is not None:
+        emit("Fitted", head["fitted"], output=output, columns=FITTED)
+    emit_tables([("policies", table, POLICIES), ("longest recovery for the target, by formula", allowed, FRONTIER)])
 
 
+FITTED = [
+    ("faults that the job met", "faults"),
+    ("device hours", "deviceHours"),
+    ("device hours a fault", "deviceMttfHours"),
+    ("the same, 95 % range", "deviceMttfHours95"),
+    ("its interval s", "intervalSeconds"),
+    ("its measured share", "measuredShare"),
+]
 POLICIES = [
     ("spares", "spares"),
     ("interval s", "intervalSeconds"),
@@ -198,18 +232,6 @@ def _row(row: Row) -> dict[str, Any]:
     }
 
 
-def _nodes(given: int | None, of_job: int | None) -> int:
-    """Return the nodes of the job.
-
-    Raises:
-        InvalidConfigError: If neither the options nor a job say how many.
-    """
-    nodes = of_job if given is None else given
-    if nodes is None:
-        raise InvalidConfigError("no machines to simulate: give a job or a number of nodes", field="JOB or --nodes")
-    return nodes
-
-
 def _check_numbers(base: Scenario, *, days: float, target: float) -> None:
     """Refuse numbers that are out of their range.
 
@@ -228,7 +250,68 @@ def _check_numbers(base: Scenario, *, days: float, target: float) -> None:
         raise InvalidConfigError(f"--target is {target:g}, expected between 0 and 1", field="--target")
 
 
-def _intervals(base: Scenario, given: str | None) -> list[int]:
+def _job(
+    home: Home, job: list[Path] | None, settings: list[str] | None, fit: str | None
+) -> tuple[TrainingJobSpec, Fitted | None]:
+    """Return the job that is simulated, and what its own status says about faults.
+
+    Raises:
+        InvalidConfigError: If options exclude each other, or the job is refused.
+        NotFoundError: If a file or run is missing.
+    """
+    if job is not None and fit is not None:
+        raise InvalidConfigError("--fit names the job already: give one of both", field="JOB or --fit")
+    if job is None and settings:
+        raise InvalidConfigError("--set changes a job, and none is given", field="JOB or --set")
+    if job is not None:
+        return parse_new_job(read_manifest(job, settings or ())).spec, None
+    if fit is None:
+        return ANY_JOB, None
+    path = Path(fit)
+    if path.is_file():
+        found = parse_job(the_document(read_documents(path), path))
+    else:
+        run = find(home, fit, field="--fit")
+        found = with_status(run, read_stored_job(run.job_file))
+    return found.spec, fitted(found.spec, found.status)
+
+
+def _machines(spec: TrainingJobSpec, nodes: int | None, devices: int | None, nodes_per_rack: int) -> Machines:
+    """Return the machines: what the options leave out is the job's.
+
+    Raises:
+        InvalidConfigError: If neither says how many nodes there are.
+    """
+    if spec is ANY_JOB:
+        if nodes is None:
+            raise InvalidConfigError("no machines to simulate: give a job or a number of nodes", field="JOB or --nodes")
+        return Machines(nodes=nodes, devices=8 if devices is None else devices, nodes_per_rack=nodes_per_rack)
+    workers = spec.workers
+    return Machines(
+        nodes=workers.replicas if nodes is None else nodes,
+        devices=workers.devices if devices is None else devices,
+        nodes_per_rack=nodes_per_rack,
+    )
+
+
+def _saves(measured: Fitted | None, stall: float | None, durable: float) -> Saves:
+    stall_ms = _ms(stall) if stall is not None else 1000 if measured is None else measured.stall_ms
+    return Saves(interval_ms=_ms(durable + 1.0), stall_ms=stall_ms, durable_ms=_ms(durable))
+
+
+def _faults(
+    measured: Fitted | None, device_mttf_hours: float | None, repair_hours: float | None, precision: float
+) -> Faults:
+    rate = DEVICE_MTTF_HOURS if measured is None else measured.device_mttf_hours
+    return Faults(
+        device_mttf_hours=rate if device_mttf_hours is None else device_mttf_hours,
+        causes=LLAMA3 if measured is None else measured.causes,
+        repair_hours=repair_hours,
+        precision=precision,
+    )
+
+
+def _intervals(base: Scenario, given: str | None, measured: Fitted | None) -> list[int]:
     if given is not None:
         return [_ms(value) for value in _values(given, "--interval")]
     saves = base.saves
@@ -239,17 +322,24 @@ def _intervals(base: Scenario, given: str | None) -> list[int]:
         restart=base.recovery.start_ms(Scope.PROCESS),
     )
     least_ms = saves.durable_ms - saves.stall_ms + 1
-    return sorted({max(least_ms, round(best * factor)) for factor in (0.5, 1.0, 2.0)})
+    own = [] if measured is None else [measured.interval_ms]
+    return sorted({max(least_ms, interval_ms) for interval_ms in (*(round(best * f) for f in (0.5, 1.0, 2.0)), *own)})
 
 
-def _recovery(given: str, hang_seconds: float) -> Recovery:
+def _recovery(measured: Fitted | None, given: str | None, hang_seconds: float) -> Recovery:
+    if given is None and measured is not None:
+        # Nothing in a status tells the rungs apart.
+        process = pod = gang = measured.restart_ms
+        return Recovery(process_ms=process, pod_ms=pod, gang_ms=gang, hang_seen_ms=_ms(hang_seconds))
+    if given is None:
+        return Recovery(hang_seen_ms=_ms(hang_seconds))
     seconds = _values(given, "--restart-seconds")
     if len(seconds) != len(RUNGS):
         raise InvalidConfigError(
             f"{len(seconds)} values are given, expected {len(RUNGS)}: for {', '.join(RUNGS)}", field="--restart-seconds"
         )
     process, pod, gang = map(_ms, seconds)
-    return dataclasses.replace(Recovery(), process_ms=process, pod_ms=pod, gang_ms=gang, hang_seen_ms=_ms(hang_seconds))
+    return Recovery(process_ms=process, pod_ms=pod, gang_ms=gang, hang_seen_ms=_ms(hang_seconds))
 
 
 def _rungs(given: str) -> list[Scope]:

@@ -52,6 +52,35 @@ def test_without_an_interval_the_best_one_is_in_the_middle(capsys: pytest.Captur
     assert "longest recovery for the target, by formula" in shown
 
 
+def test_a_jobs_own_faults_are_read_from_its_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    restart = {"attempt": 1, "at": "2026-11-01T00:00:00Z", "cause": "NodeLost", "scope": "RestartPod"}
+    cells = [
+        {"what": what, "deviceMilliseconds": hours * 3_600_000}
+        for what, hours in (("Productive", 900), ("Starting", 100))
+    ]
+    job = job_with({"spec.workers": {"replicas": 2, "devices": 4}}) | {
+        "status": {
+            "attempt": {"number": 2, "planHash": "x", "replicas": 2, "devices": 4},
+            "step": 1000,
+            "restarts": 1,
+            "restartRecords": [restart],
+            "accounting": {"cells": cells},
+        }
+    }
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps(job))
+    assert (
+        invoke(["sim", "--fit", str(path), "--spares", "2", "--days", "30", "--runs", "2", "-o", "json"]) == ExitCode.OK
+    )
+    item = json.loads(capsys.readouterr().out)["item"]
+    assert item["fitted"]["deviceMttfHours"] == 1000
+    assert item["fitted"]["measuredShare"] == 0.9
+    assert item["faultEveryHours"] == 125
+    assert item["fitted"]["intervalSeconds"] in [row["intervalSeconds"] for row in item["policies"]]
+    assert invoke(["sim", str(path), "--fit", str(path)]) == ExitCode.USAGE
+    assert invoke(["sim", "--fit", "no-such-run"]) == ExitCode.NOT_FOUND
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [

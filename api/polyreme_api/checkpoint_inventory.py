@@ -17,15 +17,17 @@ from polyreme_api.errors import EnvironmentFailedError, FencedError, InvalidConf
 from polyreme_api.history import (
     COMMIT_MARKER,
     DAMAGE_RECORD,
+    REJECTIONS,
     ResumePoint,
     attempt_key,
     checkpoint_name,
     claim_key,
+    is_rejected,
     mixture_prefix,
     parse_checkpoint_name,
     steps_key,
 )
-from polyreme_api.mixture import MixtureRecord
+from polyreme_api.mixture import MixtureRecord, Rejection
 from polyreme_api.progress import CheckpointRef
 from polyreme_api.store import ObjectNotFoundError, ObjectStore
 
@@ -44,6 +46,8 @@ class State(enum.Enum):
     """Without a marker: begun and not committed, or half deleted. It is no checkpoint."""
     DAMAGED = "damaged"
     """It was committed, and something of it is gone or changed since."""
+    REJECTED = "rejected"
+    """As good as a whole one, but a spike of the loss came soon after: no attempt resumes from it."""
     FOREIGN = "foreign"
     """Committed, in a format that this version does not read."""
 
@@ -58,7 +62,7 @@ class StoredCheckpoint:
     """What is wrong with it."""
     size_bytes: int = 0
     marker: CommitMarker | None = None
-    """The marker of one that is whole."""
+    """The marker of one that is whole or rejected."""
 
     @property
     def name(self) -> str:
@@ -75,6 +79,8 @@ class Survey:
     """By name."""
     rebuilt: frozenset[int] = frozenset()
     """Attempts whose resume point is damaged or gone. ``points`` has it where step records show where they began."""
+    rejections: Sequence[Rejection] = ()
+    """By attempt."""
 
     def of(self, *states: State) -> list[StoredCheckpoint]:
         """The checkpoints in one of these states."""
@@ -92,6 +98,7 @@ def survey(store: ObjectStore) -> Survey:
     A resume point that is damaged or gone is rebuilt from the step records of its attempt, which begin where it did.
 
     Raises:
+        RefusedError: If a rejection is damaged: without it, a run would resume after a spike.
         StoreFailedError: If the store stays away.
     """
     sizes = {info.key: info.size_bytes for info in store.list("")}
@@ -107,10 +114,12 @@ def survey(store: ObjectStore) -> Survey:
         if (point := _rebuilt(store, attempt, known=points)) is not None:
             with contextlib.suppress(RefusedError):
                 points[attempt] = _amended(store, point, sizes)
+    rejections = [_rejection(store, key) for key in sorted(sizes) if key.startswith(REJECTIONS)]
     return Survey(
         points=sorted(points.values(), key=lambda point: point.attempt),
-        checkpoints=_checkpoints(store, sizes),
+        checkpoints=[_unless_rejected(stored, rejections) for stored in _checkpoints(store, sizes)],
         rebuilt=frozenset(lost),
+        rejections=rejections,
     )
 
 
@@ -249,6 +258,23 @@ def _judge(store: ObjectStore, name: str, reference: CheckpointRef, files: Mappi
         more = f", and {len(wrong) - NAMED_MAX} more" if len(wrong) > NAMED_MAX else ""
         return as_it_is(State.DAMAGED, ", ".join(wrong[:NAMED_MAX]) + more)
     return as_it_is(State.WHOLE, marker=marker)
+
+
+def _rejection(store: ObjectStore, key: str) -> Rejection:
+    try:
+        return Rejection.model_validate_json(store.get(key))
+    except ValueError as error:
+        raise RefusedError(
+            f"rejection is damaged: {key} can't be read, or was not written by polyreme; restore it, or delete it to "
+            "resume from the newest checkpoint"
+        ) from error
+
+
+def _unless_rejected(stored: StoredCheckpoint, rejections: Sequence[Rejection]) -> StoredCheckpoint:
+    if stored.state is not State.WHOLE or not is_rejected(stored.reference, rejections):
+        return stored
+    why = next(of.why for of in rejections if is_rejected(stored.reference, [of]))
+    return dataclasses.replace(stored, state=State.REJECTED, why=why)
 
 
 def _recorded(text: bytes) -> str:

@@ -89,3 +89,15 @@ class StepFailedError(RunFailedError):
     """A step can't be trained, which a fault of memory or of a device may cause: it is retried once."""
 
     exit_code = ExitCode.STEP_FAILED
+
+
+class RolledBackError(RunFailedError):
+    """A spike of the loss ended the attempt; the next one resumes before it and skips its data."""
+
+    exit_code = ExitCode.ROLLED_BACK
+
+
+class SpikesPersistError(RunFailedError):
+    """Rollbacks did not help: the run is paused until a person has looked at it."""
+
+    exit_code = ExitCode.SPIKES_PERSIST

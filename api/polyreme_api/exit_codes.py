@@ -99,6 +99,18 @@ class ExitCode(enum.IntEnum):
         "A step can't be trained: its loss or gradient is not finite, or it has nothing to learn from.",
         "Nothing: it is retried once from the newest checkpoint. If that fails too, change what the message names.",
     )
+    ROLLED_BACK = (
+        102,
+        "ranks",
+        "A spike of the loss ended the attempt (`health.loss.action: Rollback`).",
+        "Nothing: the next attempt resumes before the spike and skips its data.",
+    )
+    SPIKES_PERSIST = (
+        103,
+        "ranks",
+        "The loss spiked again after three rollbacks in a row.",
+        "Look at the learning rate and the data; the job is paused until its spec changes.",
+    )
 
 
 def code_of_signal(number: int) -> int:

@@ -15,12 +15,14 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from polyreme_api.errors import InvalidConfigError
-from polyreme_api.mixture import MixtureRecord
+from polyreme_api.mixture import MixtureRecord, Rejection
 from polyreme_api.progress import CheckpointRef, StepRecord
 
 COMMIT_MARKER = "COMMIT.json"
 DAMAGE_RECORD = "DAMAGED.json"
 """Beside a marker: what ranks found when they read the checkpoint. No later attempt begins there."""
+REJECTIONS = "rejected/"
+"""Records of spikes, by attempt: no later attempt begins at a checkpoint after the step that they name."""
 CHECKPOINT_FORMAT = 2
 """Version of the layout inside a checkpoint directory; a reader refuses any other."""
 START_KEY = "start.json"
@@ -95,6 +97,16 @@ def mixture_key(attempt: int, number: int) -> str:
 def mixture_prefix(attempt: int) -> str:
     """Return with what the keys of an attempt's changes of the mixture begin."""
     return f"mixture/a{attempt:06d}-"
+
+
+def rejection_key(attempt: int) -> str:
+    """Key of the rejection of an attempt that a spike of the loss ended."""
+    return f"{REJECTIONS}a{attempt:06d}.json"
+
+
+def is_rejected(reference: CheckpointRef, rejections: Iterable[Rejection]) -> bool:
+    """Tell whether a spike came so soon after a checkpoint that no later attempt may resume from it."""
+    return any(reference.attempt <= of.attempt and reference.step > of.after_step for of in rejections)
 
 
 def claim_key(attempt: int) -> str:

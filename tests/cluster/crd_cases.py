@@ -15,7 +15,39 @@ WEIGHTS = [{"source": "one", "weight": 1}]
 
 Case = tuple[str, dict[str, Any], tuple[str, ...]]
 
+ROLLBACK = {"spec.health": {"loss": {"action": "Rollback", "windowSteps": 128}}, "spec.training.steps": 1000}
+ROLLBACKS: list[Case] = [
+    (
+        "TrainingJob",
+        {**ROLLBACK, "spec.workers": {"runtime": {"mode": "Environment"}}},
+        ("health.loss.action Rollback needs checkpoints of the ranks, and workers.runtime.mode Environment has none",),
+    ),
+    (
+        "TrainingJob",
+        {**ROLLBACK, "spec.training.steps": 100, "spec.checkpoint": {"everySteps": 100}},
+        ("Rollback needs checkpoints, and the first is saved at step 100 of 100; lower checkpoint.everySteps",),
+    ),
+    (
+        "TrainingJob",
+        {**ROLLBACK, "spec.checkpoint": {"everySteps": 200}},
+        ("health.loss.windowSteps 128 is below checkpoint.everySteps 200", "raise windowSteps or lower everySteps"),
+    ),
+    (
+        "TrainingJob",
+        {**ROLLBACK, "spec.checkpoint": {"everySteps": 50, "keep": 2}},
+        (
+            "health.loss.windowSteps 128 is above the 100 steps that checkpoint.keep 2 x everySteps 50 covers",
+            "raise keep or lower windowSteps",
+        ),
+    ),
+    (
+        "TrainingJob",
+        {**ROLLBACK, "spec.checkpoint": {"maxAgeSeconds": 60}},
+        ("could delete the checkpoint that health.loss.action Rollback needs; drop maxAgeSeconds",),
+    ),
+]
 RULED: list[Case] = [
+    *ROLLBACKS,
     (
         "TrainingJob",
         {"spec.workers": {"template": {"spec": {"tolerations": [{"key": "polyreme.dev/health"}]}}}},

@@ -40,6 +40,7 @@ from polyreme_datahub.objects import open_store
 from polyreme_datahub.rewards.rewarding import SandboxedRewards
 from polyreme_launcher import check_process
 from polyreme_launcher.mixture_leader import CHANGES_FILE, MixtureLeader
+from polyreme_launcher.rollback_leader import RollbackLeader
 from polyreme_launcher.urls import checkpoint_folder, export_place, weights_place
 from polyreme_planner.adapters import adapters_of
 from polyreme_planner.curriculum import curriculum_stages, kinds_of_packs
@@ -192,6 +193,7 @@ def _train(environment: Mapping[str, str]) -> int:
             rewards=_rewards(environment, rank, job.spec, gate),
             amend=_amend(environment, rank, job.spec),
             renew=lambda known: with_training(known, *_in_force(environment, rank, job.spec), plan),
+            roll_back=RollbackLeader(open_store(rank.checkpoint_url), attempt=rank.attempt, spec=job.spec),
         )
     except (MemoryError, RuntimeError) as error:
         if (message := full_memory(error)) is None:
@@ -298,6 +300,7 @@ def settings_of(
             interval_steps=spec.checkpoint.every_steps,
             kept=spec.checkpoint.keep,
             age_s_max=spec.checkpoint.max_age_seconds,
+            window_steps=spec.health.loss.window_steps if spec.health.loss.action == "Rollback" else 0,
             plan_hash=plan.hash,
             plan=json.loads(plan.to_json()),
         ),

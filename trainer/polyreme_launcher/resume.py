@@ -33,6 +33,7 @@ from polyreme_datahub.objects import open_store
 from polyreme_launcher.run_record import write_run_record
 from polyreme_planner.extension import Count, uncounted
 from polyreme_planner.mixture import first_mixture, next_mixture, restored_mixture, training_words
+from polyreme_planner.rollback import with_rejection
 
 RESUME_TRIES_MAX = 5
 RESUME_RETRY_S = 1.0
@@ -176,8 +177,8 @@ class _StoreRoot:
         for foreign in seen.of(State.FOREIGN):
             raise ForeignFormatError(foreign.why)
         damaged = seen.of(State.DAMAGED)
-        for stored in damaged:
-            print(f"checkpoint {stored.name} is damaged and is not used: {stored.why}", file=sys.stderr)
+        for stored in seen.of(State.DAMAGED, State.REJECTED):
+            print(f"checkpoint {stored.name} is {stored.state.value} and is not used: {stored.why}", file=sys.stderr)
         if not any(point.attempt == self._attempt for point in seen.points):
             _refuse_fresh_start(seen, damaged)
         return seen.points, seen.committed
@@ -204,11 +205,18 @@ class _StoreRoot:
             if (known := point.mixture or self._saved_mixture(spec, point.attempt)) is not None:
                 for words in training_words(spec, known, after_step=step, count=count):
                     print(words, file=sys.stderr)
-                return next_mixture(spec, known, after_step=step, count=count)
+                return next_mixture(spec, self._with_rejections(spec, known), after_step=step, count=count)
         # Points of releases before there were records, if any.
         marker = self._marker(lambda reference: reference == chosen)
         entries = None if marker is None or not spec.data.schedule else entries_of(marker.loader)
-        return first_mixture(spec, entries=entries, resume_step=step)
+        return self._with_rejections(spec, first_mixture(spec, entries=entries, resume_step=step))
+
+    def _with_rejections(self, spec: TrainingJobSpec, known: MixtureRecord) -> MixtureRecord:
+        """Return a mixture with the data skipped that spikes made suspect: each once, as the point is fixed once."""
+        for rejection in () if self._seen is None else self._seen.rejections:
+            if rejection.attempt < self._attempt:
+                known = with_rejection(spec, known, rejection)
+        return known
 
     def _marker(self, wanted: Callable[[CheckpointRef], bool]) -> CommitMarker | None:
         """Return the marker of the newest of some checkpoints that are whole."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from polyreme_api.crd.rollback_rules import ROLLBACK_RULES
 from polyreme_api.crd.rule import Rule
 from polyreme_api.crd.training_rules import TRAINING_RULES
 from polyreme_api.job.data import BUDGET_BYTES_MIN, BUDGET_REQUESTS_MIN
@@ -111,6 +112,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         ),
         _budget_suffices("requestsPerSecond", BUDGET_REQUESTS_MIN),
         _budget_suffices("bytesPerSecond", BUDGET_BYTES_MIN),
+        *ROLLBACK_RULES,
     ),
     "Workers": (
         Rule(

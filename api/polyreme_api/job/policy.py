@@ -111,8 +111,8 @@ class Stragglers(Part):
 class LossSpike(Part):
     """What to do when loss or gradient norm jumps."""
 
-    action: Literal["Notify", "Stop", "Skip"] = "Notify"
-    """Report it, fail the step, or train on without it."""
+    action: Literal["Notify", "Stop", "Skip", "Rollback"] = "Notify"
+    """Report it, fail the step, train on without it, or resume before the window and skip the data."""
     window_steps: Annotated[int, Field(ge=8, le=10_000)] = 128
     """Steps that a step is compared with."""
     deviations: Annotated[int, Field(ge=4, le=1000)] = 12

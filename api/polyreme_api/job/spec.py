@@ -132,6 +132,12 @@ class TrainingJobSpec(Scheduling):
         return self
 
     @model_validator(mode="after")
+    def _checkpoints_for_rollbacks(self) -> "TrainingJobSpec":
+        if self.health.loss.action == "Rollback":
+            check_rollback(self)
+        return self
+
+    @model_validator(mode="after")
     def _rows_without_stages(self) -> "TrainingJobSpec":
         sharding, stages = self.training.parameter_sharding, self.parallelism.pp or 1
         if sharding != "None" and stages > 1:
@@ -273,6 +279,40 @@ def check_epochs(training: Training, data: Data) -> None:
         raise ValueError(
             f"training.epochs {training.epochs} cannot be combined with epochsMax of source {limited[0]!r}; give "
             "training.steps, or drop epochsMax"
+        )
+
+
+def check_rollback(spec: TrainingJobSpec) -> None:
+    """Refuse rollbacks that would find no checkpoint before the window.
+
+    Raises:
+        ValueError: Naming the fields.
+    """
+    window, every, keep = spec.health.loss.window_steps, spec.checkpoint.every_steps, spec.checkpoint.keep
+    if spec.workers.runtime.mode == "Environment":
+        raise ValueError(
+            "health.loss.action Rollback needs checkpoints of the ranks, and workers.runtime.mode Environment has "
+            "none; use action: Notify"
+        )
+    if spec.training.steps is not None and every >= spec.training.steps:
+        raise ValueError(
+            f"health.loss.action Rollback needs checkpoints, and the first is saved at step {every} of "
+            f"{spec.training.steps}; lower checkpoint.everySteps"
+        )
+    if window < every:
+        raise ValueError(
+            f"health.loss.windowSteps {window} is below checkpoint.everySteps {every}, and a rollback goes back by "
+            "whole checkpoints; raise windowSteps or lower everySteps"
+        )
+    if window > keep * every:
+        raise ValueError(
+            f"health.loss.windowSteps {window} is above the {keep * every} steps that checkpoint.keep {keep} x "
+            f"everySteps {every} covers; raise keep or lower windowSteps"
+        )
+    if spec.checkpoint.max_age_seconds is not None:
+        raise ValueError(
+            "checkpoint.maxAgeSeconds could delete the checkpoint that health.loss.action Rollback needs; drop "
+            "maxAgeSeconds"
         )
 
 

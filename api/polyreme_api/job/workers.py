@@ -193,14 +193,18 @@ class Parallelism(Part):
         return self
 
 
+EVERY_STEPS, KEEP = 100, 3
+"""Default of ``checkpoint.everySteps`` and ``checkpoint.keep``."""
+
+
 class Checkpoint(Part):
     """When and where the state of training is saved."""
 
     location: Url | None = None
     """URL of the checkpoint root, ``file://`` or ``s3://``; the default is the run's own folder."""
-    every_steps: Annotated[int, Field(ge=1, le=STEPS_MAX)] = 100
+    every_steps: Annotated[int, Field(ge=1, le=STEPS_MAX)] = EVERY_STEPS
     """Steps between checkpoints."""
-    keep: Annotated[int, Field(ge=1, le=1000)] = 3
+    keep: Annotated[int, Field(ge=1, le=1000)] = KEEP
     """Number of newest checkpoints to keep."""
     max_age_seconds: Annotated[int, Field(ge=1, le=SECONDS_MAX)] | None = None
     """Age beyond which a checkpoint is deleted although it is among those; the newest is always kept."""

@@ -47,6 +47,7 @@ from polyreme_operator.controller import run_operator
 from polyreme_operator.reconcile.status_builder import continue_finished, reopen
 from polyreme_operator.reconcile.worker_pods import PodDefaults
 from polyreme_operator.settings import Settings
+from polyreme_operator.types.views import is_paused
 from polyreme_system.files import read_json
 
 NODE = "local"
@@ -125,10 +126,11 @@ class LocalCluster:
             with contextlib.suppress(AlreadyExistsError):
                 await self._port.create(known)
         try:
-            status = (await self.job()).status
+            known_job = await self.job()
         except NotFoundError:
             await self._port.create(manifest)
             return
+        status = known_job.status
         reopened = reopen(status)
         if longer and status.is_true("Succeeded"):
             # First: the newest record says that all steps are trained.
@@ -141,6 +143,9 @@ class LocalCluster:
                 {"status": {"completedAt": None, "retryAt": None, **fields}}, subresource=STATUS_SUBRESOURCE
             )
         spec = job.spec
+        if is_paused(known_job.status, known_job.metadata.generation):
+            # A pause ends with a change of the spec.
+            await self.suspend()
         await self._patch(
             {"spec": {"suspend": spec.suspend, "workers": {"replicas": spec.workers.replicas}, **_changeable(job)}}
         )

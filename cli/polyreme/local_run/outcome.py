@@ -18,6 +18,7 @@ from polyreme_api.exit_codes import ExitCode
 from polyreme_api.job import TrainingJob
 from polyreme_api.progress import ALL_SETS
 from polyreme_launcher.urls import checkpoint_folder
+from polyreme_operator.types.views import is_paused
 from polyreme_system.files import read_json
 
 _CODES = {
@@ -101,4 +102,5 @@ def exit_code_of(job: TrainingJob) -> ExitCode:
     failed = job.status.condition("Failed")
     if failed is not None and failed.status == "True":
         return _CODES.get(failed.reason, ExitCode.RUN_FAILED)
-    return ExitCode.CANCELLED
+    paused = is_paused(job.status, job.metadata.generation)
+    return ExitCode.RUN_FAILED if paused else ExitCode.CANCELLED

@@ -24,6 +24,7 @@ from polyreme.views.live_table import LiveView, RunView, StageView
 from polyreme_api.clock import Clock
 from polyreme_api.job import TrainingJob
 from polyreme_api.progress import ProgressRecord, RankPhase, name_stopped
+from polyreme_operator.types.views import is_paused
 from polyreme_system.files import write_json
 
 LOOK_EVERY_S = 0.1
@@ -87,8 +88,11 @@ class Watcher:
         """Number of the current attempt, 0 before the first."""
 
     async def until_finished(self) -> None:
-        """Follow the job until a terminal condition holds."""
-        while not (await self._look()).status.finished:
+        """Follow the job until a terminal condition holds, or it is paused and has stopped."""
+        while not (job := await self._look()).status.finished:
+            if is_paused(job.status, job.metadata.generation) and not await self._cluster.pods():
+                self.stopped()
+                return
             await self._clock.sleep(LOOK_EVERY_S)
 
     async def until_suspended(self) -> None:

@@ -56,6 +56,12 @@ def suspend(job: JobView) -> Mapping[str, Any] | None:
 def resume(job: JobView) -> Mapping[str, Any] | None:
     """Let a suspended job queue again."""
     _must_go_on(job, "resumed")
+    if job.paused:
+        raise RefusedError(
+            f"{job.namespace}/{job.name} is paused since its loss spiked again after rollbacks; change its spec, for "
+            "example append an entry with skipSteps",
+            field="spec.data.schedule, or suspend the job and resume it",
+        )
     return None if job.spec is not None and not job.spec.suspend else {"suspend": False}
 
 

@@ -32,6 +32,7 @@ from polyreme_api.fields import Condition
 from polyreme_api.job import TrainingJob
 from polyreme_api.job.data import Data
 from polyreme_api.mixture import MixtureRecord
+from polyreme_operator.types.reasons import Reason
 from polyreme_planner.curriculum import curriculum_stages
 from polyreme_planner.extension import extension_words
 from polyreme_planner.mixture import mixture_changes
@@ -144,7 +145,7 @@ def verdict(job: TrainingJob) -> tuple[str, str]:
     if suspended is not None and not status.finished:
         if suspended.reason == "Suspending":
             return "Stopping", "stopping: the ranks save a checkpoint and exit"
-        if suspended.status == "True" and not job.spec.suspend:
+        if suspended.status == "True" and not job.spec.suspend and suspended.reason != Reason.LOSS_SPIKES:
             return "Starting", "continuing"
     for kind in ("Succeeded", "Failed", "Suspended", "Restarting", "Running", "PodsReady", "Admitted", "Queued"):
         if (condition := status.condition(kind)) is not None and condition.status == "True":

@@ -180,7 +180,7 @@ def waits(job: JobView) -> bool:
     """Tell whether a job waits for its admission."""
     if job.quarantined or job.spec is None or job.plan is None or job.queue_refusal:
         return False
-    return is_ours(job) and not job.admitted and not job.spec.suspend and not awaits_data(job)
+    return is_ours(job) and not job.admitted and not (job.spec.suspend or job.paused) and not awaits_data(job)
 
 
 def waiting_of(job: JobView, kind: int) -> Waiting:

@@ -29,6 +29,7 @@ _ON_CHANGE: tuple[tuple[ConditionType, frozenset[str], bool], ...] = (
     (ConditionType.DATA_READY, frozenset({Reason.DATA_REFUSED, Reason.PROCESSING_FAILED, Reason.DATA_MISSING}), True),
     (ConditionType.DATA_READY, frozenset({Reason.DATA_READABLE, Reason.DATA_PROCESSED}), False),
     (ConditionType.SUSPENDED, frozenset({Reason.SUSPENDING, Reason.SUSPENDED, Reason.RESUMED}), False),
+    (ConditionType.SUSPENDED, frozenset({Reason.LOSS_SPIKES}), True),
     (ConditionType.NODES_CHECKED, frozenset({Reason.CHECKS_FAILED}), True),
     (ConditionType.RUNNING, frozenset({Reason.STALLED}), True),
     (ConditionType.STRAGGLERS_FOUND, frozenset({Reason.SLOW_RANK, Reason.SLOW_EXCHANGES}), True),

@@ -66,7 +66,15 @@ class GiveUp:
     message: str
 
 
-Verdict: TypeAlias = Healthy | Restart | GiveUp
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Pause:
+    """The job gives its devices back and waits for a person."""
+
+    failure: Failure
+    record: RestartRecord
+
+
+Verdict: TypeAlias = Healthy | Restart | GiveUp | Pause
 
 EXCUSED = frozenset(
     {
@@ -79,6 +87,7 @@ EXCUSED = frozenset(
         Cause.POD_STUCK,
         Cause.PRE_CHECK,
         Cause.KEY_LOST,
+        Cause.LOSS_SPIKE,
     }
 )
 """Causes outside the job: they count against no budget, but each repetition waits longer."""
@@ -89,13 +98,18 @@ REFUSALS_MAX = 20
 
 
 def judge(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float) -> Verdict:
-    """Decide about the current attempt: continue, restart, or fail the job."""
+    """Decide about the current attempt: continue, restart, pause or fail the job."""
     if environment_runtime.is_used(spec):
         failure = environment_runtime.find_failure(snapshot, spec, now_s)
     else:
         failure = find_failure(snapshot, spec, now_s)
     failure = failure or find_refusal(snapshot, now_s)
-    return Healthy() if failure is None else answer(snapshot, spec, failure, now_s)
+    if failure is None:
+        return Healthy()
+    if failure.code == ExitCode.SPIKES_PERSIST and _matching_rule(snapshot, spec, failure) is None:
+        record = _record(snapshot, failure, Scope.PROCESS, counts=False, now_s=now_s)
+        return Pause(failure=failure, record=record)
+    return answer(snapshot, spec, failure, now_s)
 
 
 def answer(snapshot: JobSnapshot, spec: TrainingJobSpec, failure: Failure, now_s: float) -> Restart | GiveUp:
@@ -142,8 +156,10 @@ def restarts_without_progress(records: list[RestartRecord], earlier: EarlierRest
         progressed = record.step > best_step or record.checkpoint_step > best_checkpoint
         excused = record.cause in EXCUSED
         streak = 0 if progressed else streak if excused else streak + 1
-        best_step = max(best_step, record.step)
-        best_checkpoint = max(best_checkpoint, record.checkpoint_step)
+        # After a rollback, steps that were trained before count as progress again.
+        rejected = record.cause == Cause.LOSS_SPIKE
+        best_step = 0 if rejected else max(best_step, record.step)
+        best_checkpoint = 0 if rejected else max(best_checkpoint, record.checkpoint_step)
     return streak
 
 
@@ -346,6 +362,6 @@ def _due_s(status: TrainingJobStatus, spec: TrainingJobSpec, failure: Failure, *
         waits = _in_a_row(status, failure.cause)
     else:
         waits = idle - (0 if failure.cause is Cause.ENVIRONMENT_FAILED else 1)
-    if waits <= 0 or failure.cause is Cause.HOST_RESTARTED:
+    if waits <= 0 or failure.cause in {Cause.HOST_RESTARTED, Cause.LOSS_SPIKE}:
         return now_s
     return now_s + min(float(backoff.max_seconds), backoff.initial_seconds * 2.0 ** min(waits - 1, 30))

@@ -33,7 +33,7 @@ from polyreme_operator.reconcile import (
 from polyreme_operator.reconcile.accounting import settlement_due_s
 from polyreme_operator.reconcile.data_gate import awaits_data, pending_data
 from polyreme_operator.reconcile.events import events_of
-from polyreme_operator.reconcile.failure_policy import GiveUp, Healthy, Restart, Verdict, judge
+from polyreme_operator.reconcile.failure_policy import GiveUp, Healthy, Pause, Restart, Verdict, judge
 from polyreme_operator.reconcile.hang import Stall, find_stall
 from polyreme_operator.reconcile.observe import (
     RUNNING_PHASES,
@@ -147,6 +147,8 @@ def _ended(
         return Decision(actions=(ReadLease(ref=_lease_ref(snapshot)),))
     if isinstance(verdict, GiveUp):
         return _fail(snapshot, verdict.reason, verdict.message, verdict.failure, now_s)
+    if isinstance(verdict, Pause):
+        return Decision(actions=_status_write(snapshot, transition.pause(snapshot, verdict, now_s)))
     if aside:
         return Decision(actions=_status_write(snapshot, set_aside.set_aside(snapshot, now_s)))
     if isinstance(verdict, Restart):
@@ -298,6 +300,8 @@ def _waiting(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float) -> Deci
         after.close_wait()
     if spec.suspend:
         after.set(ConditionType.SUSPENDED, True, Reason.SUSPENDED).drop(ConditionType.QUEUED)
+    elif job.paused:
+        pass
     elif job.planning is not None:
         after.set(ConditionType.QUEUED, True, Reason.PLANNING, PLANNING_WORDS)
     elif job.plan is None:

@@ -364,8 +364,12 @@ def _rank_failure(ended: RankExit, attempt: AttemptStatus, record: ProgressRecor
             code=code_of_signal(ended.signal),
         )
     code = ended.code or ExitCode.OK
+    cause = _CAUSES.get(code, Cause.RANK_EXITED)
+    if cause is Cause.LOSS_SPIKE:
+        # All ranks end so, by agreement: no worker caused it.
+        return Failure(cause=cause, message=record.message or "the loss spiked", index=None, code=code)
     return Failure(
-        cause=_CAUSES.get(code, Cause.RANK_EXITED),
+        cause=cause,
         message=f"rank {ended.rank} on worker {index} exited with code {code}{why}",
         index=index,
         code=code,
@@ -375,6 +379,8 @@ def _rank_failure(ended: RankExit, attempt: AttemptStatus, record: ProgressRecor
 _CAUSES: dict[int, Cause] = {
     ExitCode.ENVIRONMENT: Cause.ENVIRONMENT_FAILED,
     ExitCode.STEP_FAILED: Cause.STEP_FAILED,
+    ExitCode.ROLLED_BACK: Cause.LOSS_SPIKE,
+    ExitCode.SPIKES_PERSIST: Cause.LOSS_SPIKE,
 }
 """Of ranks that end with these codes."""
 

@@ -20,7 +20,7 @@ from polyreme_api.job.status import (
 )
 from polyreme_api.times import rfc3339
 from polyreme_operator.reconcile import environment_runtime, pre_checks, stopping, worker_count
-from polyreme_operator.reconcile.failure_policy import Restart
+from polyreme_operator.reconcile.failure_policy import Pause, Restart
 from polyreme_operator.reconcile.observe import current_record
 from polyreme_operator.reconcile.status_builder import StatusBuilder
 from polyreme_operator.reconcile.stopping import Stop, StopFor
@@ -225,6 +225,16 @@ def evict(
     after.record_restart(record).remember_nodes(verdict.avoid, verdict.failure.cause)
     after.withdraw(reason, verdict.failure.message).request_stop()
     return after.set(ConditionType.QUEUED, True, reason, verdict.failure.message).build()
+
+
+def pause(snapshot: JobSnapshot, verdict: Pause, now_s: float) -> TrainingJobStatus:
+    """Close an attempt after which no other helps, and withdraw the admission until the spec changes."""
+    failure = verdict.failure
+    after = StatusBuilder(snapshot.job, now_s)
+    after.close_attempt(current_record(snapshot), ended_by=failure.cause).record_restart(verdict.record)
+    words = f"{failure.message}; paused until the spec changes, or the job is suspended and resumed"
+    after.withdraw(Reason.LOSS_SPIKES, words).request_stop().drop(ConditionType.RESTARTING, ConditionType.PREEMPTED)
+    return after.set(ConditionType.SUSPENDED, True, Reason.LOSS_SPIKES, words).build()
 
 
 def give_up_place(snapshot: JobSnapshot, verdict: Restart, now_s: float) -> TrainingJobStatus:

@@ -147,6 +147,8 @@ class Cause(StrEnum):
     RANK_KILLED = "RankKilled"
     STEP_FAILED = "StepFailed"
     """A step had a loss or gradient that is not finite, or nothing to learn from; it is retried once."""
+    LOSS_SPIKE = "LossSpike"
+    """A spike of the loss ended the attempt; the next resumes before it. Rollbacks have a budget of their own."""
     ENVIRONMENT_FAILED = "EnvironmentFailed"
     LEADER_SILENT = "LeaderSilent"
     POD_LOST = "PodLost"

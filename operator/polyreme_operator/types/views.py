@@ -216,6 +216,13 @@ class TopologyView:
     """Its last written status."""
 
 
+def is_paused(status: TrainingJobStatus, generation: int) -> bool:
+    """Tell whether a job waits for a change of its spec, since rollbacks did not help."""
+    known = status.condition("Suspended")
+    paused = known is not None and known.status == "True" and known.reason == Reason.LOSS_SPIKES
+    return paused and known is not None and known.observed_generation == generation
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
     """A TrainingJob, parsed and planned."""
@@ -279,6 +286,11 @@ class JobView:
     def quarantined(self) -> str:
         """Why the job is in quarantine; empty if it is not."""
         return self.unreadable or self.fault
+
+    @property
+    def paused(self) -> bool:
+        """Whether it waits for a change of its spec, since rollbacks did not help."""
+        return is_paused(self.status, self.generation)
 
     @property
     def key_lost(self) -> bool:

@@ -28,6 +28,7 @@ from polyreme_planner.mixture import (
     segments_of,
     window_border,
 )
+from polyreme_planner.rollback import rejection_of, with_rejection
 from tests.unit.datahub.jobs import make_spec
 
 STEPS, SOURCES, PACK_TOKENS = 20, 3, 16
@@ -309,3 +310,33 @@ def test_an_appended_change_that_would_use_up_the_data_is_left_out_and_stays_so(
         assert [change.step for change in kept.changes] == steps
         assert [segment.weights for segment in used.segments] == weights
         assert Order(used).packs(100)
+
+
+@pytest.mark.parametrize(("spike", "first", "skipped"), [(11, 5, 8), (17, 9, 12), (18, 9, 12)])
+def test_a_rollback_skips_the_data_of_the_suspected_steps_and_no_other(spike: int, first: int, skipped: int) -> None:
+    """Windows of 4 steps; the eight steps up to the spike are suspected."""
+    spec = spec_of([], staged=False)
+    known = first_mixture(spec)
+    rejection = rejection_of(spec, known, attempt=1, step=spike, why="a spike")
+    assert rejection is not None
+    assert (rejection.from_step, rejection.skip_steps) == (first, skipped)
+    answered = with_rejection(spec, known, rejection)
+    assert with_rejection(spec, answered, rejection) == answered
+    (before, _), (after, _) = opened(spec, known), opened(spec, answered)
+
+    def taken(order: Order, steps: range) -> set[Slot]:
+        return {slot for step in steps for pack in order.packs(step) for slot in pack}
+
+    assert [after.packs(step) for step in range(1, first)] == [before.packs(step) for step in range(1, first)]
+    end = first + skipped
+    assert not taken(after, range(1, 24)) & taken(before, range(first, end))
+    assert taken(before, range(end, end + 4)) <= taken(after, range(first, first + 8)), "what follows is not skipped"
+    # The same as a run that was given the entry; and a second spike in that window skips that window too.
+    entry = [(first, [source.weight for source in spec.data.sources])]
+    given_it = opened(spec_of(entry, staged=False, skips={first: skipped}), None)[0]
+    assert [after.packs(step) for step in range(1, 20)] == [given_it.packs(step) for step in range(1, 20)]
+    again = rejection_of(spec, answered, attempt=2, step=first + 1, why="another")
+    assert again is not None
+    assert (again.from_step, again.skip_steps) == (first, 5), "a step more, since turns of sources begin anew"
+    twice = opened(spec, with_rejection(spec, answered, again))[0]
+    assert not taken(twice, range(1, 24)) & taken(after, range(first, first + 4))

@@ -23,6 +23,8 @@ class Rule:
     """Newest checkpoints; at least one stays."""
     age_s_max: float | None = None
     """Age beyond which a checkpoint is deleted even if it is among those; None: age does not matter."""
+    window_steps: int = 0
+    """Also keep a checkpoint that is more than so many steps older than the newest; 0: no such one."""
 
 
 def expendable(
@@ -55,11 +57,24 @@ def expendable(
     history = sorted(known, key=lambda c: (c.step, c.attempt))
     if not history:
         return []
-    numbered = enumerate(reversed(history))
-    old = [c for number, c in numbered if number and (number >= rule.kept or _is_old(committed[c], rule, now_s))]
+    numbered, kept = enumerate(reversed(history)), _kept_for_rollbacks(history, rule)
+    old = [
+        c
+        for number, c in numbered
+        if number and c not in kept and (number >= rule.kept or _is_old(committed[c], rule, now_s))
+    ]
     stray = [c for c in committed if strays and c not in known and c.attempt < attempt]
     left = [c for c in torn if c.attempt <= attempt]
     return old[::-1] + stray + left
+
+
+def _kept_for_rollbacks(history: Sequence[CheckpointRef], rule: Rule) -> set[CheckpointRef]:
+    """Return the newest checkpoint that is older than the window, and the oldest in it, which will be that later."""
+    if not rule.window_steps:
+        return set()
+    border = history[-1].step - rule.window_steps
+    older, within = [c for c in history if c.step < border], [c for c in history if c.step >= border]
+    return {*older[-1:], *within[:1]}
 
 
 def _is_old(committed_at_s: float, rule: Rule, now_s: float) -> bool:

@@ -28,6 +28,7 @@ from polyreme_trainer.train.loss_health import Spike, check_finite, is_corner, t
 from polyreme_trainer.train.microbatches import PackReader, ReadPacks, to_microbatches
 from polyreme_trainer.train.online_reference import compared, hold, reference_in_place
 from polyreme_trainer.train.records import ObjectStepLog, Reporter, StepLog
+from polyreme_trainer.train.rollback import RollBack, no_rollback, rolled_back
 from polyreme_trainer.train.rollouts.rollouts import RolledOut, Rollouts
 from polyreme_trainer.train.routing_tables import RoutingTable
 from polyreme_trainer.train.scoring import Scoring
@@ -93,6 +94,7 @@ class Loop:
     clock: Clock
     amend: Amend = no_changes
     renew: Renew = unchanged
+    roll_back: RollBack = no_rollback
 
     def run(self) -> LoopEnd:
         """Train to the last step or until asked to stop, and leave a committed checkpoint of the last step taken.
@@ -225,6 +227,7 @@ class Loop:
 
         Raises:
             StepFailedError: On all ranks, if it is one and the job stops then.
+            PolyremeError: On all ranks, if the job rolls back then.
         """
         settings, losses = self.settings, self.state.losses
         stage = settings.stage_at(number)
@@ -238,6 +241,9 @@ class Loop:
             return None
         if settings.spikes.action == "Stop":
             raise StepFailedError(f"{spike}", field="spec.health.loss, or the data of that step")
+        if settings.spikes.action == "Rollback":
+            self.writer.wait()  # a save in flight uses the same group, and may commit what is rejected
+            raise rolled_back(spike, self.roll_back, self.meshes.control_group)
         skipped = settings.spikes.action == "Skip"
         self.reporter.note(f"{spike}; {'the step was skipped' if skipped else 'training continues'}")
         return spike

@@ -134,14 +134,14 @@ def times_updated(stages: Sequence[CurriculumStage], step: int, skipped: Iterabl
 
 
 def check_finite(history: LossHistory, step: int, loss: float, norm: float, rule: SpikeRule) -> None:
-    """Refuse a step that is not finite, unless it may be skipped.
+    """Refuse a step that is not finite, unless it may be skipped or rolled back.
 
     Raises:
         StepFailedError: If it is not, and may not be.
     """
     if math.isfinite(loss) and math.isfinite(norm):
         return
-    if rule.action == "Skip" and history.in_a_row < NOT_FINITE_MAX:
+    if rule.action == "Rollback" or (rule.action == "Skip" and history.in_a_row < NOT_FINITE_MAX):
         return
     raise StepFailedError(
         f"loss or gradient is not finite: loss {loss}, gradient norm {norm} in step {step}",

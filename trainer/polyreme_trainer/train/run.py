@@ -29,6 +29,7 @@ from polyreme_trainer.train.loop import Amend, Loop, LoopEnd, Renew, no_changes,
 from polyreme_trainer.train.microbatches import PackReader
 from polyreme_trainer.train.records import Reporter, open_step_log
 from polyreme_trainer.train.resumption import copies_of, resume
+from polyreme_trainer.train.rollback import RollBack, no_rollback
 from polyreme_trainer.train.rollouts.generation_model import GenerationModel, open_generation_groups
 from polyreme_trainer.train.rollouts.rollouts import Rollouts
 from polyreme_trainer.train.routing_tables import RoutingTable
@@ -49,6 +50,7 @@ def train_rank(
     rewards: Rewards | None = None,
     amend: Amend = no_changes,
     renew: Renew = unchanged,
+    roll_back: RollBack = no_rollback,
 ) -> int:
     """Train one rank of an attempt from its resume point to the end.
 
@@ -61,6 +63,7 @@ def train_rank(
         rewards: Rewards the model's own answers; None: no stage needs it.
         amend: See ``loop.Loop``.
         renew: See ``loop.Loop``.
+        roll_back: See ``loop.Loop``.
 
     Returns:
         The exit code of the rank's process.
@@ -69,6 +72,8 @@ def train_rank(
     try:
         with listen() as requests:
             reporter = _reporter(settings, sink, clock)
+            check_not_fenced(settings.checkpoint.store, settings.rank.attempt)
+            reporter.phase(RankPhase.STARTING, message="opening process groups")
             return _train(
                 settings,
                 source,
@@ -78,6 +83,7 @@ def train_rank(
                 rewards=rewards,
                 amend=amend,
                 renew=renew,
+                roll_back=roll_back,
             )
     except PolyremeError as error:
         _log.error("rank %d ends: %s", settings.rank.rank, error)
@@ -97,10 +103,9 @@ def _train(
     rewards: Rewards | None,
     amend: Amend,
     renew: Renew,
+    roll_back: RollBack,
 ) -> int:
     rank, saved = settings.rank, settings.checkpoint
-    check_not_fenced(saved.store, rank.attempt)
-    reporter.phase(RankPhase.STARTING, message="opening process groups")
     with open_world(rank, settings.layout) as world:
         reporter.phase(RankPhase.LOADING)
         groups = open_generation_groups(settings, world.meshes)  # before the model takes the memory
@@ -146,6 +151,7 @@ def _train(
                 ),
                 amend=amend,
                 renew=renew,
+                roll_back=roll_back,
             )
             if loop.run() is LoopEnd.STOPPED:
                 return ExitCode.STOPPED
@@ -212,7 +218,11 @@ def _writer(
             plan=settings.checkpoint.plan,
             adapters=None if settings.adapters is None else saved_adapters(settings.adapters, base=base),
             steps_before=state.optimizer.steps_before,
-            rule=Rule(kept=settings.checkpoint.kept, age_s_max=settings.checkpoint.age_s_max),
+            rule=Rule(
+                kept=settings.checkpoint.kept,
+                age_s_max=settings.checkpoint.age_s_max,
+                window_steps=settings.checkpoint.window_steps,
+            ),
         ),
         group=world.meshes.control_group,
         now_s=reporter.clock.now_s,

@@ -127,6 +127,8 @@ class CheckpointSettings:
     """Committed checkpoints to keep; at least 1."""
     age_s_max: float | None = None
     """Age beyond which all but the newest are deleted; None: none is deleted by age."""
+    window_steps: int = 0
+    """For rollbacks, also keep a checkpoint that is more than so many steps older than the newest; 0: no such one."""
     plan_hash: str = ""
     plan: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """The plan as plain data, kept in each checkpoint."""
@@ -161,7 +163,7 @@ class SharedScores:
 class SpikeRule:
     """What a spike of the loss is, and what follows."""
 
-    action: Literal["Notify", "Stop", "Skip"] = "Notify"
+    action: Literal["Notify", "Stop", "Skip", "Rollback"] = "Notify"
     window_steps: int = 128
     deviations: int = 12
     """Median deviations above the median that are a spike."""

@@ -13,12 +13,13 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from polyreme_planner.layout import Layout
 from tests.parallel.gangs import Gang, answered, gradients, largest_difference, start_gang, warm
 from tests.parallel.grid import ALL, CAPACITY, TOLERANCE, UNEVEN, Degrees, name, senders_key, ways
 
@@ -36,17 +37,14 @@ BATCHES: dict[str, dict[str, Any]] = {
 """Many short pages with an image each; few long documents across the cuts, three images, an expert without a token; all
 images in one pack; two answers to each prompt, by their preference; the same with answers across the cuts."""
 DROPS, ANSWERS = "drops", "answers"
-PIPELINES: tuple[dict[str, Any], ...] = (
-    {
-        "layout": {"pp": 2, "dp": 2, "cp": 2, "ep": 4},
-        "pipeline": {"schedule": "1F1B", "layers": [1, 2], "microbatches": 2},
-    },
-    {
-        "layout": {"pp": 2, "tp": 2, "dp": 2, "ep": 2},
-        "pipeline": {"schedule": "ZBVZeroBubble", "layers": [1, 1, 1, 0], "microbatches": 4},
-    },
-)
-"""More layouts of eight ranks that answer."""
+RANKS_MAX = 8
+STAGES: dict[int, list[int]] = {2: [1, 2], 4: [0, 1, 1, 1]}
+"""Layers of each stage, by the stages of a pipeline."""
+ZERO_BUBBLE: dict[str, Any] = {
+    "layout": {"pp": 2, "tp": 2, "dp": 2, "ep": 2},
+    "pipeline": {"schedule": "ZBVZeroBubble", "layers": [1, 1, 1, 0], "microbatches": 4},
+}
+"""A rank holds the first and the last stage."""
 
 
 def main() -> int:
@@ -112,11 +110,24 @@ def _answers(context: Any, directory: Path, layouts: Sequence[Degrees]) -> int:
 
     alone = answered(start, directory / "answers alone", rows=1, layout={"dp": 1})
     other = 0
-    for way in [*({"layout": layout} for layout in layouts), *PIPELINES]:
-        seen = answered(start, directory / f"answers {name(way['layout'])}", rows=4, **way)
+    for way in _answering(layouts):
+        title = f"{name(way['layout'])}{' rows' if 'parameter_sharding' in way else ''}"
+        seen = answered(start, directory / f"answers {title}", rows=4, **way)
         other += seen != alone
-        sys.stderr.write(f"answers    {name(way['layout']):32} {'same' if seen == alone else 'OTHERS'}\n")
+        sys.stderr.write(f"answers    {title:32} {'same' if seen == alone else 'OTHERS'}\n")
     return other
+
+
+def _answering(layouts: Sequence[Degrees]) -> Iterator[dict[str, Any]]:
+    """Yield each layout as it is, with rows of parameters, and as the stages of pipelines of eight ranks."""
+    for layout in layouts:
+        yield {"layout": layout}
+        yield {"layout": layout, "parameter_sharding": "FSDP2"}
+        for pp, layers in STAGES.items():
+            if Layout(**layout).world * pp == RANKS_MAX:
+                pipeline = {"schedule": "1F1B", "layers": layers, "microbatches": pp}
+                yield {"layout": {"pp": pp, **layout}, "pipeline": pipeline}
+    yield ZERO_BUBBLE
 
 
 def _run(context: Any, root: Path, layout: Degrees, *, number: int = 3, **more: Any) -> Any:

@@ -13,6 +13,7 @@ import typer
 
 from polyreme.commands.job_arguments import OptionalJobFiles, SetOption
 from polyreme.commands.plan_serving import ANSWER, BATCH, BUDGET, DEVICES, MODEL, PROMPT, SERVING, Asked, serve
+from polyreme.commands.plan_slow_device import SLOW, keep_pace
 from polyreme.job_overrides import read_manifest
 from polyreme.views.output import Format, emit, emit_tables
 from polyreme_api.errors import InvalidConfigError, NotFoundError
@@ -64,13 +65,15 @@ def plan(
     answer_tokens: Annotated[int, ANSWER] = 256,
     batch: Annotated[int, BATCH] = 32,
     quality_budget: Annotated[float, BUDGET] = 0.5,
+    slow_device: Annotated[str | None, SLOW] = None,
     output: Annotated[Format, typer.Option("-o", "--output", help="Output format.")] = Format.TABLE,
 ) -> int:
     """Search the layout for a job's workers: the choice, the runners-up and why they lost, and the schedule as text.
 
     A job with curriculum stages is planned for the longest packs; validate checks the layout against all stages. Times
     are estimates from operations, bytes and the rates of the hardware; nothing is started. With --serving: the layers,
-    bits of weights and microbatches with which unlike devices answer prompts fastest. Exit codes: 0, or 2 if the job
+    bits of weights and microbatches with which unlike devices answer prompts fastest. With --slow-device: the bits of
+    each layer with which a slower device trains in step with the job's. Exit codes: 0, or 2 if the job
     is refused or nothing fits the memory.
 
     Examples:
@@ -85,6 +88,8 @@ def plan(
 
       polyreme plan job.yaml --costs costs.json -o json
 
+      polyreme plan job.yaml --hardware a100-80g --slow-device l4-24g
+
       polyreme plan --serving --model kimi-vl-a3b --devices a100-80g,l40s-48g
     """
     if serving or job is None:
@@ -97,6 +102,10 @@ def plan(
     setting = _setting(
         spec, _hardware(hardware, hardware_file), measured, image_patches=image_patches, visual_share=visual_share
     )
+    if slow_device is not None:
+        ranks, packs = spec.workers.replicas * spec.workers.devices, kinds_of_packs(spec)[0].per_step
+        keep_pace(setting, slow_device, ranks=ranks, packs_per_step=packs, output=output)
+        return ExitCode.OK
     found, best = _searched(spec, setting, runners_up)
     draws = draws_s(spec, setting, best.candidate.layout, prompt_tokens=prompt_tokens)
     _show(setting, found, best, draws, output)

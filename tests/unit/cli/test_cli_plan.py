@@ -70,6 +70,25 @@ def test_the_time_to_draw_answers_has_a_line_of_its_own(tmp_path: Path, capsys: 
     assert "draw seconds" not in capsys.readouterr().out
 
 
+def test_a_slow_device_gets_bits_with_which_it_keeps_pace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gang = {"replicas": 4, "devices": 8, "deviceResource": "nvidia.com/gpu", "hardware": "a100-80g"}
+    more = {"spec.model.preset": "moonlight-16b-a3b", "spec.workers": gang, "spec.training.parameterSharding": "FSDP2"}
+    path = job_file(tmp_path, BIG | {"spec.training.packsPerStep": 32} | more)
+    asked = ["plan", path, "--slow-device", "l40s-48g"]
+    assert invoke([*asked, "-o", "json"]) == ExitCode.OK
+    item = json.loads(capsys.readouterr().out)["item"]
+    assert len(item["bits"]) == 27
+    assert set(item["bits"]) == {8, 16}
+    assert item["stepSeconds"] <= item["limitSeconds"]
+    assert item["memoryGiB"] <= item["usableGiB"]
+    assert 0 < item["error"] < 1
+    assert invoke(asked) == ExitCode.OK
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"bits of layers {item['bits'].count(8)} x 8, {item['bits'].count(16)} x 16" in shown
+    assert invoke([*asked[:-1], "abacus"]) == ExitCode.USAGE
+    assert "unknown device: 'abacus'" in capsys.readouterr().err
+
+
 def test_adapters_of_a_model_that_does_not_fit_are_planned_on_one_device(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

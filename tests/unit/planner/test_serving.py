@@ -199,6 +199,7 @@ def test_orders_are_counted_and_those_left_out_are_reported() -> None:
 def test_memory_that_computes_reads_its_weights_for_every_token() -> None:
     pim = IN_MEMORY["pim-gpt-4g"]
     assert pim.bytes_per_s == pytest.approx(8 * 16 * 2048 / 108e-9), "channels x banks x row bytes / row cycle"
+    assert 1 < pim.peak_flops_per_s / pim.flops_per_s < 2, "opening rows costs less than the published products"
     phases = Phases(mix=Mix(sequence_tokens=64, visual_share=0), answer_tokens=2, batch=4)
     one, four = (
         prices.decode_s(MOONLIGHT_16B_A3B, Part.DENSE, pim, phases, sequences=sequences) for sequences in (1, 4)

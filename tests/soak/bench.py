@@ -35,6 +35,7 @@ SMOKE: dict[str, str] = {
     "logs": "--rounds 1 --steps 5",
     "memory": "--nodes 200 --pods 200",
     "metadata": "--rows 20000",
+    "overhead": "--rounds 1 --steps 1",
     "overlap": "--blocks 1 --rounds 1",
     "packing": "--steps 8 --seeds 1",
     "pipeline": "--samples 64 --rounds 1",

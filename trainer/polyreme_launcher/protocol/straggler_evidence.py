@@ -21,7 +21,7 @@ from typing import TypeAlias
 from polyreme_api.progress import EXITS_MAX, STRAGGLERS_MAX, Straggler
 from polyreme_api.rank_state import ExchangeKind, RankState
 
-ROUNDS = 15
+ROUNDS = 16
 """Rounds that are kept, and needed to name one."""
 BURST_ROUNDS = 3
 """The time that stands for a rank is that of the round with so many faster ones: it was as slow in all others."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from polyreme_planner.flops import Mix, forward_flops, image_flops, uneven_flops
 from polyreme_planner.layout import Layout
@@ -25,7 +26,7 @@ def step_work(
         microbatches: What the rank trains on.
         rows: Rows that its experts got from all ranks of their group; 0: those of its own tokens.
     """
-    decoder, by_part = shape.decoder, forward_flops(shape, Mix(sequence_tokens=1, visual_share=0.0))
+    decoder, by_part = shape.decoder, _by_part(shape)
     row = 2 * 3 * decoder.width * decoder.expert_ffn_width
     tokens, sharing = sum(each.tokens_T.shape[0] for each in microbatches), layout.cp * layout.tp
     work = rows * row
@@ -41,3 +42,9 @@ def step_work(
             work += int(uneven_flops(shape, documents, ()) * share)
             work += sum(image_flops(shape, high * wide) for high, wide in each.grids) if section.first else 0
     return work
+
+
+@functools.cache
+def _by_part(shape: ModelShape) -> Mapping[Part, float]:
+    """Count the forward of one text token, without the core of attention, by part."""
+    return forward_flops(shape, Mix(sequence_tokens=1, visual_share=0.0))

@@ -1,0 +1,20 @@
+"""Place of a rank in the gang; apart from what imports torch, which the parent does without."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Which rank, of which gang."""
+
+    rank: int
+    world: int
+    port: int
+    """Where ranks meet."""
+    folder: Path
+    """For checkpoints, of which none is written."""
+    page: str
+    """The rank's page."""

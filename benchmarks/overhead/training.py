@@ -105,7 +105,7 @@ def train(place: Place, *, gate: Callable[[Callable[[bool], None]], Callable[[in
     def switch(health: bool) -> None:
         page._attached = health  # noqa: SLF001 - as without a launcher
         vars(loop)["step_work"] = work if health else lambda *_, **__: 0
-        LossHistory.judge = judge if health else lambda *_: None  # type: ignore[method-assign,assignment]
+        LossHistory.judge = judge if health else lambda *_: None  # type: ignore[method-assign]
 
     settings = TrainSettings(
         rank=RankSettings(rank=place.rank, world=place.world, attempt=1, master_port=place.port),

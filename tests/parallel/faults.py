@@ -13,7 +13,6 @@ from typing import Any
 
 from polyreme_api.store import Data, ObjectInfo, ObjectStore, StoreFailedError
 from polyreme_datahub.objects import open_store
-from polyreme_trainer.train import loop
 from tests.unit.datahub.stores import PassingStore
 
 
@@ -37,19 +36,6 @@ def kill_at(at_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_FSIZE, (at_bytes, resource.RLIM_INFINITY))
-
-
-def slow_down(share: float = 0.5) -> None:
-    """Let this rank sleep for a share of the CPU time of each forward and backward: it then takes 1.5 times as long."""
-    real = vars(loop)["backward"]
-
-    def slow(*arguments: Any, **options: Any) -> Any:
-        began_s = time.process_time()
-        local = real(*arguments, **options)
-        time.sleep(share * (time.process_time() - began_s))
-        return local
-
-    vars(loop)["backward"] = slow
 
 
 def at_write(rank: int, what: str, key: str, **how: Any) -> dict[str, Any]:

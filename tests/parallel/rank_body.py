@@ -44,7 +44,6 @@ from polyreme_trainer.parallel import collectives, flat_buffers, gradients
 from polyreme_trainer.parallel.fsdp import ShardedParameters, is_sharded
 from polyreme_trainer.parallel.pipeline import NO_STAGES, PipelineSettings
 from polyreme_trainer.parallel.world import RankSettings, open_world
-from polyreme_trainer.rank_page import attach
 from polyreme_trainer.train import image_assignment, microbatches, run
 from polyreme_trainer.train import inputs as inputs_module
 from polyreme_trainer.train.checkpoint_content import content
@@ -68,7 +67,8 @@ from polyreme_trainer.train.state import TrainState, backward, enter, open_state
 from tests.parallel.answering_ranks import answer
 from tests.parallel.brevity import Brevity
 from tests.parallel.capacity import Dropped, senders
-from tests.parallel.faults import fill_disk, kill_at, signal_of, slow_down, store_of
+from tests.parallel.faults import fill_disk, kill_at, signal_of, store_of
+from tests.parallel.paged_ranks import watched
 from tests.parallel.pages import MEDIA, Pages, Questions
 from tests.parallel.planted import plant
 from tests.parallel.planted_pipeline import plant as plant_in_pipeline
@@ -224,10 +224,7 @@ def train(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> int
     )
     if request.get("full_disk_rank") == rank:
         fill_disk()
-    if "pages" in request:
-        attach(os.open(request["pages"][rank], os.O_RDWR))
-    if request.get("slow_rank") == rank:
-        slow_down()
+    watched(request, rank)
     if broken := request.get("killed_at", {}).get(str(rank)):
         kill_at(broken)
     if request.get("bug") == "batches are not copied":

@@ -11,6 +11,7 @@ from rich.text import Text
 from polyreme.plugin.printing import columns, facts
 from polyreme.plugin.rows import age, message_of, progress_of, ready_of, reason_of, state_of, steps_of
 from polyreme.plugin.snapshot import Snapshot
+from polyreme.run_files.stacks import StackGroup
 from polyreme.views.formatting import duration, rate, share
 from polyreme_api.job.accounting import ettr_of, goodput_of
 from polyreme_api.job.status import AttemptStatus
@@ -22,9 +23,13 @@ from polyreme_operator.types.views import JobView
 EVENTS_MAX = 20
 NODES_MAX = 16
 RESTARTS_MAX = 10
+STACKS_MAX, FRAMES_MAX = 4, 6
+"""Groups of ranks with equal stacks, and calls of each, the most recent first."""
 
 
-def render(seen: Snapshot, job: JobView, events: Sequence[Manifest], *, doubt: str = "") -> RenderableType:
+def render(
+    seen: Snapshot, job: JobView, events: Sequence[Manifest], *, doubt: str = "", stacks: Sequence[StackGroup] = ()
+) -> RenderableType:
     """Draw the page.
 
     Args:
@@ -32,12 +37,14 @@ def render(seen: Snapshot, job: JobView, events: Sequence[Manifest], *, doubt: s
         job: The job.
         events: Its events.
         doubt: Why its state may be old.
+        stacks: Of the ranks of its newest attempt that hung.
     """
     parts: list[RenderableType] = [facts(_head(seen, job, doubt))]
     for title, part in (
         ("Conditions", _conditions(seen, job)),
         ("Workers", _workers(seen, job)),
         ("Restarts", _restarts(seen, job)),
+        ("Stacks", _stacks(stacks)),
         ("Device time", _spent(job)),
         ("Events", _events(seen, events)),
     ):
@@ -159,6 +166,14 @@ def _spent(job: JobView) -> RenderableType | None:
     cells = sorted(job.status.accounting.cells, key=lambda cell: -cell.device_milliseconds)
     rows = [(cell.what, cell.why or None, duration(cell.device_milliseconds / 1_000)) for cell in cells]
     return columns(("WHAT", "WHY", "TIME x DEVICES"), rows) if rows else None
+
+
+def _stacks(stacks: Sequence[StackGroup]) -> RenderableType | None:
+    rows = []
+    for each in stacks[:STACKS_MAX]:
+        frames = [line.strip() for line in each.lines[:FRAMES_MAX]] or ["none: stopped, or ended before"]
+        rows += [(each.attempt, ", ".join(map(str, each.ranks)), frames[0]), *(("", "", frame) for frame in frames[1:])]
+    return columns(("ATTEMPT", "RANKS", "STACK"), rows) if rows else None
 
 
 def _events(seen: Snapshot, events: Sequence[Manifest]) -> RenderableType | None:

@@ -138,6 +138,16 @@ def test_ranks_that_all_compute_are_reported_and_never_confirmed() -> None:
     assert observer.watch.stall.kind is StallKind.BUSY
 
 
+def test_a_hang_is_found_although_the_end_of_a_phase_was_lost() -> None:
+    """All ranks say for ever that they evaluate, as if its end had been dropped; they train, and then one hangs."""
+    observer = Observer().train(activity=RankActivity.EVALUATING)
+    found_s = observer.first_report_s(
+        [dataclasses.replace(each, activity=RankActivity.EVALUATING) for each in spinning()]
+    )
+    assert found_s is not None
+    assert found_s <= 300 + 3 * LOOK_S
+
+
 def test_a_stopped_rank_is_reported_after_ten_seconds_and_confirmed_at_the_deadline() -> None:
     observer = Observer().train()
     ranks = [rank(0, stopped=True), *(rank(number, RankWait.EXCHANGE) for number in range(1, 4))]

@@ -1,7 +1,11 @@
 """A small cluster as the plugin sees it, from objects as the API server hands them out."""
 
+import io
 from typing import Any
 
+from rich.console import RenderableType
+
+from polyreme.plugin.printing import show
 from polyreme.plugin.snapshot import Snapshot, snapshot_of
 from polyreme_api import labels
 from polyreme_api.job.placement import Placement
@@ -12,6 +16,13 @@ from tests.unit.operator.operator_scenes import owner_reference
 
 NOW_S = 1_700_000_000.0
 GPU = "nvidia.com/gpu"
+
+
+def text(*parts: RenderableType) -> str:
+    """Return what the plugin prints."""
+    stream = io.StringIO()
+    show(*parts, stream=stream)
+    return stream.getvalue()
 
 
 def job(

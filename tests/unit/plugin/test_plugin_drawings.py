@@ -1,6 +1,5 @@
 """What the plugin draws, to the letter."""
 
-import io
 import itertools
 import json
 import re
@@ -8,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import RenderableType
 
 from polyreme.plugin import domains, queue_tree, why
 from polyreme.plugin.description import render as describe
-from polyreme.plugin.printing import bar, show
+from polyreme.plugin.printing import bar
 from polyreme.plugin.rows import age, get_table, reason_of, top_rows, top_table
 from polyreme_api import labels
 from polyreme_api.errors import InvalidConfigError, NotFoundError
@@ -29,17 +27,12 @@ from tests.unit.plugin.plugin_scenes import (
     queue,
     runs,
     snapshot,
+    text,
     topology,
     waits,
 )
 
 QUEUES = [queue("org", gpus=8), queue("a", parent="org", gpus=16), queue("b", parent="org", gpus=8)]
-
-
-def text(*parts: RenderableType) -> str:
-    stream = io.StringIO()
-    show(*parts, stream=stream)
-    return stream.getvalue()
 
 
 def same(drawn: str, expected: str) -> None:

@@ -10,6 +10,7 @@ import typer
 
 from polyreme.plugin import description, domains, queue_tree
 from polyreme.plugin import why as reasons
+from polyreme.plugin.hang_stacks import stacks_of
 from polyreme.plugin.operator_lease import doubt_of, doubts_of, silence
 from polyreme.plugin.options import (
     AllNamespaces,
@@ -84,7 +85,7 @@ def describe(
     kubeconfig: Kubeconfig = None,
     context: Context = None,
 ) -> None:
-    """Show one job in full: state and reason, workers by node, restarts, lost time, events.
+    """Show one job in full: state and reason, workers by node, restarts, stacks of a hang, lost time, events.
 
     Example: kubectl polyreme describe big
     """
@@ -99,7 +100,9 @@ def describe(
 
     sight, job, quiet = where.run(story)
     events = [event for event in sight.events if (event.get("involvedObject") or {}).get("uid") == job.uid]
-    show(description.render(sight.seen, job, events, doubt=doubt_of(job, quiet, sight.seen.now_s)))
+    stacks, unread = stacks_of(job)
+    show(description.render(sight.seen, job, events, doubt=doubt_of(job, quiet, sight.seen.now_s), stacks=stacks))
+    _say([unread] if unread else [])
     _say(sight.left_out("how its pods are is not shown", "Pod"))
     _say(sight.left_out("phase, pace and loss are not shown", "Lease"))
     _say(sight.left_out("events are not shown", "Event"))

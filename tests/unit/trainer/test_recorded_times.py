@@ -1,4 +1,4 @@
-"""Times that a rank records on its page: computing apart from waits, exchanges by their kind, and ends that are lost."""
+"""Times on a rank's page: computing apart from waits, exchanges by their kind, and ends that are lost."""
 
 from __future__ import annotations
 

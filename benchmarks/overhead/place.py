@@ -8,13 +8,13 @@ from pathlib import Path
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Which rank, of which gang."""
+    """Which rank of a gang."""
 
     rank: int
     world: int
     port: int
     """Where ranks meet."""
     folder: Path
-    """For checkpoints, of which none is written."""
+    """For checkpoints; none is written."""
     page: str
     """The rank's page."""

@@ -139,7 +139,7 @@ def test_ranks_that_all_compute_are_reported_and_never_confirmed() -> None:
 
 
 def test_a_hang_is_found_although_the_end_of_a_phase_was_lost() -> None:
-    """All ranks say for ever that they evaluate, as if its end had been dropped; they train, and then one hangs."""
+    """All ranks always say that they evaluate, as if its end had been dropped; they train, and then one hangs."""
     observer = Observer().train(activity=RankActivity.EVALUATING)
     found_s = observer.first_report_s(
         [dataclasses.replace(each, activity=RankActivity.EVALUATING) for each in spinning()]

@@ -1,4 +1,4 @@
-"""Stacks of a hang on the page of one job: equal ones together, from its checkpoint root."""
+"""Stacks of an attempt that hung, on the page of its job: equal ones together, from the checkpoint root."""
 
 from pathlib import Path
 

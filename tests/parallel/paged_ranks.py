@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from polyreme_api.rank_state import RankState
+from polyreme_api.rank_state import STEP, RankState
 from polyreme_launcher.rank_pages import RankPages
 from polyreme_planner.layout import Layout
 from polyreme_trainer import rank_page
@@ -73,6 +73,6 @@ def _skip_send(step: int = 2, microbatch: int = 1) -> None:
 
     def sends(self: Any, chunk: int) -> Any:
         ops = real(self, chunk)
-        return [] if (rank_page._PAGE.numbers[rank_page.STEP], chunk) == (step, microbatch) else ops
+        return [] if (rank_page._PAGE.numbers[STEP], chunk) == (step, microbatch) else ops
 
-    RecordedStage.get_fwd_send_ops = sends  # type: ignore[method-assign]
+    RecordedStage.get_fwd_send_ops = sends  # type: ignore[method-assign,assignment]

@@ -9,7 +9,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from polyreme_api.rank_state import ACTIVITY, COMPUTED_US, EXCHANGED_US, PAGE_FIELDS, WORK, ExchangeKind, RankActivity
+from polyreme_api.rank_state import (
+    ACTIVITY,
+    COMPUTED_US,
+    EXCHANGED_US,
+    MOVED_NS,
+    MOVES,
+    PAGE_FIELDS,
+    WORK,
+    ExchangeKind,
+    RankActivity,
+)
 from polyreme_system import rank_page as system_page
 from polyreme_system.rank_page import PAGE_BYTES, open_page, read_page
 from polyreme_trainer import rank_page
@@ -33,7 +43,7 @@ class Page:
 def page(monkeypatch: pytest.MonkeyPatch) -> Iterator[Page]:
     descriptor = open_page()
     found = Page(descriptor)
-    writer = system_page.PageWriter(moves=rank_page.MOVES, moved_ns=rank_page.MOVED_NS)
+    writer = system_page.PageWriter(moves=MOVES, moved_ns=MOVED_NS)
     monkeypatch.setattr(system_page, "time", types.SimpleNamespace(monotonic_ns=lambda: found.now_ns))
     monkeypatch.setattr(rank_page, "_PAGE", writer)
     rank_page.attach(os.dup(descriptor))

@@ -22,12 +22,12 @@ IN_A_ROW_MAX = 3
 
 
 def rejection_of(
-    spec: TrainingJobSpec, record: MixtureRecord, *, attempt: int, step: int, why: str
+    spec: TrainingJobSpec, record: MixtureRecord, *, attempt: int, step: int, why: str, begun_after: int = 0
 ) -> Rejection | None:
     """Return the rollback that answers a spike; None if no data can be skipped for it.
 
     That is so in the first window after the weights or packs have changed, since an entry skips what the weights before
-    it would draw, and in a stage whose pairs were scored when it began.
+    it would draw, in a window that another run has begun, and in a stage whose pairs were scored when it began.
 
     Args:
         spec: The job's specification.
@@ -35,6 +35,7 @@ def rejection_of(
         attempt: The attempt.
         step: Step of the spike.
         why: The spike, for people.
+        begun_after: Last step of the other run that the job starts from; 0 without one.
     """
     segments = segments_of(spec, record)
     at = bisect.bisect_right(segments, step, key=lambda segment: segment.first_step) - 1
@@ -49,7 +50,7 @@ def rejection_of(
     length = end - first + (1 if first == segment.first_step else 0)
     skipped = sum(change.skip_steps for change in record.changes if change.step == first)
     full = len(record.changes) >= SCHEDULE_MAX + ROLLBACKS_MAX or skipped + length > SKIP_STEPS_MAX
-    if step < earliest or scored or full:
+    if step < earliest or first <= begun_after or scored or full:
         return None
     return Rejection(
         attempt=attempt,

@@ -41,6 +41,26 @@ def test_a_skipped_step_changes_nothing_but_its_number_also_in_a_resumed_run(sta
     assert _state(killed, 12) == _state(whole, 12)
 
 
+@pytest.mark.parametrize(
+    "divided",
+    [
+        {
+            "layout": {"pp": 2, "tp": 2},
+            "pipeline": {"schedule": "1F1B", "layers": (1, 2), "microbatches": 2},
+            "optimizer": {"zero1": True},
+        },
+        {"layout": {"cp": 2, "dp": 2}, "parameter_sharding": "FSDP2"},
+    ],
+    ids=["pp 2 x tp 2, ZeRO-1", "cp 2 x dp 2, FSDP2"],
+)
+def test_a_skipped_step_changes_nothing_in_whatever_layout(start: Any, tmp_path: Path, divided: dict[str, Any]) -> None:
+    """Nor do its gradients stay: added to those of the step after it, they would have that skipped too."""
+    skips = {"spikes": PLANTED["spikes"], "infinite_at": 2, "interval": 1, "kept": 3, "steps": 3}
+    gang = start("train", root=tmp_path, **skips, **divided)
+    assert gang.wait() == [0] * 4, gang.logs()
+    assert _state(tmp_path, 2) == _state(tmp_path, 1) != _state(tmp_path, 3)
+
+
 def test_a_spike_ends_all_ranks_where_the_job_stops_at_one(start: Any, tmp_path: Path) -> None:
     stop = {"action": "Stop", "window_steps": 8, "deviations": 4}
     gang = begin(start, tmp_path, 1, spikes=stop, corrupted_at=CORRUPTED)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 from polyreme_api.checkpoint_inventory import check_not_fenced, read_mixture
 from polyreme_api.errors import PolyremeError, RolledBackError, SpikesPersistError, StepFailedError
+from polyreme_api.history import START_KEY
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.store import ObjectStore
 from polyreme_planner.rollback import IN_A_ROW_MAX, rejection_of, rollbacks_in_a_row
@@ -39,7 +42,14 @@ class RollbackLeader:
         window = self._spec.health.loss.window_steps
         if rollbacks_in_a_row(record, step=spike.step, window_steps=window) >= IN_A_ROW_MAX:
             return SpikesPersistError(f"{spike}, after {IN_A_ROW_MAX} rollbacks in a row, the most that are allowed")
-        rejection = rejection_of(self._spec, record, attempt=self._attempt, step=spike.step, why=f"{spike}")
+        rejection = rejection_of(
+            self._spec,
+            record,
+            attempt=self._attempt,
+            step=spike.step,
+            why=f"{spike}",
+            begun_after=self._begun_after(),
+        )
         if rejection is None:
             return StepFailedError(f"{spike}; no data before it can be skipped in its window of the order", field=FIELD)
         check_not_fenced(self._store, self._attempt)
@@ -49,3 +59,7 @@ class RollbackLeader:
             f"{spike}; the next attempt resumes before step {rejection.after_step + 1} and skips the data of steps "
             f"{rejection.from_step} to {last}"
         )
+
+    def _begun_after(self) -> int:
+        """Return the last step of the run that this one starts from with the same data; 0 without one."""
+        return int(json.loads(self._store.get(START_KEY))["step"]) if self._spec.start_from is not None else 0

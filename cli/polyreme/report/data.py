@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from polyreme_api.job.accounting import Accounting
+from polyreme_api.mixture import Rejection
 from polyreme_api.progress import StepRecord
 from polyreme_planner.plan import Plan
 
@@ -204,6 +205,8 @@ class ReportData:
     """Between the last two saves; None before the first."""
     mixture: Sequence[MixtureWeights] = ()
     """Weights at the start (step 1) and every change."""
+    rejections: Sequence[Rejection] = ()
+    """Spikes of the loss for which the run went back."""
     weights_are: str = ""
     """What the weights are shares of, where it is not samples alone."""
     visits: Sequence[SourceVisits] = ()

@@ -16,6 +16,7 @@ from polyreme.report.charts import (
 )
 from polyreme.report.data import AnsweredPage, AttemptRow, ReportData, TimeShare
 from polyreme.report.parts import code, document, meter, table
+from polyreme.report.spikes import spikes
 from polyreme.report.svg import safe, short_number
 from polyreme.report.timeline import KINDS, end_of
 from polyreme.views.formatting import NOTHING, duration, mixture_change, moment, share, size
@@ -101,7 +102,7 @@ def _learning(data: ReportData) -> str:
     if any(record.held_out for record in data.steps):
         key.append('<li><i class="dot"></i>held out</li>')
     words = _stage_words(data) + _mixture_words(data)
-    return f'<h2>Loss</h2>{words}<div class="card">{picture}<ul class="key">{"".join(key)}</ul></div>'
+    return f'<h2>Loss</h2>{words}<div class="card">{picture}<ul class="key">{"".join(key)}</ul></div>{spikes(data)}'
 
 
 def _objectives(data: ReportData) -> str:

@@ -105,6 +105,7 @@ def gather(
         training_stages=_training_stages(job),
         experts=_experts(records.routing),
         mixture=_mixture(job, records.mixture),
+        rejections=() if records.mixture is None else records.mixture.rejections,
         weights_are=_weights_are(job.spec.data),
         visits=_visits(outlook(records.history[-1].step) if records.history else ()),
         stages=[_stage(row) for row in data.get("stages", ())],

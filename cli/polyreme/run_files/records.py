@@ -190,8 +190,8 @@ def _entries(seen: Survey) -> list[CheckpointEntry]:
             name=stored.name,
             reference=stored.reference,
             # What is of another format exists; only this version can't read it, and says so when it is asked to.
-            committed=(committed := stored.state in {State.WHOLE, State.FOREIGN}),
-            history=committed and is_history(stored.reference, spans),
+            committed=(committed := stored.state in {State.WHOLE, State.FOREIGN, State.REJECTED}),
+            history=committed and stored.state is not State.REJECTED and is_history(stored.reference, spans),
             damaged=stored.state is State.DAMAGED,
             size_bytes=stored.size_bytes,
             why=stored.why,

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from polyreme.run_files.records import read_records
 from polyreme_api.checkpoint_inventory import State, survey
 from polyreme_api.errors import (
     EnvironmentFailedError,
@@ -17,7 +18,7 @@ from polyreme_api.errors import (
     SpikesPersistError,
     StepFailedError,
 )
-from polyreme_api.history import ResumePoint, rejection_key
+from polyreme_api.history import START_KEY, ResumePoint, rejection_key
 from polyreme_api.job.spec import TrainingJobSpec
 from polyreme_api.store import ObjectStore
 from polyreme_launcher.resume import fix_resume
@@ -92,6 +93,9 @@ def test_the_next_attempt_resumes_before_the_spike_by_a_window_and_skips_the_dat
     assert "spike in step 150: loss 9, limit 2.5; the next attempt resumes before step 118" in str(ended)
     assert "skips the data of steps 129 to 192" in str(ended)
     assert {of.name for of in survey(store).of(State.REJECTED)} == {"a000001-s00000120", "a000001-s00000140"}
+    held = {of.name: (of.committed, of.history) for of in read_records(tmp_path).checkpoints}
+    assert held["a000001-s00000140"] == (True, False), "it can be exported by its name, and is never the newest"
+    assert held["a000001-s00000100"] == (True, True)
     point = begin(store, 2, spec)
     assert point.resume_from == "a000001-s00000100"
     assert entries(point) == [(129, 64)]
@@ -118,6 +122,17 @@ def test_a_spike_where_no_data_can_be_skipped_fails_the_step(tmp_path: Path) -> 
         ended = RollbackLeader(store, attempt=attempt, spec=spec)(spike(step))
         assert isinstance(ended, StepFailedError)
         assert not survey(store).rejections
+
+
+def test_a_run_that_continues_another_ones_data_skips_none_of_a_window_that_the_other_began(tmp_path: Path) -> None:
+    store = store_at(tmp_path)
+    given = rolling().model_dump(mode="json", by_alias=True, exclude_none=True)
+    spec = TrainingJobSpec.model_validate({**given, "startFrom": {"checkpoint": "file:///other/a000001-s00000100"}})
+    begin(store, 1, spec)
+    store.put(START_KEY, b'{"step": 100}')
+    leader = RollbackLeader(store, attempt=1, spec=spec)
+    assert isinstance(leader(spike(120)), StepFailedError), "its window began with step 65"
+    assert isinstance(leader(spike(140)), RolledBackError)
 
 
 def test_a_run_is_paused_when_three_rollbacks_in_a_row_did_not_help(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from polyreme.report.page import PAGES_MAX, shown_pages
 from polyreme.report.style import STYLE
 from polyreme_api.errors import EnvironmentFailedError
 from polyreme_api.job.accounting import Accounting, TimeCell
+from polyreme_api.mixture import Rejection
 from polyreme_api.progress import ALL_SETS, StepRecord
 from tests.unit.report.samples import START_S, png, record, two_kills
 
@@ -86,6 +87,20 @@ def test_the_name_is_printed_once_at_the_head_and_the_smoothed_line_is_labelled(
     reader = read(build_report(two_kills()))
     assert reader.text.partition("Loss")[0].replace("quickstart: Succeeded", "").count("quickstart") == 1
     assert "smoothed: mean of 13 steps before and after" in reader.text
+
+
+def test_spikes_are_listed_with_what_followed() -> None:
+    run = two_kills()
+    assert "<h3>Spikes</h3>" not in build_report(run)
+    skipped = run.steps[20].model_copy(update={"loss": 9.25, "spike_limit": 3.5, "skipped": True})
+    rejection = Rejection(
+        attempt=1, spike_step=150, after_step=20, from_step=129, skip_steps=64, why=f"spike in step 150: {HOSTILE}"
+    )
+    page = build_report(dataclasses.replace(run, steps=[*run.steps[:20], skipped], rejections=[rejection]))
+    table = page.partition("<h3>Spikes</h3>")[2].partition("</table>")[0]
+    assert "loss 9.25, gradient norm 0, limit 3.5</td><td>skipped" in table
+    assert "rolled back; data of steps 129 to 192 skipped" in table
+    assert HOSTILE not in table
 
 
 def test_device_time_is_a_table_with_both_ratios() -> None:

@@ -33,10 +33,13 @@ def reshard(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> i
         state = open_state(settings, world.meshes, media_token=MEDIA)
         for layer, bias_E in state.router_biases.items():
             bias_E.add_(layer + 0.5)
+        for model in state.models.values():
+            model.language_model.model.rope_theta = 123.0
         copy = GenerationModel(settings, state, world.meshes, groups)
         if request.get("bug") == "bit flips on its way" and rank == 1:
             _flip()
         copy.refresh()
+        assert copy.model.language_model.model.rope_theta == 123.0
         experts = copy.model.experts_local
         expected = build_model(
             settings.shape, seed=settings.seed, media_token=MEDIA, experts_local=experts, dispatcher=LocalDispatcher()

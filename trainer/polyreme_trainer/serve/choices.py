@@ -28,15 +28,13 @@ class Choices:
 
     def keep(self, pieces: Sequence[Piece], section: Section, experts: Sequence[Tensor]) -> None:
         """Note where the rows of pieces went, in the layers of a section, each (T, X)."""
+        held = [self._sequence(piece)[piece.begin : piece.end] for piece in pieces]  # also without such layers
         if not experts:
             return
         chosen_TLX = torch.stack(list(experts), dim=1).to(self._type).cpu()
-        first = max(section.layers[0], self._shape.dense_layers) - self._shape.dense_layers
-        layers = slice(first, first + len(experts))
-        for piece, rows_TLX in zip(
-            pieces, chosen_TLX.split([piece.end - piece.begin for piece in pieces]), strict=True
-        ):
-            self._sequence(piece)[piece.begin : piece.end, layers] = rows_TLX
+        first = max(section.layers.start - self._shape.dense_layers, 0)
+        for own_TLX, rows_TLX in zip(held, chosen_TLX.split([own.shape[0] for own in held]), strict=True):
+            own_TLX[:, first : first + len(experts)] = rows_TLX
 
     def take(self, number: int, tokens: int) -> Tensor:
         """Return the choices of a sequence's first tokens, and forget them."""

@@ -69,6 +69,11 @@ class StoredCheckpoint:
         """Its name under the root."""
         return checkpoint_name(self.reference)
 
+    @property
+    def held_out_loss(self) -> float | None:
+        """Held-out loss after its step; None where none was measured."""
+        return None if self.marker is None else self.marker.held_out_loss
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:

@@ -97,6 +97,8 @@ class CommitMarker(BaseModel):
     """Steps of earlier runs in which the optimizer's moments learned, beside those of this one."""
     loss_history: SavedLossHistory | None = Field(default=None, exclude_if=lambda history: history is None)
     """None in a checkpoint of an earlier release."""
+    held_out_loss: float | None = Field(default=None, exclude_if=lambda loss: loss is None)
+    """Of all sets, measured after ``step``; None where it was not."""
     loader: dict[str, Any]
     """State of the data source after ``step``."""
     committed_at_s: float

@@ -33,7 +33,7 @@ from polyreme_trainer.checkpoint.content import Content, FlatTensors
 from polyreme_trainer.checkpoint.host_copy import HostCopies
 from polyreme_trainer.checkpoint.load import load_checkpoint, read_marker
 from polyreme_trainer.checkpoint.retention import Rule
-from polyreme_trainer.checkpoint.save import CheckpointWriter, Identity
+from polyreme_trainer.checkpoint.save import AfterStep, CheckpointWriter, Identity
 from polyreme_trainer.checkpoint.shards import ShardAxis, TensorShard
 from polyreme_trainer.model.sharding import Cut
 from polyreme_trainer.parallel.flat_layout import Slot
@@ -203,7 +203,9 @@ def with_ours(root: Path, rank: int, world: World) -> Ran:
     with CheckpointWriter(
         identity, group=world.meshes.control_group, now_s=time.time, committed=done.append, copies=copies
     ) as writer:
-        ran = train(lambda number: writer.start(content, step=number, loader={}), writer.wait, content, world)
+        ran = train(
+            lambda number: writer.start(content, step=number, after=AfterStep(loader={})), writer.wait, content, world
+        )
     if rank == 0 and len(done) != STEPS // EVERY_STEPS + 1:
         raise SystemExit(f"{len(done)} checkpoints were committed")
     if copies is not None:

@@ -46,7 +46,23 @@ ROLLBACKS: list[Case] = [
         ("could delete the checkpoint that health.loss.action Rollback needs; drop maxAgeSeconds",),
     ),
 ]
+BEST: list[Case] = [
+    (
+        "TrainingJob",
+        {"spec.checkpoint": {"keepBest": 1}},
+        ("checkpoint.keepBest needs the held-out loss at each checkpoint",),
+    ),
+    (
+        "TrainingJob",
+        {
+            "spec.checkpoint": {"keepBest": 1, "everySteps": 50},
+            "spec.evaluation": {"everySteps": 20, "sets": [{"name": "a", "dataset": "x/held-out"}]},
+        },
+        ("make evaluation.everySteps a divisor of",),
+    ),
+]
 RULED: list[Case] = [
+    *BEST,
     *ROLLBACKS,
     (
         "TrainingJob",

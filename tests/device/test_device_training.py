@@ -24,7 +24,7 @@ from polyreme_planner.hardware import HARDWARE
 from polyreme_planner.shapes import KIMI_VL_NANO
 from polyreme_trainer.checkpoint.load import load_checkpoint, open_checkpoint
 from polyreme_trainer.checkpoint.retention import Rule
-from polyreme_trainer.checkpoint.save import CheckpointWriter, Identity
+from polyreme_trainer.checkpoint.save import AfterStep, CheckpointWriter, Identity
 from polyreme_trainer.checkpoint.staging import Staging
 from polyreme_trainer.parallel import collectives
 from polyreme_trainer.parallel.device import full_memory, take_device
@@ -178,7 +178,7 @@ def test_a_checkpoint_that_was_saved_while_steps_went_on_is_loaded_bit_by_bit(
     with CheckpointWriter(
         identity, group=world.meshes.control_group, now_s=lambda: 1.0, committed=lambda _: None
     ) as writer:
-        writer.start(content(state, world.meshes), step=1, loader={})
+        writer.start(content(state, world.meshes), step=1, after=AfterStep(loader={}))
         step_of(state, world, settings, seed=1)
         writer.wait()
     other = open_state(dataclasses.replace(settings, seed=9), world.meshes, media_token=MEDIA_TOKEN)

@@ -188,6 +188,7 @@ def settings_of(request: Mapping[str, Any], rank: int, listener: socket.socket |
             start_from=start_point_of(request.get("start_from")),
             interval_steps=request.get("interval", 4),
             kept=request.get("kept", 3),
+            best=request.get("best", 0),
             plan_hash="p",
         ),
         data_wait_s=request.get("data_wait_s", 0.0),

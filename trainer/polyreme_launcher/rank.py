@@ -299,6 +299,7 @@ def settings_of(
             start_from=_start_point(spec),
             interval_steps=spec.checkpoint.every_steps,
             kept=spec.checkpoint.keep,
+            best=spec.checkpoint.keep_best,
             age_s_max=spec.checkpoint.max_age_seconds,
             window_steps=spec.health.loss.window_steps if spec.health.loss.action == "Rollback" else 0,
             plan_hash=plan.hash,

@@ -27,6 +27,9 @@ _BOUNDS: dict[tuple[str, str], dict[str, Any]] = {
 }
 """Bounds of what rules read, by type and field: without them the server refuses the rules as too costly."""
 
+_LEFT_OUT = frozenset({("PodSpec", "ephemeralContainers")})
+"""Kubernetes refuses these in every template and every new pod; their types would be a twelfth of the definition."""
+
 
 def pod_template_schema() -> dict[str, Any]:
     """Return the structural schema of a whole template.
@@ -51,6 +54,7 @@ def _object(name: str) -> dict[str, Any]:
     fields = {
         field: {**_schema(inner), "nullable": True, **_BOUNDS.get((name, field), {})}
         for field, inner in TYPES[name].items()
+        if (name, field) not in _LEFT_OUT
     }
     schema = {"type": "object", "properties": fields, KEEPS_UNKNOWN: True}
     if rules := TEMPLATE_RULES.get(name):

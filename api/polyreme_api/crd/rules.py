@@ -32,6 +32,7 @@ def _first_missing(names: tuple[str, ...]) -> str:
     return missing
 
 
+_KEEPS_BEST = "has(self.checkpoint) && has(self.checkpoint.keepBest) && self.checkpoint.keepBest > 0"
 _DEGREES = ("dp", "ep", "pp", "cp", "tp", "schedule", "microbatches", "stageLayers")
 _PIPED = "has(self.pp) && self.pp > 1"
 _SCHEDULE = "(has(self.schedule) ? self.schedule : '1F1B')"
@@ -113,6 +114,15 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         _budget_suffices("requestsPerSecond", BUDGET_REQUESTS_MIN),
         _budget_suffices("bytesPerSecond", BUDGET_BYTES_MIN),
         *ROLLBACK_RULES,
+        Rule(
+            rule=f"!({_KEEPS_BEST}) || (has(self.evaluation) && self.evaluation.everySteps > 0 && "
+            "self.checkpoint.everySteps % self.evaluation.everySteps == 0)",
+            words="checkpoint.keepBest needs the held-out loss at each checkpoint; make evaluation.everySteps a "
+            "divisor of checkpoint.everySteps {self.checkpoint.everySteps}",
+            plain="checkpoint.keepBest needs the held-out loss at each checkpoint; make evaluation.everySteps a "
+            "divisor of checkpoint.everySteps",
+            of_optional=True,
+        ),
     ),
     "Workers": (
         Rule(

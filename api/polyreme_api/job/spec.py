@@ -132,6 +132,12 @@ class TrainingJobSpec(Scheduling):
         return self
 
     @model_validator(mode="after")
+    def _losses_for_the_best(self) -> "TrainingJobSpec":
+        if self.checkpoint.keep_best:
+            check_best(self.checkpoint, self.evaluation)
+        return self
+
+    @model_validator(mode="after")
     def _checkpoints_for_rollbacks(self) -> "TrainingJobSpec":
         if self.health.loss.action == "Rollback":
             check_rollback(self)
@@ -313,6 +319,20 @@ def check_rollback(spec: TrainingJobSpec) -> None:
         raise ValueError(
             "checkpoint.maxAgeSeconds could delete the checkpoint that health.loss.action Rollback needs; drop "
             "maxAgeSeconds"
+        )
+
+
+def check_best(checkpoint: Checkpoint, evaluation: Evaluation | None) -> None:
+    """Refuse to keep the best of checkpoints at whose steps no held-out loss is measured.
+
+    Raises:
+        ValueError: Naming the fields.
+    """
+    measured, every = 0 if evaluation is None else evaluation.every_steps, checkpoint.every_steps
+    if not measured or every % measured:
+        raise ValueError(
+            f"checkpoint.keepBest needs the held-out loss at each checkpoint: evaluation.everySteps is {measured} and "
+            f"checkpoint.everySteps {every}; make evaluation.everySteps a divisor of it"
         )
 
 

@@ -206,6 +206,8 @@ class Checkpoint(Part):
     """Steps between checkpoints."""
     keep: Annotated[int, Field(ge=1, le=1000)] = KEEP
     """Number of newest checkpoints to keep."""
+    keep_best: Annotated[int, Field(ge=0, le=1000)] = 0
+    """Also keep so many with the lowest held-out loss."""
     max_age_seconds: Annotated[int, Field(ge=1, le=SECONDS_MAX)] | None = None
     """Age beyond which a checkpoint is deleted although it is among those; the newest is always kept."""
     preemption_grace_seconds: Seconds = 60

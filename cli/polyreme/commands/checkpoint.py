@@ -78,6 +78,7 @@ def ls(context: typer.Context, root: RootArgument, output: OutputOption = Format
             "committed": entry.committed,
             "history": entry.history,
             "bytes": entry.size_bytes,
+            "heldoutLoss": entry.held_out_loss,
             "why": entry.why,
         }
         for entry in records.checkpoints
@@ -93,6 +94,7 @@ def ls(context: typer.Context, root: RootArgument, output: OutputOption = Format
             ("COMMITTED", "committed"),
             ("HISTORY", "history"),
             ("BYTES", "bytes"),
+            ("HELD-OUT LOSS", "heldoutLoss"),
             ("WHY", "why"),
         ],
     )

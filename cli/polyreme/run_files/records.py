@@ -41,6 +41,8 @@ class CheckpointEntry:
     history: bool
     """Whether it lies on the committed history."""
     size_bytes: int
+    held_out_loss: float | None = None
+    """After its step; None where none was measured."""
     why: str = ""
     """What is wrong with it."""
     damaged: bool = False
@@ -194,6 +196,7 @@ def _entries(seen: Survey) -> list[CheckpointEntry]:
             history=committed and stored.state is not State.REJECTED and is_history(stored.reference, spans),
             damaged=stored.state is State.DAMAGED,
             size_bytes=stored.size_bytes,
+            held_out_loss=stored.held_out_loss,
             why=stored.why,
         )
         for stored in seen.checkpoints

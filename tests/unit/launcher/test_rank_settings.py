@@ -33,7 +33,7 @@ SPEC: dict[str, Any] = {
     "parallelism": {"mode": "Explicit", "dp": 4, "ep": 2},
     "workers": {"replicas": 2, "devices": 2},
     "checkpoint": {},
-    "evaluation": {"sets": [{"name": "held-out", "dataset": "others"}]},
+    "evaluation": {"everySteps": 10, "sets": [{"name": "held-out", "dataset": "others"}]},
     "export": {},
 }
 CHANGES: dict[str, Any] = {
@@ -69,6 +69,7 @@ CHANGES: dict[str, Any] = {
     "parallelism.imagesOver": "Data",
     "checkpoint.everySteps": 7,
     "checkpoint.keep": 7,
+    "checkpoint.keepBest": 7,
     "checkpoint.maxAgeSeconds": 7,
     "evaluation.everySteps": 7,
     "evaluation.samplesMax": 7,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from polyreme_api.checkpoint_inventory import State, check_not_fenced, survey
 from polyreme_api.history import ResumePoint, attempt_spans, checkpoint_name, is_history
@@ -21,6 +23,8 @@ class Rule:
 
     kept: int
     """Newest checkpoints; at least one stays."""
+    best: int = 0
+    """Checkpoints with the lowest held-out loss, beside those."""
     age_s_max: float | None = None
     """Age beyond which a checkpoint is deleted even if it is among those; None: age does not matter."""
     window_steps: int = 0
@@ -36,6 +40,7 @@ def expendable(
     rule: Rule,
     now_s: float,
     strays: bool = True,
+    losses: Mapping[CheckpointRef, float] = MappingProxyType({}),
 ) -> list[CheckpointRef]:
     """Choose what to delete: of history what the rule does not keep, and what was left outside it.
 
@@ -51,13 +56,15 @@ def expendable(
         rule: What is kept.
         now_s: The present, by the clock that committed them.
         strays: Whether committed checkpoints outside history are deleted.
+        losses: Held-out losses of checkpoints that have one.
     """
     spans = attempt_spans(points)
     known = [c for c in committed if not points or is_history(c, spans)]
     history = sorted(known, key=lambda c: (c.step, c.attempt))
     if not history:
         return []
-    numbered, kept = enumerate(reversed(history)), _kept_for_rollbacks(history, rule)
+    numbered = enumerate(reversed(history))
+    kept = _kept_for_rollbacks(history, rule) | best_of(history, losses, most=rule.best)
     old = [
         c
         for number, c in numbered
@@ -75,6 +82,14 @@ def _kept_for_rollbacks(history: Sequence[CheckpointRef], rule: Rule) -> set[Che
     border = history[-1].step - rule.window_steps
     older, within = [c for c in history if c.step < border], [c for c in history if c.step >= border]
     return {*older[-1:], *within[:1]}
+
+
+def best_of(
+    history: Sequence[CheckpointRef], losses: Mapping[CheckpointRef, float], *, most: int
+) -> set[CheckpointRef]:
+    """Return the checkpoints with the lowest held-out losses, of equal ones the newest; a loss that is NaN is none."""
+    measured = [c for c in history if not math.isnan(losses.get(c, math.nan))]
+    return set(sorted(measured, key=lambda c: (losses[c], -c.step, -c.attempt))[:most])
 
 
 def _is_old(committed_at_s: float, rule: Rule, now_s: float) -> bool:
@@ -102,7 +117,8 @@ def retain(store: ObjectStore, *, attempt: int, rule: Rule, now_s: float) -> lis
     sure = not any(number <= attempt for number in seen.rebuilt)
     committed = {c.reference: c.marker.committed_at_s for c in seen.checkpoints if c.marker is not None}
     torn = [stored.reference for stored in seen.of(State.TORN)]
-    gone = expendable(committed, torn, points, attempt=attempt, rule=rule, now_s=now_s, strays=sure)
+    losses = {c.reference: c.held_out_loss for c in seen.of(State.WHOLE) if c.held_out_loss is not None}
+    gone = expendable(committed, torn, points, attempt=attempt, rule=rule, now_s=now_s, strays=sure, losses=losses)
     names = [checkpoint_name(c) for c in gone]
     for name in names:
         remove(store, name)

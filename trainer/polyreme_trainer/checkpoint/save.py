@@ -62,6 +62,16 @@ class Identity:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AfterStep:
+    """What a marker says of the state after its step, beside the content."""
+
+    loader: Mapping[str, Any]
+    losses: SavedLossHistory | None = None
+    held_out_loss: float | None = None
+    """None where none was measured after this step."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Written:
     """Files that one rank has made durable, or why it failed."""
 
@@ -111,10 +121,13 @@ class CheckpointWriter:
         self._in_flight: concurrent.futures.Future[_Outcome] | None = None
         self._failures = 0
 
-    def start(
-        self, content: Content, *, step: int, loader: Mapping[str, Any], losses: SavedLossHistory | None = None
-    ) -> None:
+    def start(self, content: Content, *, step: int, after: AfterStep) -> None:
         """Copy the content and save it in the background, after waiting for the save before.
+
+        Args:
+            content: What is saved.
+            step: The step after which it is.
+            after: What the marker says beside it.
 
         Raises:
             FencedError: If the save before found a newer attempt.
@@ -122,7 +135,7 @@ class CheckpointWriter:
         """
         self.wait(failures_max=FAILED_SAVES_MAX)
         staged = self._staging.stage(content)
-        self._in_flight = self._executor.submit(self._save, staged, step, dict(loader), losses)
+        self._in_flight = self._executor.submit(self._save, staged, step, after)
 
     def save_apart(self, store: ObjectStore, content: Content, *, step: int) -> None:
         """Save other content, the newest alone, under a root of its own, and wait; nothing else may be in flight.
@@ -132,7 +145,7 @@ class CheckpointWriter:
         """
         identity = dataclasses.replace(self._identity, store=store, rule=Rule(kept=1))
         with CheckpointWriter(identity, group=self._group, now_s=self._now_s, committed=lambda _: None) as apart:
-            apart.start(content, step=step, loader={})
+            apart.start(content, step=step, after=AfterStep(loader={}))
             apart.wait()
 
     def wait(self, *, failures_max: int = 1) -> None:
@@ -169,12 +182,12 @@ class CheckpointWriter:
         """
         self._executor.shutdown(wait=kind is None or issubclass(kind, PolyremeError))
 
-    def _save(self, staged: Staged, step: int, loader: dict[str, Any], losses: SavedLossHistory | None) -> _Outcome:
+    def _save(self, staged: Staged, step: int, after: AfterStep) -> _Outcome:
         reference = CheckpointRef(attempt=self._identity.attempt, step=step)
         content = staged.wait()
         written = self._write(content, checkpoint_name(reference))
         reports = collectives.gather_to_first(written, self._group)
-        outcome = None if reports is None else self._commit(reference, reports, loader, losses)
+        outcome = None if reports is None else self._commit(reference, reports, after)
         outcome = collectives.from_first(outcome, self._group)
         if outcome.committed is not None and self._copies is not None:
             self._copies.keep(content, outcome.committed)
@@ -193,13 +206,7 @@ class CheckpointWriter:
             return _Written(failure=f"rank {rank}: {error}")
         return _Written(files=files, pieces=pieces)
 
-    def _commit(
-        self,
-        reference: CheckpointRef,
-        reports: Sequence[_Written],
-        loader: dict[str, Any],
-        losses: SavedLossHistory | None = None,
-    ) -> _Outcome:
+    def _commit(self, reference: CheckpointRef, reports: Sequence[_Written], after: AfterStep) -> _Outcome:
         """Write index and marker, on rank 0; for an attempt that is over, every failure is a fence."""
         identity, name = self._identity, checkpoint_name(reference)
         failure = next((report.failure for report in reports if report.failure), "")
@@ -210,7 +217,7 @@ class CheckpointWriter:
                     remove(identity.store, name)
                 check_not_fenced(identity.store, identity.attempt)
                 return _Outcome(failed=failure)
-            marker = self._marker(reference, reports, loader, losses)
+            marker = self._marker(reference, reports, after)
             commit(identity.store, marker)
             self._committed(reference)
             self._retain()
@@ -230,13 +237,7 @@ class CheckpointWriter:
         except (OSError, EnvironmentFailedError, RefusedError) as error:
             _log.warning("can't delete old checkpoints: %s", error)
 
-    def _marker(
-        self,
-        reference: CheckpointRef,
-        reports: Sequence[_Written],
-        loader: dict[str, Any],
-        losses: SavedLossHistory | None,
-    ) -> CommitMarker:
+    def _marker(self, reference: CheckpointRef, reports: Sequence[_Written], after: AfterStep) -> CommitMarker:
         index = write_index(piece for report in reports for piece in report.pieces)
         self._identity.store.put(f"{checkpoint_name(reference)}/{INDEX_NAME}", index)
         files = {name: file for report in reports for name, file in report.files.items()}
@@ -251,8 +252,9 @@ class CheckpointWriter:
             adapters=self._identity.adapters,
             steps_before=self._identity.steps_before,
             files={**files, INDEX_NAME: SavedFile.of(index)},
-            loader=loader,
-            loss_history=losses,
+            loader=dict(after.loader),
+            loss_history=after.losses,
+            held_out_loss=after.held_out_loss,
             committed_at_s=self._now_s(),
         )
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from polyreme_api.batch import BatchSource, EvaluationSource
 from polyreme_api.clock import Clock
 from polyreme_api.errors import StepFailedError
-from polyreme_api.progress import RankPhase, StepRecord
+from polyreme_api.progress import ALL_SETS, RankPhase, StepRecord
 from polyreme_api.rank_state import RankActivity
-from polyreme_trainer.checkpoint.save import CheckpointWriter
+from polyreme_trainer.checkpoint.save import AfterStep, CheckpointWriter
 from polyreme_trainer.model.branches import not_yet
 from polyreme_trainer.model.routing import Routing, Summary
 from polyreme_trainer.parallel.gradients import GlobalStep
@@ -94,6 +94,8 @@ class Loop:
     clock: Clock
     amend: Amend = no_changes
     renew: Renew = unchanged
+    _measured_loss: float | None = None
+    """Held-out loss after the newest step; None where none was measured."""
     roll_back: RollBack = no_rollback
 
     def run(self) -> LoopEnd:
@@ -191,6 +193,7 @@ class Loop:
         step_s = self.clock.steady_s() - begun_s
         leave_step(self._work(microbatches))
         held_out = self._held_out()
+        self._measured_loss = held_out.losses.get(ALL_SETS)
         if routing is not None:
             measured = {**rolled.measures, **self._measured(total)}
             timed = Timed(step_s=step_s, data_wait_s=data_wait_s)
@@ -312,6 +315,9 @@ class Loop:
         self.writer.start(
             content(self.state, self.meshes),
             step=self.state.step,
-            loader=self.reader.state(self.state.step),
-            losses=self.state.losses.saved(),
+            after=AfterStep(
+                loader=self.reader.state(self.state.step),
+                losses=self.state.losses.saved(),
+                held_out_loss=self._measured_loss,
+            ),
         )

@@ -220,6 +220,7 @@ def _writer(
             steps_before=state.optimizer.steps_before,
             rule=Rule(
                 kept=settings.checkpoint.kept,
+                best=settings.checkpoint.best,
                 age_s_max=settings.checkpoint.age_s_max,
                 window_steps=settings.checkpoint.window_steps,
             ),

@@ -125,6 +125,8 @@ class CheckpointSettings:
     interval_steps: int = 100
     kept: int = 2
     """Committed checkpoints to keep; at least 1."""
+    best: int = 0
+    """Checkpoints with the lowest held-out loss to keep beside those."""
     age_s_max: float | None = None
     """Age beyond which all but the newest are deleted; None: none is deleted by age."""
     window_steps: int = 0

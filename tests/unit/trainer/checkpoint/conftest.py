@@ -15,7 +15,7 @@ from polyreme_planner.shapes import KIMI_VL_NANO
 from polyreme_trainer.checkpoint.content import Content, FlatTensors
 from polyreme_trainer.checkpoint.host_copy import HostCopies
 from polyreme_trainer.checkpoint.retention import Rule
-from polyreme_trainer.checkpoint.save import CheckpointWriter, Identity
+from polyreme_trainer.checkpoint.save import AfterStep, CheckpointWriter, Identity
 from polyreme_trainer.checkpoint.shards import ShardAxis, TensorShard
 from polyreme_trainer.model.sharding import Cut
 from polyreme_trainer.parallel.flat_layout import Slot
@@ -74,6 +74,6 @@ def writer_of(
 def save(store: ObjectStore, group: dist.ProcessGroup, content: Content, *, step: int = 5, attempt: int = 1) -> str:
     """Save and commit; return the name."""
     with writer_of(store, group, attempt=attempt) as writer:
-        writer.start(content, step=step, loader={"step": step})
+        writer.start(content, step=step, after=AfterStep(loader={"step": step}))
         writer.wait()
     return f"a{attempt:06d}-s{step:08d}"

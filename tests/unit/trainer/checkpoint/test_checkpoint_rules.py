@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from polyreme_trainer.checkpoint.block_io import DamagedError, verify_files
 from polyreme_trainer.checkpoint.commit import commit, condemn
 from polyreme_trainer.checkpoint.load import open_checkpoint
 from polyreme_trainer.checkpoint.retention import Rule, expendable, retain
+from polyreme_trainer.checkpoint.save import AfterStep
 from tests.roots import at, commit_empty, damaged, list_checkpoints, store_at
 from tests.roots import marker as plain_marker
 from tests.unit.trainer.checkpoint.conftest import make_content, writer_of
@@ -169,9 +171,10 @@ def choose(
     committed: list[CheckpointRef], torn: list[CheckpointRef], points: list[ResumePoint], **given: Any
 ) -> list[CheckpointRef]:
     """Let each checkpoint be as old as its step is far from 100 seconds."""
-    rule = Rule(kept=given.get("kept", 1), age_s_max=given.get("age_s_max"))
+    rule = Rule(kept=given.get("kept", 1), best=given.get("best", 0), age_s_max=given.get("age_s_max"))
     times = {c: float(c.step) for c in committed}
-    return expendable(times, torn, points, attempt=given["attempt"], rule=rule, now_s=100.0)
+    losses = given.get("losses", {})
+    return expendable(times, torn, points, attempt=given["attempt"], rule=rule, now_s=100.0, losses=losses)
 
 
 def test_retention_keeps_the_newest_of_history_and_clears_what_older_attempts_left() -> None:
@@ -203,6 +206,32 @@ def test_what_is_old_goes_though_it_is_among_those_kept_and_the_newest_never() -
     assert choose(committed, [], points, attempt=1, kept=9, age_s_max=30.0) == [at(1, 20), at(1, 50)]
     assert choose(committed, [], points, attempt=1, kept=2, age_s_max=70.0) == [at(1, 20), at(1, 50)]
     assert choose(committed, [], points, attempt=1, kept=9, age_s_max=1.0) == committed[:3]
+
+
+def test_the_best_stay_beside_the_newest_and_of_equal_ones_the_newer() -> None:
+    points = [ResumePoint(attempt=1), ResumePoint(attempt=2, resume_from=checkpoint_name(at(1, 30)))]
+    lost = at(1, 40)
+    history = [at(1, 10), at(1, 20), at(1, 30), at(2, 40), at(2, 50)]
+    losses = {lost: 0.0, at(1, 10): 2.0, at(1, 20): 1.0, at(1, 30): 1.0, at(2, 40): math.nan, at(2, 50): 3.0}
+
+    def kept(**given: Any) -> list[CheckpointRef]:
+        gone = choose([*history, lost], [], points, attempt=2, losses=losses, **given)
+        assert lost in gone, "outside of history nothing is the best"
+        return [c for c in history if c not in gone]
+
+    assert kept(kept=1) == [at(2, 50)]
+    assert kept(kept=1, best=1) == [at(1, 30), at(2, 50)]
+    assert kept(kept=2, best=2) == [at(1, 20), at(1, 30), at(2, 40), at(2, 50)]
+    assert kept(kept=1, best=9) == [at(1, 10), at(1, 20), at(1, 30), at(2, 50)], "a loss that is no number is none"
+    assert kept(kept=1, best=1, age_s_max=5.0) == [at(1, 30), at(2, 50)], "age ends the newest, not the best"
+
+
+def test_retention_reads_the_losses_of_whole_checkpoints(store: ObjectStore, tmp_path: Path) -> None:
+    fix(store, 1, None)
+    for step, loss in ((5, 1.0), (10, 3.0), (15, 2.0)):
+        commit(store, marker(step=step, held_out_loss=loss))
+    assert retain(store, attempt=1, rule=Rule(kept=1, best=1), now_s=0.0) == ["a000001-s00000010"]
+    assert list_checkpoints(tmp_path) == ([at(1, 5), at(1, 15)], [])
 
 
 def test_what_the_newest_attempt_begins_at_stays_until_it_has_one_of_its_own() -> None:
@@ -258,7 +287,7 @@ def test_an_attempt_with_a_successor_commits_and_deletes_nothing(
 
 def test_a_save_of_other_sizes_in_one_attempt_is_no_silent_mixture(root: ObjectStore, group: dist.ProcessGroup) -> None:
     with writer_of(root, group) as writer:
-        writer.start(make_content(1), step=5, loader={})
+        writer.start(make_content(1), step=5, after=AfterStep(loader={}))
         writer.wait()
         with pytest.raises(RuntimeError, match="size"):
-            writer.start(make_content(1, rows=12), step=10, loader={})
+            writer.start(make_content(1, rows=12), step=10, after=AfterStep(loader={}))

@@ -17,6 +17,7 @@ from polyreme_launcher.shared_copies import MEMORY, CopyFiles
 from polyreme_trainer.checkpoint import host_copy
 from polyreme_trainer.checkpoint.host_copy import HostCopies
 from polyreme_trainer.checkpoint.load import load_checkpoint, read_marker
+from polyreme_trainer.checkpoint.save import AfterStep
 from tests.roots import marker
 from tests.unit.datahub.stores import PassingStore
 from tests.unit.trainer.checkpoint.conftest import equal, make_content, writer_of
@@ -57,7 +58,7 @@ def test_a_committed_save_is_taken_from_memory_and_storage_is_not_read(
 ) -> None:
     with writer_of(root, group, copies=copies) as writer:
         for step, seed in ((5, 2), (10, 1)):
-            writer.start(make_content(seed), step=step, loader={})
+            writer.start(make_content(seed), step=step, after=AfterStep(loader={}))
             writer.wait()
     name = "a000001-s00000010"
     held = make_content(7)
@@ -76,9 +77,9 @@ def test_a_save_that_failed_leaves_the_copy_of_the_one_before(
             super().put(key, data)
 
     with writer_of(Full(root), group, copies=copies) as writer:
-        writer.start(make_content(1), step=5, loader={})
+        writer.start(make_content(1), step=5, after=AfterStep(loader={}))
         writer.wait()
-        writer.start(make_content(2), step=10, loader={})
+        writer.start(make_content(2), step=10, after=AfterStep(loader={}))
         writer.wait(failures_max=2)
     assert restored(copies, read_marker(root, "a000001-s00000005"))
 
@@ -147,7 +148,7 @@ def test_where_memory_is_short_no_copy_is_kept_and_the_save_is_good(
     monkeypatch.setattr(os, "fstatvfs", lambda _file: usage)
     with caplog.at_level(logging.WARNING), writer_of(root, group, copies=copies) as writer:
         for step in (5, 10):
-            writer.start(make_content(1), step=step, loader={})
+            writer.start(make_content(1), step=step, after=AfterStep(loader={}))
             writer.wait()
     assert caplog.text.count("no copy is kept in host memory") == 1
     assert "has 20000 bytes free of 40000, the copy takes 12160, expected 25% to stay free" in caplog.text

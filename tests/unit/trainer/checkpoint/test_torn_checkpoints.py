@@ -21,7 +21,7 @@ from polyreme_planner.shapes import KIMI_VL_NANO
 from polyreme_trainer.checkpoint import block_io
 from polyreme_trainer.checkpoint.load import load_checkpoint, name_unusable, open_checkpoint
 from polyreme_trainer.checkpoint.retention import Rule
-from polyreme_trainer.checkpoint.save import CheckpointWriter, Identity, _Written
+from polyreme_trainer.checkpoint.save import AfterStep, CheckpointWriter, Identity, _Written
 from tests.roots import at, list_checkpoints, store_at
 from tests.unit.datahub.stores import PassingStore
 from tests.unit.trainer.checkpoint.conftest import equal, make_content, save
@@ -128,7 +128,7 @@ def end_save(root: Path, step: int, told: list[CheckpointRef], reports: list[_Wr
     identity = Identity(store=store, attempt=1, shape=KIMI_VL_NANO, plan_hash="p", rule=Rule(kept=1))
     group: Any = None  # no rank is asked
     with CheckpointWriter(identity, group=group, now_s=lambda: 1.0, committed=told.append) as writer:
-        return writer._commit(at(1, step), reports, {})
+        return writer._commit(at(1, step), reports, AfterStep(loader={}))
 
 
 def test_an_old_checkpoint_that_can_not_be_deleted_does_not_undo_the_new_one(

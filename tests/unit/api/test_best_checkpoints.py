@@ -1,0 +1,27 @@
+"""Best checkpoints need a held-out loss at each checkpoint; the CRD has the rule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from polyreme_api.errors import InvalidConfigError
+from polyreme_api.job import parse_job
+from tests.cluster.crd_cases import BEST
+from tests.unit.api.jobs import job_with
+
+MEASURED = {"everySteps": 20, "sets": [{"name": "a", "dataset": "x/held-out"}]}
+
+
+@pytest.mark.parametrize(("changes", "words"), [(changes, words) for _, changes, words in BEST])
+def test_checkpoints_without_a_loss_have_no_best(changes: dict[str, Any], words: tuple[str, ...]) -> None:
+    with pytest.raises(InvalidConfigError) as refused:
+        parse_job(job_with(changes))
+    assert [part for part in words if part not in str(refused.value)] == []
+
+
+@pytest.mark.parametrize("every", [20, 60])
+def test_a_loss_at_each_checkpoint_is_accepted(every: int) -> None:
+    job = parse_job(job_with({"spec.checkpoint": {"keepBest": 2, "everySteps": every}, "spec.evaluation": MEASURED}))
+    assert job.spec.checkpoint.keep_best == 2

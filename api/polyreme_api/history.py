@@ -7,6 +7,9 @@ was stopped and wakes late can write, and harms no other attempt.
 
 from __future__ import annotations
 
+import bisect
+import itertools
+import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated
@@ -17,6 +20,7 @@ from pydantic.alias_generators import to_camel
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.mixture import MixtureRecord, Rejection
 from polyreme_api.progress import CheckpointRef, StepRecord
+from polyreme_api.step_columns import StepTable
 
 COMMIT_MARKER = "COMMIT.json"
 DAMAGE_RECORD = "DAMAGED.json"
@@ -123,6 +127,11 @@ def steps_key(attempt: int, part: int = 0) -> str:
     return f"steps/a{attempt:06d}{f'-{part:05d}' if part else ''}.jsonl"
 
 
+def columns_key(attempt: int, number: int) -> str:
+    """Key of a closed segment of an attempt's step records, as columns (``step_columns``)."""
+    return f"steps/a{attempt:06d}-c{number:05d}.columns"
+
+
 def routing_key(attempt: int) -> str:
     """Key of where tokens went in the last steps of an attempt, by layer and expert."""
     return f"routing/a{attempt:06d}.json"
@@ -174,11 +183,31 @@ def choose_resume(committed: Iterable[CheckpointRef], points: Sequence[ResumePoi
     return max(usable, key=lambda reference: (reference.step, reference.attempt), default=None)
 
 
-def committed_steps(points: Sequence[ResumePoint], records: Mapping[int, Sequence[StepRecord]]) -> list[StepRecord]:
+def is_kept(step: int, span: tuple[int, int | None] | None) -> bool:
+    """Tell whether a step lies in an attempt's span of history; None: the attempt has none."""
+    return span is not None and step > span[0] and (span[1] is None or step <= span[1])
+
+
+def committed_steps(points: Sequence[ResumePoint], records: Mapping[int, Sequence[StepRecord]]) -> Sequence[StepRecord]:
     """Join the attempts' step records to one history that holds each step once, in order."""
     joined: dict[int, StepRecord] = {}
-    for attempt, (after, until) in attempt_spans(points).items():
+    spans = attempt_spans(points)
+    tables = [_within(records[attempt], span) for attempt, span in spans.items() if attempt in records]
+    if tables and None not in tables:
+        return StepTable.join([table for table in tables if table is not None])
+    for attempt, span in spans.items():
         for record in records.get(attempt, ()):
-            if record.step > after and (until is None or record.step <= until):
+            if is_kept(record.step, span):
                 joined[record.step] = record
     return [joined[step] for step in sorted(joined)]
+
+
+def _within(records: Sequence[StepRecord], span: tuple[int, int | None]) -> StepTable | None:
+    """Return the part of a table that lies in a span; None unless it is a table whose steps rise."""
+    if not isinstance(records, StepTable):
+        return None
+    steps, (after, until) = records.column("step"), span
+    if not all(map(operator.lt, steps, itertools.islice(steps, 1, None))):
+        return None
+    last = len(steps) if until is None else bisect.bisect_right(steps, until)
+    return records[bisect.bisect_right(steps, after) : last]

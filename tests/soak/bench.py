@@ -52,6 +52,7 @@ SMOKE: dict[str, str] = {
     "serving-plan": "--batch 1",
     "spike": "--curves 1 --steps 2000",
     "stage-split": "--simulations 50",
+    "step-log": "--steps 20000",
     "straggler": "--quiet 2 --slowed 2",
     "throughput-cpu": "--rounds 1 --steps 1",
     "windtunnel": "--faults 2000 --trainings 2",

@@ -10,6 +10,7 @@ from polyreme.run_files.records import checkpoint_url, read_records_at
 from polyreme_api.checkpoint_inventory import survey
 from polyreme_api.job import TrainingJob
 from polyreme_api.job.data import MixtureChange
+from polyreme_api.step_columns import column_of
 from polyreme_datahub.objects import open_store
 from polyreme_datahub_service.stored_job import write_job
 
@@ -34,7 +35,7 @@ def change_running(home: Home, run: RunDirectory, job: TrainingJob) -> tuple[lis
     if not found or not all(live) or not all(change.allowed for change in found):
         return None
     url = checkpoint_url(run, known)
-    trained = max((record.step for record in read_records_at(url).history), default=0)
+    trained = max(column_of(read_records_at(url).history, "step"), default=0)
     seen = survey(open_store(url))
     count = counting(home, run, job)
     check_changed(seen, job, trained=trained, count=count)

@@ -32,6 +32,7 @@ from polyreme_api.fields import Condition
 from polyreme_api.job import TrainingJob
 from polyreme_api.job.data import Data
 from polyreme_api.mixture import MixtureRecord
+from polyreme_api.step_columns import column_of
 from polyreme_operator.types.reasons import Reason
 from polyreme_planner.curriculum import curriculum_stages
 from polyreme_planner.extension import extension_words
@@ -170,8 +171,7 @@ def _sentence(job: TrainingJob, condition: Condition) -> str:
 def figures(job: TrainingJob, times: RunTimes) -> Figures:
     """Work the head figures out from what is on disk."""
     records, history = times.records, times.records.history
-    trained_s = sum(record.step_s for record in history)
-    tokens = sum(record.tokens for record in history)
+    trained_s, tokens = sum(column_of(history, "step_s")), sum(column_of(history, "tokens"))
     evaluation = records.evaluation or {}
     return Figures(
         wall_s=times.wall_s,

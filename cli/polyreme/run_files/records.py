@@ -9,16 +9,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from polyreme.run_files.logs import last_lines, rank_files
 from polyreme.run_files.paths import RunDirectory
 from polyreme_api.checkpoint_inventory import State, Survey, survey
 from polyreme_api.errors import InvalidConfigError, PolyremeError
-from polyreme_api.history import START_KEY, ResumePoint, attempt_spans, committed_steps, is_history
+from polyreme_api.history import START_KEY, ResumePoint, attempt_spans, committed_steps, is_history, is_kept
 from polyreme_api.job import TrainingJob
 from polyreme_api.mixture import MixtureRecord
 from polyreme_api.progress import CheckpointRef, StepRecord
+from polyreme_api.step_columns import StepTable, column_of, decode, parse_steps
 from polyreme_api.store import ObjectInfo, ObjectStore
 from polyreme_api.urls import is_bucket
 from polyreme_datahub.objects import bucket_of, open_store
@@ -27,7 +26,8 @@ from polyreme_launcher.urls import checkpoint_folder, local_folder
 LOG_LINES_MAX = 200
 """Lines of a rank's log, from its end, among which its error is looked for."""
 ERROR_MARK = " ERROR "
-_STEPS_KEY = re.compile(r"steps/a([0-9]{6,7})(-[0-9]{5,})?\.jsonl")
+_STEPS_KEY = re.compile(r"steps/a([0-9]{6,7})(?:-([0-9]{5,}))?\.jsonl")
+_COLUMNS_KEY = re.compile(r"steps/a([0-9]{6,7})-c[0-9]{5,}\.columns")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,16 +68,19 @@ class RunRecords:
         return max(self.points, key=lambda point: point.attempt).mixture if self.points else None
 
     @property
-    def history(self) -> list[StepRecord]:
+    def history(self) -> Sequence[StepRecord]:
         """The committed history: each step once, in order."""
         return committed_steps(self.points, self.steps)
 
     @property
     def discarded(self) -> list[StepRecord]:
         """Steps that were trained and are not history."""
-        kept = {(record.attempt, record.step) for record in self.history}
+        spans = attempt_spans(self.points)
         return [
-            record for records in self.steps.values() for record in records if (record.attempt, record.step) not in kept
+            records[place]
+            for attempt, records in self.steps.items()
+            for place, step in enumerate(column_of(records, "step"))
+            if not is_kept(step, spans.get(attempt))
         ]
 
 
@@ -112,7 +115,7 @@ def read_records_at(url: str) -> RunRecords:
     tables = [info.key for info in store.list("routing/a")]
     return RunRecords(
         points=seen.points,
-        steps=_steps(store),
+        steps=read_steps(store),
         checkpoints=_entries(seen),
         evaluation=read_evaluation(store),
         routing=json.loads(store.get(tables[-1])) if tables else None,
@@ -164,25 +167,33 @@ def last_error(run: RunDirectory, attempt: int) -> str | None:
     return None
 
 
-def parse_steps(data: bytes) -> list[StepRecord]:
-    """Read step records; a last line without its end was torn by a crash and is no record."""
-    records = []
-    for line in data.splitlines(keepends=True):
-        if not line.endswith(b"\n"):
-            break
-        try:
-            records.append(StepRecord.model_validate_json(line))
-        except ValidationError:
-            break
-    return records
+def read_steps(store: ObjectStore) -> dict[int, StepTable]:
+    """Read step records by attempt: the columns of closed segments, and the lines that follow."""
+    closed: dict[int, list[str]] = {}
+    parts: dict[int, dict[int, ObjectInfo]] = {}
+    for info in store.list("steps/a"):
+        if (match := _COLUMNS_KEY.fullmatch(info.key)) is not None:
+            closed.setdefault(int(match[1]), []).append(info.key)
+        elif (match := _STEPS_KEY.fullmatch(info.key)) is not None:
+            parts.setdefault(int(match[1]), {})[int(match[2] or 0)] = info
+    return {attempt: _steps_of(store, closed.get(attempt, ()), logs) for attempt, logs in parts.items()}
 
 
-def _steps(store: ObjectStore) -> dict[int, list[StepRecord]]:
-    """Step records by attempt."""
-    steps: dict[int, list[StepRecord]] = {}
-    for attempt, info in step_parts(store):
-        steps.setdefault(attempt, []).extend(parse_steps(store.get(info.key)))
-    return steps
+def _steps_of(store: ObjectStore, closed: Sequence[str], parts: Mapping[int, ObjectInfo]) -> StepTable:
+    tables, position, unit = [], 0, "bytes"
+    for key in closed:
+        segment = decode(store.get(key))
+        if segment is None or segment.start != position:
+            break  # the lines say the same
+        tables.append(segment.table)
+        position, unit = segment.end, segment.unit
+    offset = position if unit == "bytes" else 0
+    for part, info in sorted(parts.items()):
+        if unit == "parts" and part < position:
+            continue
+        start = offset if part == 0 else 0
+        tables.append(StepTable.of(parse_steps(store.get_range(info.key, start=start, length=info.size_bytes - start))))
+    return StepTable.join(tables)
 
 
 def _entries(seen: Survey) -> list[CheckpointEntry]:

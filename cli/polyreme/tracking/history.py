@@ -10,7 +10,7 @@ from typing import Any
 
 from polyreme.run_files.identity import read_identity
 from polyreme.run_files.paths import RunDirectory
-from polyreme.run_files.records import checkpoint_url, parse_steps, read_evaluation, step_parts
+from polyreme.run_files.records import checkpoint_url, read_evaluation, step_parts
 from polyreme.tracking.port import ATTEMPT, Parameter, Point, TrackedRun
 from polyreme_api.checkpoint_inventory import survey
 from polyreme_api.differences import leaves
@@ -18,6 +18,7 @@ from polyreme_api.history import attempt_spans, committed_steps, is_history
 from polyreme_api.job import TrainingJob
 from polyreme_api.progress import ALL_SETS, StepRecord
 from polyreme_api.redaction import hide
+from polyreme_api.step_columns import parse_steps
 from polyreme_api.store import ObjectStore
 from polyreme_datahub.objects import open_store
 from polyreme_launcher.urls import checkpoint_folder

@@ -8,12 +8,13 @@ import pytest
 
 from polyreme.commands.quickstart import identical_losses, sentences
 from polyreme.local_run.fault_options import Injection, parse_injection
-from polyreme.run_files.records import RunRecords, parse_steps, read_records
+from polyreme.run_files.records import RunRecords, read_records
 from polyreme.run_files.timeline import Moment, Timeline, read_timeline
 from polyreme_api.commit_marker import CommitMarker, SavedFile, seal
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.history import COMMIT_MARKER, ResumePoint, attempt_key, steps_key
 from polyreme_api.progress import StepRecord
+from polyreme_api.step_columns import parse_steps
 from polyreme_system.clock import SystemClock
 
 

@@ -6,12 +6,12 @@ import contextlib
 import dataclasses
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from polyreme_api.clock import Clock
-from polyreme_api.history import steps_key
+from polyreme_api.history import columns_key, steps_key
 from polyreme_api.progress import (
     ALL_SETS,
     NOTICE_CHARACTERS_MAX,
@@ -23,13 +23,16 @@ from polyreme_api.progress import (
     StepRecord,
 )
 from polyreme_api.rank_state import RankActivity
-from polyreme_api.store import ObjectStore
+from polyreme_api.step_columns import Segment, StepTable, Unit, encode, parse_steps
+from polyreme_api.store import ObjectStore, StoreFailedError
 from polyreme_trainer.rank_page import enter_activity
 
 FLUSH_STEPS_MAX = 100
 """Steps of an attempt that are in no object yet."""
 PART_STEPS_MAX = 1000
 """Steps of one object; about 300 KB."""
+SEGMENT_STEPS = 10_000
+"""Steps of a closed segment, at least."""
 _ACTIVITIES = {
     RankPhase.STARTING: RankActivity.STARTING,
     RankPhase.LOADING: RankActivity.LOADING,
@@ -117,22 +120,58 @@ class Reporter:
                 self._sink.report(self._record)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+class _Segments:
+    """Writes the columns of closed segments of a log, which readers then need not parse.
+
+    A segment is read back from the log, so nothing is kept in memory, and one that can't be written is no loss.
+
+    Args:
+        store: The checkpoint root.
+        attempt: The attempt.
+        unit: In what the log counts.
+    """
+
+    def __init__(self, store: ObjectStore, attempt: int, unit: Unit) -> None:
+        self._store, self._attempt, self._unit = store, attempt, unit
+        self._number = self._start = 0
+
+    def close(self, end: int, read: Callable[[int, int], bytes]) -> None:
+        """Write the segment from the end of the last one to ``end``."""
+        records = StepTable.of(parse_steps(read(self._start, end)))
+        segment = Segment(table=records, unit=self._unit, start=self._start, end=end)
+        with contextlib.suppress(StoreFailedError):
+            self._store.put(columns_key(self._attempt, self._number), encode(segment))
+            self._number, self._start = self._number + 1, end
+
+
+@dataclasses.dataclass(slots=True)
 class StepLog:
     """``steps/a<attempt>.jsonl``: flushed every step; a torn last line is ignored by readers."""
 
     file: BinaryIO | None
+    segments: _Segments | None = None
+    _open_steps: int = 0
+    """Steps since the last closed segment."""
 
     def write(self, record: StepRecord) -> None:
         """Append one step, which the optimizer of this rank has already taken."""
         if self.file is not None:
             self.file.write(_line(record))
             self.file.flush()
+            self._open_steps += 1
 
     def flush(self) -> None:
         """Be at least as durable as the checkpoint that is about to be saved."""
-        if self.file is not None:
-            os.fsync(self.file.fileno())
+        if self.file is None:
+            return
+        os.fsync(self.file.fileno())
+        if self.segments is not None and self._open_steps >= SEGMENT_STEPS:
+            self.segments.close(self.file.tell(), self._read)
+            self._open_steps = 0
+
+    def _read(self, start: int, end: int) -> bytes:
+        assert self.file is not None, "only an open log is read back"
+        return os.pread(self.file.fileno(), end - start, start)
 
 
 class ObjectStepLog:
@@ -148,6 +187,7 @@ class ObjectStepLog:
         self._part = 0
         self._lines: list[bytes] = []
         self._unwritten = 0
+        self._segments, self._closed = _Segments(store, attempt, "parts"), 0
 
     def write(self, record: StepRecord) -> None:
         """Append one step."""
@@ -168,6 +208,12 @@ class ObjectStepLog:
         if len(self._lines) >= PART_STEPS_MAX:
             self._part += 1
             self._lines = []
+            if self._part - self._closed >= SEGMENT_STEPS // PART_STEPS_MAX:
+                self._segments.close(self._part, self._read)
+                self._closed = self._part
+
+    def _read(self, start: int, end: int) -> bytes:
+        return b"".join(self._store.get(steps_key(self._attempt, part)) for part in range(start, end))
 
 
 def _line(record: StepRecord) -> bytes:
@@ -193,6 +239,6 @@ def open_step_log(
         return
     path = folder / steps_key(attempt)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
-        yield StepLog(file)
+    with path.open("a+b") as file:
+        yield StepLog(file, _Segments(store, attempt, "bytes"))
         os.fsync(file.fileno())

@@ -20,7 +20,7 @@ STEPS = 23
 
 
 def record(step: int, *, attempt: int = 1) -> StepRecord:
-    """Steps of which some have what few have."""
+    """A step; each seventh has fields that are rare."""
     few = {"held_out": {"": 1.5}, "spike_limit": 2.0, "skipped": True} if step % 7 == 0 else {}
     stage = "align" if step < 9 else "instruct"
     return StepRecord.model_validate(

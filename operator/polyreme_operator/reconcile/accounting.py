@@ -349,10 +349,16 @@ def _began_by(status: TrainingJobStatus) -> Cause:
     return Cause.STARTING
 
 
+def suspended_by_user(status: TrainingJobStatus) -> bool:
+    """Tell whether a job waits because its user suspended it; a pause because of its loss is no wish."""
+    found = status.condition(ConditionType.SUSPENDED)
+    return found is not None and found.status == "True" and found.reason != Reason.LOSS_SPIKES
+
+
 def _waits_for(status: TrainingJobStatus) -> Cause:
     """Return why a job without an admission waits: its user, or what ended its last attempt."""
     attempt, last = status.attempt, status.restart_records[-1:]
-    if status.is_true(ConditionType.SUSPENDED):
+    if suspended_by_user(status):
         return Cause.SUSPEND
     if attempt is not None and last and last[0].attempt == attempt.number:
         return Cause(last[0].cause)

@@ -30,7 +30,7 @@ from polyreme_operator.reconcile import (
     worker_count,
     worker_pods,
 )
-from polyreme_operator.reconcile.accounting import settlement_due_s
+from polyreme_operator.reconcile.accounting import settlement_due_s, suspended_by_user
 from polyreme_operator.reconcile.data_gate import awaits_data, pending_data
 from polyreme_operator.reconcile.events import events_of
 from polyreme_operator.reconcile.failure_policy import GiveUp, Healthy, Pause, Restart, Verdict, judge
@@ -296,9 +296,9 @@ def _waiting(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float) -> Deci
     job, after = snapshot.job, StatusBuilder(snapshot.job, now_s)
     removed = _removals(snapshot, list(snapshot.pods), spec, now_s)
     worker_count.report_waiting(snapshot, after)
-    if spec.suspend != job.status.is_true(ConditionType.SUSPENDED):
-        after.close_wait()
     if spec.suspend:
+        if not suspended_by_user(job.status):
+            after.close_wait()
         after.set(ConditionType.SUSPENDED, True, Reason.SUSPENDED).drop(ConditionType.QUEUED)
     elif job.paused:
         pass
@@ -308,7 +308,7 @@ def _waiting(snapshot: JobSnapshot, spec: TrainingJobSpec, now_s: float) -> Deci
         return _misconfigured(snapshot, now_s)
     else:
         if job.status.is_true(ConditionType.SUSPENDED):
-            after.set(ConditionType.SUSPENDED, False, Reason.RESUMED)
+            after.close_wait().set(ConditionType.SUSPENDED, False, Reason.RESUMED)
         refused = Pending(Reason.QUEUE_REFUSED, job.queue_refusal) if job.queue_refusal else None
         pending = refused or (pending_data(job) if awaits_data(job) else snapshot.pending)
         if pending is not None:

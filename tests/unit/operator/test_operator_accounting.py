@@ -8,11 +8,15 @@ import pytest
 
 from polyreme_api.job import TrainingJobStatus
 from polyreme_api.job.accounting import Accounting
+from polyreme_api.job.status import RestartRecord
 from polyreme_api.progress import ProgressRecord
 from polyreme_api.times import rfc3339
 from polyreme_operator.reconcile import accounting
 from polyreme_operator.reconcile.accounting import SETTLE_EVERY_S, close_attempt
-from polyreme_operator.types.reasons import Cause
+from polyreme_operator.reconcile.status_builder import StatusBuilder
+from polyreme_operator.types.actions import Decision, WriteStatus
+from polyreme_operator.types.reasons import Cause, ConditionType, Reason
+from polyreme_operator.types.views import JobView
 from tests.unit.operator.operator_scenes import NOW_S, admitted, decide, job, lease, pod, snapshot, written
 
 
@@ -158,6 +162,35 @@ def test_sums_of_an_operator_of_0_1_0_become_device_time() -> None:
     ended = close_attempt(status, trains(700, saved=700), ended_by=None, now_s=NOW_S + 1000)
     assert sums(ended) == (1000, {"NodeLost": 70, "Starting": 310})
     assert cells(ended) == {"Productive": 2000, "Recomputed": 140, "Starting": 120, "WaitingForPods": 500}
+
+
+def test_a_wait_is_charged_once_when_its_cause_changes() -> None:
+    """Paused because of its loss for 100 s, then suspended by its user for 50 s, then in the queue again."""
+    after = StatusBuilder(admitted(job(), at_s=NOW_S), NOW_S).close_attempt(None, ended_by=Cause.LOSS_SPIKE)
+    record = RestartRecord(attempt=1, at=rfc3339(NOW_S), cause=Cause.LOSS_SPIKE.value, scope="RestartGang")
+    after.record_restart(record).withdraw(Reason.LOSS_SPIKES).set(ConditionType.SUSPENDED, True, Reason.LOSS_SPIKES)
+    view = dataclasses.replace(job(), status=after.build())
+    view = dataclasses.replace(view, status=written_or(view, decide(snapshot(view), NOW_S + 60)))
+    assert waited(view.status) == {"Starting": 1600}, "nothing is charged while the pause lasts"
+    paused, user = view.status, job(suspend=True)
+    view = dataclasses.replace(
+        user, status=written(decide(snapshot(dataclasses.replace(user, status=paused)), NOW_S + 100))
+    )
+    assert waited(view.status) == {"Starting": 1600, "LossSpike": 200}
+    assert not any(isinstance(action, WriteStatus) for action in decide(snapshot(view), NOW_S + 120).actions)
+    resumed = written(decide(snapshot(dataclasses.replace(job(), status=view.status)), NOW_S + 150))
+    assert waited(resumed) == {"Starting": 1600, "LossSpike": 200, "Suspend": 100}
+    assert resumed.accounting.ettr == "0.0000"
+
+
+def written_or(view: JobView, decision: Decision) -> TrainingJobStatus:
+    """The status that a decision writes, or the known one."""
+    return next((action.after for action in decision.actions if isinstance(action, WriteStatus)), view.status)
+
+
+def waited(status: TrainingJobStatus) -> dict[str, int]:
+    """Device-seconds without devices, by cause."""
+    return {cell.why: cell.device_milliseconds // 1000 for cell in status.accounting.cells if cell.what == "Queued"}
 
 
 def test_time_that_may_be_a_hangs_is_left_open() -> None:

@@ -173,7 +173,7 @@ def test_a_job_that_kubectl_applies_trains_to_its_end_and_goes_when_it_is_delete
 
 
 def history(machine: Machine) -> list[StepRecord]:
-    return read_records(machine.home.checkpoint_root / machine.namespace / "tiny").history
+    return list(read_records(machine.home.checkpoint_root / machine.namespace / "tiny").history)
 
 
 async def move_end(machine: Machine) -> int:

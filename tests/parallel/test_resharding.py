@@ -68,8 +68,8 @@ def volume(layout: Layout, ep: int, *, rows: int = 1, split: tuple[int, ...] = (
     ("layout", "ep", "more", "types"),
     [
         ({"pp": 2, "tp": 2, "ep": 2}, 4, {"pipeline": {"schedule": "1F1B", "layers": [1, 2], "microbatches": 2}}, 1),
-        ({"dp": 2}, 1, {"parameter_sharding": "FSDP2"}, 1),
-        ({"dp": 2, "ep": 2}, 1, {"precision": "bfloat16", "optimizer": {"zero1": True}}, 2),
+        ({"dp": 2}, 1, {"parameter_sharding": "FSDP2", "precision": "bfloat16"}, 2),
+        ({"dp": 4, "ep": 2}, 1, {"precision": "bfloat16", "optimizer": {"zero1": True}}, 2),
     ],
     ids=str,
 )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import types
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,8 +17,13 @@ from torch import Tensor
 from polyreme_api.job.objective import Objective
 from polyreme_datahub.objects import open_store
 from polyreme_planner.latent_cache import CacheKind
+from polyreme_planner.shapes import KIMI_VL_NANO
 from polyreme_trainer.model.moe import Router
+from polyreme_trainer.model.section import Section
 from polyreme_trainer.model.stage import decode
+from polyreme_trainer.serve.choices import Choices
+from polyreme_trainer.serve.scheduler import Piece, Sequence
+from polyreme_trainer.train import online_reference
 from polyreme_trainer.train.inputs import Inputs, to_inputs
 from polyreme_trainer.train.rollouts.generation import Drawing, generate
 from polyreme_trainer.train.rollouts.record import Answers, RolloutLog
@@ -116,3 +123,32 @@ def test_a_record_keeps_a_byte_a_choice(rolled: tuple[Inputs, Answers], tmp_path
     (path,) = (tmp_path / "rollouts").iterdir()
     prompts = json.loads(path.read_text())["prompts"]
     assert sum("experts" in of for of in prompts.values()) == len(answers), "a prompt's choices are kept once"
+
+
+def test_a_reference_chooses_for_itself(rolled: tuple[Inputs, Answers], monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs, _ = rolled
+    seen: list[Inputs] = []
+
+    def scores(_state: Any, microbatch: Inputs, _meshes: Any) -> None:
+        seen.append(microbatch)
+
+    monkeypatch.setattr(online_reference, "token_log_probs", scores)
+    state: Any = types.SimpleNamespace(
+        reference=types.SimpleNamespace(in_place=contextlib.nullcontext),
+        zero1=None,
+        optimizer=types.SimpleNamespace(settle=lambda: None),
+        models={},
+    )
+    (learned,) = online_reference.compared(state, [inputs], cast("Any", None))
+    assert seen[0].chosen_LSX is None
+    assert learned.chosen_LSX is inputs.chosen_LSX
+
+
+def test_more_than_256_experts_take_two_bytes() -> None:
+    shape = dataclasses.replace(KIMI_VL_NANO.decoder, experts=512)
+    choices, layers = Choices(shape), range(shape.layers)
+    piece = Piece(Sequence(number=0, prompt=2, new_tokens_max=1, stop_token=0, like=0), 0, 2)
+    choices.keep([piece], Section(layers=layers), [torch.full((2, CHOSEN), 300)] * LAYERS)
+    taken = choices.take(0, 2)
+    assert taken.element_size() == 2
+    assert taken.unique().tolist() == [300]

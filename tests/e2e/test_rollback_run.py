@@ -50,7 +50,7 @@ def spec(action: str, *schedule: dict[str, Any]) -> dict[str, Any]:
         },
         "training": {"steps": STEPS, "packsPerStep": 16, "seed": 1, "optimizer": {"learningRate": "0.004"}},
         "parallelism": {"mode": "Auto"},
-        "workers": {"replicas": 1, "devices": 1},
+        "workers": {"replicas": 1, "devices": 2},
         "checkpoint": {"everySteps": 4, "keep": 2},
         "health": {"loss": {"action": action, "windowSteps": WINDOW_STEPS, "deviations": 200}},
     }

@@ -61,8 +61,10 @@ def test_a_skipped_step_changes_nothing_in_whatever_layout(start: Any, tmp_path:
     assert _state(tmp_path, 2) == _state(tmp_path, 1) != _state(tmp_path, 3)
 
 
-def test_a_spike_ends_all_ranks_where_the_job_stops_at_one(start: Any, tmp_path: Path) -> None:
-    stop = {"action": "Stop", "window_steps": 8, "deviations": 4}
+@pytest.mark.parametrize("action", ["Stop", "Rollback"])
+def test_a_spike_ends_all_ranks_where_the_job_stops_at_one(start: Any, tmp_path: Path, action: str) -> None:
+    """Of a rollback only rank 0 knows the end: without a job whose data could be skipped, the step fails."""
+    stop = {"action": action, "window_steps": 8, "deviations": 4}
     gang = begin(start, tmp_path, 1, spikes=stop, corrupted_at=CORRUPTED)
     assert gang.wait() == [101] * 4
     assert f"spike in step {CORRUPTED}: loss" in gang.logs()

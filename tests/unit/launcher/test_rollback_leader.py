@@ -12,6 +12,7 @@ from polyreme.run_files.records import read_records
 from polyreme_api.checkpoint_inventory import State, survey
 from polyreme_api.errors import (
     EnvironmentFailedError,
+    FencedError,
     PolyremeError,
     RefusedError,
     RolledBackError,
@@ -175,6 +176,15 @@ def test_a_death_at_any_write_loses_and_doubles_nothing(tmp_path: Path, after: b
         if not dead:
             break
     assert at > 3, "at the record, the claim and the point"
+
+
+def test_an_attempt_that_was_replaced_rejects_nothing(tmp_path: Path) -> None:
+    store, spec = store_at(tmp_path), rolling()
+    begin(store, 1, spec)
+    begin(store, 2, spec)
+    with pytest.raises(FencedError):
+        RollbackLeader(store, attempt=1, spec=spec)(spike(150))
+    assert not survey(store).rejections
 
 
 def test_a_rejection_that_cannot_be_read_or_written_starts_nothing(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from polyreme_operator.cache.jobs import waits
 from polyreme_operator.reconcile.failure_policy import Pause, Restart, judge, restarts_without_progress, with_restart
+from polyreme_operator.types.actions import EmitEvent
 from polyreme_operator.types.reasons import Cause
 from polyreme_operator.types.snapshot import JobSnapshot
 from polyreme_operator.types.views import JobView
@@ -47,7 +48,10 @@ def test_a_run_whose_spikes_persist_is_paused_until_its_spec_changes() -> None:
     owner = admitted(job())
     seen = ended(owner, 103)
     assert isinstance(verdict(seen), Pause)
-    after = written(decide(seen))
+    decision = decide(seen)
+    after = written(decision)
+    told = [(each.reason, each.warning) for each in decision.actions if isinstance(each, EmitEvent)]
+    assert told == [("LossSpikes", True)]
     suspended = after.condition("Suspended")
     assert suspended is not None
     assert (suspended.status, suspended.reason) == ("True", "LossSpikes")

@@ -77,6 +77,16 @@ def test_a_finished_job_is_left_alone(wanted: Any) -> None:
         asyncio.run(change.change(cluster, "team", "big", wanted))
 
 
+def test_a_paused_job_is_resumed_by_a_change_alone() -> None:
+    paused = {**condition("Suspended", "LossSpikes"), "observedGeneration": 1}
+    cluster = made(status={"conditions": [paused]})
+    with pytest.raises(RefusedError, match="team/big is paused since its loss spiked again after rollbacks"):
+        asyncio.run(change.change(cluster, "team", "big", change.resume))
+    for wanted, suspended in ((change.suspend, True), (change.resume, False)):
+        asyncio.run(change.change(cluster, "team", "big", wanted))
+        assert spec_of(cluster)["suspend"] is suspended
+
+
 def test_scale_stays_within_the_bounds_of_the_job() -> None:
     cluster = made(workers={"replicas": 2, "minReplicas": 2, "maxReplicas": 4})
     for replicas in (1, 5):

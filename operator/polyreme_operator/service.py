@@ -156,7 +156,7 @@ class _Shell:
             planner.close()
 
     async def _run(self, planner: ProcessPlanner, cluster: ClusterPort) -> None:
-        async with _alerting(self._options, self._metrics, self._clock) as observer:
+        async with alerting(self._options, self._metrics, self._clock) as observer:
             await run_operator(
                 cluster,
                 self._clock,
@@ -169,7 +169,7 @@ class _Shell:
 
 
 @contextlib.asynccontextmanager
-async def _alerting(options: Options, metrics: Metrics, clock: SystemClock) -> AsyncIterator[Observer]:
+async def alerting(options: Options, metrics: Metrics, clock: SystemClock) -> AsyncIterator[Observer]:
     """While this lasts, deliver alerts if there is a webhook; what is yielded takes the operator's reports."""
     if options.webhook_secret is None:
         yield metrics

@@ -22,9 +22,12 @@ from polyreme_api.job.status import RestartRecord
 from polyreme_api.times import rfc3339
 from polyreme_operator.health.node import HealthNode
 from polyreme_operator.health.record import NodeState, Record
+from polyreme_operator.options import parse
 from polyreme_operator.publishing import alerts
 from polyreme_operator.publishing.alerts import Alert, AlertKind, AlertQueue, alerts_of_job
+from polyreme_operator.publishing.metrics import Metrics
 from polyreme_operator.reconcile.status_builder import StatusBuilder
+from polyreme_operator.service import alerting
 from polyreme_operator.types.reasons import ConditionType, Reason
 from polyreme_operator.types.views import JobView
 from polyreme_operator.webhook import Webhook
@@ -135,6 +138,32 @@ def test_an_alert_is_delivered_over_an_outage_and_by_the_next_leader_with_the_sa
     assert caplog.records
     assert "T0-secret" not in caplog.text
     assert "shared-key" not in caplog.text
+
+
+def test_the_service_sends_what_its_operator_reports_and_counts_it(tmp_path: Path) -> None:
+    receiver, metrics = Receiver(), Metrics()
+    options = parse(["--webhook-secret", str(tmp_path), "--runbook-url", "https://wiki.example"], {})
+
+    async def story() -> None:
+        async with receiver.open() as port:
+            (tmp_path / "url").write_text(f"http://127.0.0.1:{port}{SECRET_PATH}")
+            async with alerting(options, metrics, FastClock()) as observer:
+                observer.on_status_written(admitted(job()), failed().status, now_s=NOW_S)
+                await until(lambda: delivered() == 1)
+
+    def delivered() -> float | None:
+        return metrics.registry.get_sample_value("polyreme_alerts_total", {"result": "Delivered"})
+
+    asyncio.run(asyncio.wait_for(story(), 30))
+    ((payload, headers, _),) = receiver.got
+    assert payload["runbook"] == "https://wiki.example#polyremejobfailed"
+    assert "Polyreme-Signature" not in headers
+    assert (
+        metrics.registry.get_sample_value(
+            "polyreme_jobs_ended_total", {"queue": "default", "result": "Failed", "reason": "RunFailed"}
+        )
+        == 1
+    )
 
 
 @pytest.mark.parametrize("url", ["http://hooks.example/T0", "https://", "ftp://hooks.example/T0", ""])

@@ -101,3 +101,9 @@ class SpikesPersistError(RunFailedError):
     """Rollbacks did not help: the run is paused until a person has looked at it."""
 
     exit_code = ExitCode.SPIKES_PERSIST
+
+
+class CopiesDifferError(PolyremeError):
+    """Parameters of this rank differ from the copies of other ranks."""
+
+    exit_code = ExitCode.COPIES_DIFFER

@@ -111,6 +111,12 @@ class ExitCode(enum.IntEnum):
         "The loss spiked again after three rollbacks in a row.",
         "Look at the learning rate and the data; the job is paused until its spec changes.",
     )
+    COPIES_DIFFER = (
+        104,
+        "ranks",
+        "Parameters of the rank differ from the copies of other ranks: its memory or its device changed them.",
+        "Look at its node; the run resumes from the newest checkpoint, which was saved while all copies were equal.",
+    )
 
 
 def code_of_signal(number: int) -> int:

@@ -28,7 +28,8 @@ def fix_resume(root: Path, attempt: int) -> str | None:
 def begin(start: Any, root: Path, attempt: int, **request: Any) -> Any:
     """Start the ranks of an attempt where its leader says that they begin."""
     resume_from = fix_resume(root, attempt)
-    return start("train", layout=LAYOUT, root=root, attempt=attempt, resume_from=resume_from, steps=STEPS, **request)
+    request = {"steps": STEPS, **request}
+    return start("train", layout=LAYOUT, root=root, attempt=attempt, resume_from=resume_from, **request)
 
 
 def history(root: Path) -> dict[int, float]:

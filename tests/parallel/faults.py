@@ -11,8 +11,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from polyreme_api.store import Data, ObjectInfo, ObjectStore, StoreFailedError
 from polyreme_datahub.objects import open_store
+from polyreme_trainer.train import loop
 from tests.unit.datahub.stores import PassingStore
 
 
@@ -36,6 +39,20 @@ def kill_at(at_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_FSIZE, (at_bytes, resource.RLIM_INFINITY))
+
+
+def flip_bit(*, step: int, part: str) -> None:
+    """Change one bit of this rank's parameters of a part after a step, as memory that fails does."""
+    real = vars(loop)["check_copies"]
+
+    def check(flat: Any, *arguments: Any, **options: Any) -> None:
+        if options["step"] == step:
+            buffers = flat.sharded if part == "sharded" else [getattr(flat, part)]
+            memory = [each for buffer in buffers for each in getattr(buffer, "flat", buffer).memory()]
+            max(memory, key=torch.numel).view(torch.int32).view(-1)[7] ^= 1
+        real(flat, *arguments, **options)
+
+    vars(loop)["check_copies"] = check
 
 
 def at_write(rank: int, what: str, key: str, **how: Any) -> dict[str, Any]:

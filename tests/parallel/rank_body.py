@@ -67,7 +67,7 @@ from polyreme_trainer.train.state import TrainState, backward, enter, open_state
 from tests.parallel.answering_ranks import answer
 from tests.parallel.brevity import Brevity
 from tests.parallel.capacity import Dropped, senders
-from tests.parallel.faults import fill_disk, kill_at, signal_of, store_of
+from tests.parallel.faults import fill_disk, flip_bit, kill_at, signal_of, store_of
 from tests.parallel.paged_ranks import watched
 from tests.parallel.pages import MEDIA, Pages, Questions
 from tests.parallel.planted import plant
@@ -202,6 +202,7 @@ def settings_of(request: Mapping[str, Any], rank: int, listener: socket.socket |
             every_steps=request.get("evaluated_every", 0), samples_max=50, answer_tokens_max=4
         ),
         spikes=SpikeRule(**request.get("spikes", {})),
+        parameter_hash_steps=request.get("hashed_every", 0),
         weights=Path(request["weights"]) if "weights" in request else None,
         tokenizer=TokenizerFile(content=text.encode(), chat_template="", image_tokens_max=80, pixel_version=2)
         if (text := request.get("tokenizer"))
@@ -226,6 +227,8 @@ def train(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> int
     if request.get("full_disk_rank") == rank:
         fill_disk()
     watched(request, rank)
+    if request.get("flips", {}).get("rank") == rank:
+        flip_bit(**request["flips"]["how"])
     if broken := request.get("killed_at", {}).get(str(rank)):
         kill_at(broken)
     if request.get("bug") == "batches are not copied":

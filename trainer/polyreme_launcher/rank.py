@@ -312,6 +312,7 @@ def settings_of(
         optimizer=_optimizer_settings(spec, plan),
         evaluation=_evaluation_settings(spec),
         spikes=SpikeRule(**spec.health.loss.model_dump()),
+        parameter_hash_steps=spec.health.parameter_hash_steps,
         export_to=_export_place(environment, rank, spec),
         adapters_alone=spec.export is not None and spec.export.adapters == "Alone",
     )

@@ -137,5 +137,7 @@ class Health(Part):
     """Stalled steps."""
     stragglers: Stragglers = Field(default_factory=Stragglers)
     """Slow ranks."""
+    parameter_hash_steps: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """Compare copies of parameters every so many steps, and before each checkpoint; 0: never."""
     loss: LossSpike = Field(default_factory=LossSpike)
     """Loss spikes."""

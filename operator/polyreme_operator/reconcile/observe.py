@@ -368,9 +368,11 @@ def _rank_failure(ended: RankExit, attempt: AttemptStatus, record: ProgressRecor
     if cause is Cause.LOSS_SPIKE:
         # All ranks end so, by agreement: no worker caused it.
         return Failure(cause=cause, message=record.message or "the loss spiked", index=None, code=code)
+    nodes = attempt.placement.node_by_index() if cause is Cause.COPIES_DIFFER else []
+    node = f" on node {nodes[index]}" if index < len(nodes) else ""
     return Failure(
         cause=cause,
-        message=f"rank {ended.rank} on worker {index} exited with code {code}{why}",
+        message=f"rank {ended.rank} on worker {index}{node} exited with code {code}{why}",
         index=index,
         code=code,
     )
@@ -379,6 +381,7 @@ def _rank_failure(ended: RankExit, attempt: AttemptStatus, record: ProgressRecor
 _CAUSES: dict[int, Cause] = {
     ExitCode.ENVIRONMENT: Cause.ENVIRONMENT_FAILED,
     ExitCode.STEP_FAILED: Cause.STEP_FAILED,
+    ExitCode.COPIES_DIFFER: Cause.COPIES_DIFFER,
     ExitCode.ROLLED_BACK: Cause.LOSS_SPIKE,
     ExitCode.SPIKES_PERSIST: Cause.LOSS_SPIKE,
 }

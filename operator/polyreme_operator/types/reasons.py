@@ -149,6 +149,8 @@ class Cause(StrEnum):
     """A step had a loss or gradient that is not finite, or nothing to learn from; it is retried once."""
     LOSS_SPIKE = "LossSpike"
     """A spike of the loss ended the attempt; the next resumes before it. Rollbacks have a budget of their own."""
+    COPIES_DIFFER = "CopiesDiffer"
+    """A rank's parameters differ from the copies of other ranks (``health.parameterHashSteps``)."""
     ENVIRONMENT_FAILED = "EnvironmentFailed"
     LEADER_SILENT = "LeaderSilent"
     POD_LOST = "PodLost"

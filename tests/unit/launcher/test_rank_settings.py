@@ -79,6 +79,7 @@ CHANGES: dict[str, Any] = {
     "export.location": "file:///elsewhere",
     "health.firstStepTimeoutSeconds": 77,
     "health.collectiveTimeoutSeconds": 77,
+    "health.parameterHashSteps": 77,
     "health.loss.action": "Skip",
     "health.loss.windowSteps": 77,
     "health.loss.deviations": 77,

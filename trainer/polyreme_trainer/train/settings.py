@@ -212,6 +212,8 @@ class TrainSettings:
     optimizer: OptimizerSettings = OptimizerSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
     spikes: SpikeRule = SpikeRule()
+    parameter_hash_steps: int = 0
+    """Copies of parameters are compared every so many steps, and before each checkpoint; 0: never."""
     mixture_steps: frozenset[int] = frozenset()
     """Steps at which the weights of sources change."""
     export_to: Path | StoredExport | None = None

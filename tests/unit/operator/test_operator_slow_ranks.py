@@ -1,4 +1,4 @@
-"""Slow ranks and ranks that are not seen: conditions, events, metrics, and evidence on nodes if a job asks for it."""
+"""Ranks that are slow, not seen, or damaged: conditions, events, causes, and evidence on nodes if a job asks for it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 
+from polyreme_api.exit_codes import ExitCode
 from polyreme_api.job.placement import Placement
 from polyreme_api.node_report import CONDITION_SLOW_RANK
-from polyreme_api.progress import RankPhase, Straggler
+from polyreme_api.progress import RankExit, RankPhase, Straggler
 from polyreme_operator.node_marks import EVEN_STEPS
 from polyreme_operator.reconcile.job import reconcile
+from polyreme_operator.reconcile.observe import find_failure
 from polyreme_operator.reconcile.worker_pods import PodDefaults
 from polyreme_operator.types.actions import EmitEvent, WriteStatus
+from polyreme_operator.types.reasons import Cause
 from tests.unit.operator.health_stage import HealthStage
 from tests.unit.operator.operator_scenes import NOW_S, admitted, job, lease, pod, snapshot
 
@@ -121,3 +124,15 @@ def test_a_slow_rank_is_evidence_on_its_node_if_the_job_reports_it(action: str, 
         assert stage.mark(1) == (marked and "False")
 
     stage.run(story)
+
+
+def test_a_rank_whose_parameters_differ_from_copies_is_the_cause_and_its_node_is_named() -> None:
+    owner = admitted(job(), at_s=NOW_S - 100)
+    exits = (RankExit(rank=0, code=ExitCode.ENVIRONMENT), RankExit(rank=1, code=ExitCode.COPIES_DIFFER))
+    view = lease(owner, seen_s=NOW_S, phase=RankPhase.TRAINING, step=60, exits=exits, message="copies differ")
+    found = snapshot(owner, pods=(pod(owner, 0), pod(owner, 1)), lease=view)
+    assert owner.spec is not None
+    failure = find_failure(found, owner.spec, NOW_S)
+    assert failure is not None
+    assert (failure.cause, failure.index) == (Cause.COPIES_DIFFER, 1)
+    assert failure.message == "rank 1 on worker 1 on node n0 exited with code 104: copies differ"

@@ -2,7 +2,7 @@
 
 Every rank updates its copies by the same gradients, so they have the same bits, on any device. A bit that memory or a
 device changed in one of them stays different, and so is found by eight bytes a buffer. Rows that FSDP2 shards have no
-copies. Under ZeRO-1 all but a share of each copy is received anew in each step, so a change there is found only in the
+copies. Under ZeRO-1 all but a share of each copy is received again in each step, so a change there is found only in the
 step in which it happens, and one in a share reaches all copies.
 
 Legend: R ranks, K kinds of buffers, W words of eight bytes of a buffer.

@@ -15,7 +15,7 @@ import torch
 
 from polyreme_api.store import Data, ObjectInfo, ObjectStore, StoreFailedError
 from polyreme_datahub.objects import open_store
-from polyreme_trainer.train import loop
+from polyreme_trainer.train import parameter_hash
 from tests.unit.datahub.stores import PassingStore
 
 
@@ -43,7 +43,7 @@ def kill_at(at_bytes: int) -> None:
 
 def flip_bit(*, step: int, part: str) -> None:
     """Change one bit of this rank's parameters of a part after a step, as memory that fails does."""
-    real = vars(loop)["check_copies"]
+    real = vars(parameter_hash)["check_copies"]
 
     def check(flat: Any, *arguments: Any, **options: Any) -> None:
         if options["step"] == step:
@@ -52,7 +52,7 @@ def flip_bit(*, step: int, part: str) -> None:
             max(memory, key=torch.numel).view(torch.int32).view(-1)[7] ^= 1
         real(flat, *arguments, **options)
 
-    vars(loop)["check_copies"] = check
+    vars(parameter_hash)["check_copies"] = check
 
 
 def at_write(rank: int, what: str, key: str, **how: Any) -> dict[str, Any]:

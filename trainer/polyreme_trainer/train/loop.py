@@ -27,7 +27,7 @@ from polyreme_trainer.train.learning_rate import rate_of
 from polyreme_trainer.train.loss_health import Spike, check_finite, is_corner, times_updated
 from polyreme_trainer.train.microbatches import PackReader, ReadPacks, to_microbatches
 from polyreme_trainer.train.online_reference import compared, hold, reference_in_place
-from polyreme_trainer.train.parameter_hash import check_copies
+from polyreme_trainer.train.parameter_hash import compare_copies
 from polyreme_trainer.train.records import ObjectStepLog, Reporter, StepLog
 from polyreme_trainer.train.rollback import RollBack, no_rollback, rolled_back
 from polyreme_trainer.train.rollouts.rollouts import RolledOut, Rollouts
@@ -35,7 +35,7 @@ from polyreme_trainer.train.routing_tables import RoutingTable
 from polyreme_trainer.train.scoring import Scoring
 from polyreme_trainer.train.settings import TrainSettings
 from polyreme_trainer.train.signals import Requests
-from polyreme_trainer.train.state import TrainState, backward, enter, reduce, settle, update
+from polyreme_trainer.train.state import TrainState, backward, enter, reduce, update
 from polyreme_trainer.train.step_work import step_work
 
 Renew = Callable[[TrainSettings], TrainSettings]
@@ -121,7 +121,7 @@ class Loop:
                 self.meshes.communicators.limit(self.settings.rank.collective_timeout_s)
             due = self.state.step % self.settings.checkpoint.interval_steps == 0 or self._scores_next()
             saves = due or total.save or total.stop or self.state.step == self.settings.steps
-            self._compare_copies(saves=saves)
+            compare_copies(self.state, self.settings, self.meshes, saves=saves)
             if saves:
                 with activity(RankActivity.CHECKPOINTING), self.reporter.saving():
                     self._save()
@@ -131,13 +131,6 @@ class Loop:
         with self.reporter.saving():
             self.writer.wait()
         return LoopEnd.DONE if self.state.step == self.settings.steps else LoopEnd.STOPPED
-
-    def _compare_copies(self, *, saves: bool) -> None:
-        """Compare copies of parameters where it is due: no checkpoint is saved of copies that differ."""
-        every, step = self.settings.parameter_hash_steps, self.state.step
-        if every and (saves or step % every == 0):
-            settle(self.state)
-            check_copies(self.state.flat, self.meshes, step=step)
 
     def _scores_next(self) -> bool:
         """Whether pairs of the stage that begins with the next step are scored by the model as it is now."""

@@ -21,12 +21,29 @@ from polyreme_planner.layout import Layout
 from polyreme_trainer.parallel import collectives
 from polyreme_trainer.parallel.flat_buffers import FlatModel
 from polyreme_trainer.parallel.mesh import Meshes, group_ranks
+from polyreme_trainer.train.settings import TrainSettings
+from polyreme_trainer.train.state import TrainState, settle
 
 _OCTETS = 8
 _WORDS_AT_ONCE = 1 << 18
 """Words that are weighed at a time: 2 MiB, which a processor's cache holds."""
 _COPIES = (("dp", "cp", "tp"), ("dp", "cp", "tp"), ("dp", "cp"), ("edp",))
 """Axes of the ranks that hold copies of the dense, exact, sliced and expert parameters."""
+
+
+def compare_copies(state: TrainState, settings: TrainSettings, meshes: Meshes, *, saves: bool) -> None:
+    """Compare copies of parameters where it is due; errors as ``check_copies``.
+
+    Args:
+        state: After a step.
+        settings: The run.
+        meshes: This rank's place.
+        saves: Whether a checkpoint of the step follows: none is saved of copies that differ.
+    """
+    every = settings.parameter_hash_steps
+    if every and (saves or state.step % every == 0):
+        settle(state)
+        check_copies(state.flat, meshes, step=state.step)
 
 
 def check_copies(flat: FlatModel, meshes: Meshes, *, step: int) -> None:

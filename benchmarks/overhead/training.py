@@ -99,12 +99,12 @@ def train(place: Place, *, gate: Callable[[Callable[[bool], None]], Callable[[in
         place: Of this rank.
         gate: Gets what turns run health on or off; returns what is called in each step.
     """
-    page, work, judge = rank_page._PAGE, vars(loop)["step_work"], LossHistory.judge  # noqa: SLF001 - switched here
+    page, work, judge = rank_page._PAGE, vars(loop)["work_of"], LossHistory.judge  # noqa: SLF001 - switched here
     page.attach(os.open(place.page, os.O_RDWR))
 
     def switch(health: bool) -> None:
         page._attached = health  # noqa: SLF001 - as without a launcher
-        vars(loop)["step_work"] = work if health else lambda *_, **__: 0
+        vars(loop)["work_of"] = work if health else lambda *_, **__: 0
         LossHistory.judge = judge if health else lambda *_: None  # type: ignore[method-assign]
 
     settings = TrainSettings(

@@ -19,10 +19,9 @@ from polyreme_trainer.model.branches import not_yet
 from polyreme_trainer.model.routing import Routing, Summary
 from polyreme_trainer.parallel.gradients import GlobalStep
 from polyreme_trainer.parallel.mesh import Meshes
-from polyreme_trainer.rank_page import activity, check_lease, enter_step, leave_step, rows
+from polyreme_trainer.rank_page import activity, check_lease, enter_step, leave_step
 from polyreme_trainer.train.checkpoint_content import content
 from polyreme_trainer.train.evaluation import HeldOut, held_out
-from polyreme_trainer.train.inputs import Inputs
 from polyreme_trainer.train.learning_rate import rate_of
 from polyreme_trainer.train.loss_health import Spike, check_finite, is_corner, times_updated
 from polyreme_trainer.train.microbatches import PackReader, ReadPacks, to_microbatches
@@ -36,7 +35,7 @@ from polyreme_trainer.train.scoring import Scoring
 from polyreme_trainer.train.settings import TrainSettings
 from polyreme_trainer.train.signals import Requests
 from polyreme_trainer.train.state import TrainState, backward, enter, reduce, update
-from polyreme_trainer.train.step_work import step_work
+from polyreme_trainer.train.step_work import work_of
 
 Renew = Callable[[TrainSettings], TrainSettings]
 """Returns settings with the steps and learning rates that were fixed last for the attempt."""
@@ -195,7 +194,7 @@ class Loop:
         # An accelerator may still update: the next step's one wait is for that too, so no time is lost between steps.
         routing = None if settings.rank.rank else self._summary(total)
         step_s = self.clock.steady_s() - begun_s
-        leave_step(self._work(microbatches))
+        leave_step(work_of(self.state, self.settings, microbatches))
         held_out = self._held_out()
         self._measured_loss = held_out.losses.get(ALL_SETS)
         if routing is not None:
@@ -203,10 +202,6 @@ class Loop:
             timed = Timed(step_s=step_s, data_wait_s=data_wait_s)
             self._record(total, rate, routing, measured, timed=timed, held_out=held_out, spike=spike)
         return total
-
-    def _work(self, microbatches: Sequence[Inputs]) -> int:
-        held = [stage.model.section for stage in self.state.stages.values()]
-        return step_work(self.settings.shape, held, self.settings.layout, microbatches, rows=rows())
 
     def _rolled(self, packs: Sequence[ReadPacks], number: int) -> RolledOut:
         """Draw answers to a step's prompts, in a stage that learns from them."""

@@ -10,8 +10,17 @@ from polyreme_planner.flops import Mix, forward_flops, image_flops, uneven_flops
 from polyreme_planner.layout import Layout
 from polyreme_planner.model_parts import Part
 from polyreme_planner.shapes import ModelShape
+from polyreme_trainer import rank_page
 from polyreme_trainer.model.section import Section
 from polyreme_trainer.train.inputs import Inputs
+from polyreme_trainer.train.settings import TrainSettings
+from polyreme_trainer.train.state import TrainState
+
+
+def work_of(state: TrainState, settings: TrainSettings, microbatches: Sequence[Inputs]) -> int:
+    """Count the work of this rank in the step that it has just trained."""
+    held = [stage.model.section for stage in state.stages.values()]
+    return step_work(settings.shape, held, settings.layout, microbatches, rows=rank_page.rows())
 
 
 def step_work(

@@ -143,9 +143,9 @@ def _with_choices(
         for answer in of
     ]
     if drawing.stages_group is not None and taken:
-        together = torch.cat(taken).to(like.device)
+        together = torch.cat(taken).to(like.device, torch.int32)  # NCCL adds no numbers of two bytes
         collectives.sum_over(together, drawing.stages_group)
-        taken = list(together.cpu().split([each.shape[0] for each in taken]))
+        taken = list(together.cpu().to(taken[0].dtype).split([each.shape[0] for each in taken]))
     found, rest = [], iter(taken)
     for prompt, of in zip(prompts, sampled, strict=True):
         length, own = len(prompt.prompt_tokens), [next(rest).numpy() for _ in of]

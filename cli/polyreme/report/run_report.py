@@ -165,7 +165,10 @@ def _sentence(job: TrainingJob, condition: Condition) -> str:
         # Once all workers have joined, the condition that the ranks do not run yet gives what they wait for.
         running = job.status.condition("Running")
         return _SENTENCES.get(running.reason if running else "", _SENTENCES["Starting"])
-    return condition.message or _SENTENCES.get(condition.reason, condition.reason)
+    words, slow = condition.message or _SENTENCES.get(condition.reason, condition.reason), "StragglersFound"
+    if condition.type == "Running" and (found := job.status.condition(slow)) is not None and job.status.is_true(slow):
+        return f"{words}; {found.message}"
+    return words
 
 
 def figures(job: TrainingJob, times: RunTimes) -> Figures:

@@ -54,6 +54,7 @@ SUSPENDED = ("Suspended", "True", "Suspended", "")
         ((ADMITTED, READY, ("Running", "False", "Starting", "")), ("Starting", "starting the ranks")),
         ((ADMITTED, READY, ("Running", "False", "WaitingForData", "")), ("Starting", "waiting for data")),
         ((ADMITTED, READY, RUNNING), ("Running", "training")),
+        ((ADMITTED, RUNNING, ("StragglersFound", "True", "SlowRank", "rank 1")), ("Running", "training; rank 1")),
         ((ADMITTED, RUNNING, ("Restarting", "True", "RankKilled", "rank 1 died")), ("Restarting", "rank 1 died")),
         ((ADMITTED, RUNNING, ("Restarting", "False", "Recovered", "")), ("Running", "training")),
         ((("Succeeded", "True", "Completed", "trained 2 steps"),), ("Succeeded", "trained 2 steps")),

@@ -32,3 +32,9 @@ def test_why_names_unknown_fields_of_the_template() -> None:
         said = answer(unknown, admitted=admitted)
         assert said.notes == (UNKNOWN,)
         assert UNKNOWN in json.dumps(said.to_object())
+
+
+def test_why_names_slow_ranks_and_ranks_that_are_not_seen() -> None:
+    slow = condition("StragglersFound", "SlowRank", "rank 1 on worker 1 on node n1 has computed 1.3 times as long")
+    unseen = condition("HangDetectionOff", "RanksUnseen", "1 of 2 ranks are seen")
+    assert answer(slow, unseen).notes == (slow["message"], unseen["message"])

@@ -120,8 +120,8 @@ def balance(model: nn.Module) -> None:
 
 
 def _round_robin(
-    natural: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]], x_TD: Tensor
+    natural: Callable[..., tuple[Tensor, Tensor, Tensor]], x_TD: Tensor, chosen_TK: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    weights_TK, experts_TK, scores_TE = natural(x_TD)
+    weights_TK, experts_TK, scores_TE = natural(x_TD, chosen_TK)
     rows = torch.arange(experts_TK.numel(), device=experts_TK.device)
     return weights_TK, (rows % scores_TE.shape[1]).view_as(experts_TK), scores_TE

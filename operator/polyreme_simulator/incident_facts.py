@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from polyreme_cluster.election import LEASE_NAME
+from polyreme_cluster.election import LEASE_NAME, RENEW_S
 from polyreme_cluster.port import Manifest, WatchEventType
 from polyreme_local.api_server.record import Change
 from polyreme_operator.health.incidents import Incident, concerns, name_of, parse_incident
@@ -109,8 +109,10 @@ class IncidentFacts:
         began_s, ended_s = self._outages[outage], self._ended_s.get(outage, float("inf"))
         if ended_s - began_s >= SHORT_S:
             return False
-        # The next one may come long after the last renewal of the one that knew, while writes fail.
-        ends_s = [reign.began_s for reign in self._reigns] + [reign.renewed_s for reign in self._reigns[:-1]]
+        # The next one may come long after the last renewal of the one that knew, while writes fail; and that one ended
+        # between this renewal and the one that it did not write.
+        ends_s = [reign.began_s for reign in self._reigns]
+        ends_s += [reign.renewed_s + RENEW_S for reign in self._reigns[:-1]]
         return any(began_s <= at_s <= ended_s + HANDOVER_S for at_s in ends_s)
 
     def _incident_changed(self, name: str, manifest: Manifest, *, deleted: bool, world: ClusterView) -> None:

@@ -53,6 +53,7 @@ ELSEWHERE = {
         "tests/unit/cli/test_check_server"
     ),
     "polyreme console": "tests/unit/console",
+    "polyreme plan job.yaml --hardware a100-80g --slow-device l40s-48g": "tests/unit/cli/test_cli_plan",
     "polyreme sim --nodes 2048 --spares 0,16,64": SIM,
     "polyreme sim --fit NAME --spares 0,4": SIM,
     "polyreme sim --fit job.json --spares 0,4": SIM,

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -28,7 +27,6 @@ import numpy as np
 import torch
 import yaml
 from PIL import Image
-from safetensors.torch import load_file, save_file
 
 import polyreme_processor  # noqa: F401 - registers the classes
 from polyreme.commands.asked_model import AskedModel, open_asked
@@ -40,7 +38,6 @@ from polyreme_datahub.loader.open import open_held_out, sleep_really
 from polyreme_datahub.prompts import Prompt
 from polyreme_system.files import read_json
 from tests.e2e.polyreme_home import PolyremeHome
-from tests.unit.trainer.export.test_export_form import unpacked
 
 ROOT = Path(__file__).parents[2]
 PEER = Path(__file__).parent / "peer_vllm"
@@ -98,7 +95,7 @@ def compare(home: PolyremeHome) -> dict[str, Any]:
     ours = answers_of_ours(asked, samples)
     theirs = answers_of_transformers(home.path / "float32", pages, questions)
     figures["transformers_different"] = different(ours, theirs)
-    rounded = open_asked(Home(path=home.path), unpack(home.path), None)
+    rounded = open_asked(Home(path=home.path), str(home.path / "int4"), None)
     figures["int4_different"] = different(ours, answers_of_ours(rounded, samples))
     if os.environ.get("VLLM") != "0":
         install()
@@ -109,20 +106,6 @@ def compare(home: PolyremeHome) -> dict[str, Any]:
         figures["vllm_bfloat16_different"] = different(ours, served)
         figures["vllm_bfloat16_worst"] = round(worst(asked, samples, served), 3)
     return figures
-
-
-def unpack(folder: Path) -> str:
-    """Write what the export in 4 bits means as one in float32."""
-    made = folder / "unpacked"
-    shutil.copytree(folder / "float32", made, ignore=shutil.ignore_patterns("text"))
-    (packed,), (plain,) = (list(of.glob("*.safetensors")) for of in (folder / "int4", made))
-    stored = load_file(packed)
-    meant = {
-        name: unpacked(stored, name, GROUP) if f"{name}_packed" in stored else stored[name].float()
-        for name in load_file(plain)
-    }
-    save_file(meant, plain, metadata={"format": "pt"})
-    return str(made)
 
 
 def spec(steps: int) -> dict[str, Any]:

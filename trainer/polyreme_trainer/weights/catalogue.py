@@ -19,6 +19,8 @@ from polyreme_api.errors import InvalidConfigError, NotFoundError
 from polyreme_trainer.export.huggingface import CONFIG_FILE, INDEX_FILE
 from polyreme_trainer.weights import FIELD
 from polyreme_trainer.weights.locations import BadFileError, Folder, folder_at
+from polyreme_trainer.weights.packed_int4 import joined
+from polyreme_trainer.weights.stored import Stored
 
 SINGLE_FILE = "model.safetensors"
 """The one file of small models, which have no index."""
@@ -29,23 +31,13 @@ NAMED_MAX = 3
 _BITS = re.compile(r"[A-Z]+(\d+)")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Stored:
-    """One tensor in a file."""
-
-    file: str
-    dtype: str
-    """In safetensors' notation: ``BF16``."""
-    shape: tuple[int, ...]
-    size_bytes: int
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Catalogue:
     """All tensors of a folder, and the ``config.json`` beside them."""
 
     folder: Folder
     tensors: Mapping[str, Stored]
+    """The parts of a weight in 4 bits are one."""
     config: Mapping[str, Any] | None
     """None if there is no such file."""
 
@@ -83,7 +75,7 @@ def read_catalogue(place: Path | Folder) -> Catalogue:
             f"names ({weight_map[absent[0]]} for the first)",
             field=FIELD,
         )
-    return Catalogue(folder=folder, tensors=tensors, config=_config(folder))
+    return Catalogue(folder=folder, tensors=joined(tensors), config=_config(folder))
 
 
 def listed(names: list[str]) -> str:

@@ -22,6 +22,7 @@ from polyreme_trainer.weights import FIELD
 from polyreme_trainer.weights.catalogue import Catalogue, listed
 from polyreme_trainer.weights.fp8_blocks import DTYPE as FP8
 from polyreme_trainer.weights.fp8_blocks import SCALES, block_scales
+from polyreme_trainer.weights.packed_int4 import DTYPE as INT4
 
 DTYPES = ("F32", "BF16", "F16")
 """Types that are read; each is converted to the model's own."""
@@ -161,10 +162,10 @@ def _check_class(catalogue: Catalogue) -> None:
 
 
 def _check_types(catalogue: Catalogue) -> None:
-    """Refuse weights that are quantised, but for FP8 with a scale for each block."""
+    """Refuse weights that are quantised, but for FP8 with a scale for each block and 4 bits as we export them."""
     scaled = {name.removesuffix(SCALES) for name in block_scales(catalogue)}
     other = sorted(
-        name for name, stored in catalogue.tensors.items() if stored.dtype not in DTYPES and name not in scaled
+        name for name, stored in catalogue.tensors.items() if stored.dtype not in {*DTYPES, INT4} and name not in scaled
     )
     if not other:
         return
@@ -173,8 +174,8 @@ def _check_types(catalogue: Catalogue) -> None:
     by = f" by scales such as {min(scales)}" if scales else ""
     raise InvalidConfigError(
         f"weight has another type: {first} is {catalogue.tensors[first].dtype}, expected one of {', '.join(DTYPES)}, "
-        f"or {FP8} with a float32 scale for each block; {len(other)} of {len(catalogue.tensors)} tensors are "
-        f"quantised{by}: convert them to bfloat16 first",
+        f"{FP8} with a float32 scale for each block, or 4 bits in symmetric groups; {len(other)} of "
+        f"{len(catalogue.tensors)} tensors are quantised{by}: convert them to bfloat16 first",
         field=FIELD,
     )
 

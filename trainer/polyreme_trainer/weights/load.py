@@ -17,11 +17,12 @@ from torch import Tensor
 
 from polyreme_api.errors import InvalidConfigError
 from polyreme_trainer.rank_page import advance
-from polyreme_trainer.weights import FIELD, fp8_blocks
-from polyreme_trainer.weights.catalogue import Catalogue, Stored, unreadable
+from polyreme_trainer.weights import FIELD, fp8_blocks, packed_int4
+from polyreme_trainer.weights.catalogue import Catalogue, unreadable
 from polyreme_trainer.weights.compatibility import Names
 from polyreme_trainer.weights.locations import BadFileError, Opened
 from polyreme_trainer.weights.slices import Piece, Place, Rows, pieces
+from polyreme_trainer.weights.stored import Stored
 
 MAPPED_BYTES_MAX = 64 << 20
 """Bytes of parts that are copied before the file is closed and opened again, unless one part is larger."""
@@ -90,23 +91,43 @@ def _copy(catalogue: Catalogue, file: str, window: Sequence[_Known]) -> None:
 def _fill(known: _Known, file: Opened, catalogue: Catalogue) -> None:
     piece, name = known.piece, known.name
     end = piece.start + piece.own.shape[piece.dim]
-    stored = file.get_slice(name)
-    rows = slice(piece.row, piece.row + piece.own.shape[0])
-    part = stored[rows, piece.start : end] if piece.dim else stored[piece.start : end]
+    if known.stored.dtype == packed_int4.DTYPE:
+        part = _unpacked(known, file, catalogue)
+    else:
+        stored = file.get_slice(name)
+        rows = slice(piece.row, piece.row + piece.own.shape[0])
+        part = stored[rows, piece.start : end] if piece.dim else stored[piece.start : end]
     if known.stored.dtype == fp8_blocks.DTYPE:
         first = (piece.row, piece.start) if piece.dim else (piece.start, 0)
-        part = fp8_blocks.scaled(
-            part, _scales(known, file, catalogue), first=first, sides=fp8_blocks.block_sides(catalogue.config)
-        )
+        scales = _beside(known, f"{name}{fp8_blocks.SCALES}", file, catalogue)
+        part = fp8_blocks.scaled(part, scales, first=first, sides=fp8_blocks.block_sides(catalogue.config))
     piece.own.copy_(part)
     if piece.own.numel() and not all(bound.isfinite() for bound in piece.own.aminmax()):
-        raise not_finite(name, file.get_tensor(name))
+        # The weights of 4 bits are finite if their scales are.
+        raise not_finite(name, part if known.stored.scales else file.get_tensor(name))
 
 
-def _scales(known: _Known, file: Opened, catalogue: Catalogue) -> Tensor:
-    """Read the scales of a weight's blocks, which may lie in another file."""
-    name = f"{known.name}{fp8_blocks.SCALES}"
-    place = catalogue.tensors[name].file
+def _unpacked(known: _Known, file: Opened, catalogue: Catalogue) -> Tensor:
+    """Read a part of a weight in 4 bits."""
+    piece, (_, inputs) = known.piece, known.stored.shape
+    first = piece.start if piece.dim else 0
+    columns = piece.own.shape[1] if piece.dim else inputs
+    begin = piece.row if piece.dim else piece.start
+    rows = slice(begin, begin + piece.own.shape[0])
+    words = file.get_slice(f"{known.name}{packed_int4.WORDS}")
+    scales = _beside(known, f"{known.name}{packed_int4.SCALES}", file, catalogue)
+    return packed_int4.scaled(
+        words[rows, packed_int4.columns_of_words(first, first + columns)],
+        scales[rows],
+        first=first,
+        columns=columns,
+        group=inputs // scales.shape[1],
+    )
+
+
+def _beside(known: _Known, name: str, file: Opened, catalogue: Catalogue) -> Tensor:
+    """Read the scales of a weight, which may lie in another file."""
+    place = known.stored.scales or catalogue.tensors[name].file
     if place == known.stored.file:
         return file.get_tensor(name)
     with catalogue.folder.opened(place) as opened:

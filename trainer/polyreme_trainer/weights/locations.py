@@ -30,6 +30,7 @@ _DTYPES = {
     "BF16": torch.bfloat16,
     "F64": torch.float64,
     "F8_E4M3": torch.float8_e4m3fn,
+    "I32": torch.int32,
 }
 
 

@@ -326,7 +326,7 @@ REFUSALS: dict[str, tuple[Damage, list[str]]] = {
     "another type": (
         _change(EXPERT, lambda tensor: tensor.to(torch.float8_e4m3fn)),
         [
-            f"weight has another type: {EXPERT} is F8_E4M3, expected one of F32, BF16, F16, or F8_E4M3 with a ",
+            f"weight has another type: {EXPERT} is F8_E4M3, expected one of F32, BF16, F16, F8_E4M3 with a ",
             f"change {FIELD}",
         ],
     ),
@@ -336,8 +336,8 @@ REFUSALS: dict[str, tuple[Damage, list[str]]] = {
             _add(**{f"{EXPERT}_scale_inv": torch.ones(2, 1)})(folder),
         ),
         [
-            f"weight has another type: {EXPERT} is F8_E4M3, expected one of F32, BF16, F16, or F8_E4M3 with a float32 ",
-            "scale for each block; 1 of 121 tensors are ",
+            f"weight has another type: {EXPERT} is F8_E4M3, expected one of F32, BF16, F16, F8_E4M3 with a float32 ",
+            "scale for each block, or 4 bits in symmetric groups; 1 of 121 tensors are ",
             f"quantised by scales such as {EXPERT}_scale_inv: convert them to bfloat16 first; change {FIELD}",
         ],
     ),

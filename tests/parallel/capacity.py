@@ -48,8 +48,8 @@ class Dropped:
     def _watch(self, router: Router, layer: int) -> None:
         real = router.forward
 
-        def forward(x_TD: Tensor) -> Any:
-            weights_TK, experts_TK, scores_TE = real(x_TD)
+        def forward(x_TD: Tensor, chosen_TK: Tensor | None = None) -> Any:
+            weights_TK, experts_TK, scores_TE = real(x_TD, chosen_TK)
             kept_TK = self._kept(experts_TK.tolist(), scores_TE.shape[1], layer)
             return weights_TK * kept_TK, experts_TK, scores_TE
 

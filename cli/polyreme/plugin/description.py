@@ -163,8 +163,8 @@ def _restarts(seen: Snapshot, job: JobView) -> RenderableType | None:
 
 def _spent(job: JobView) -> RenderableType | None:
     """Say what the devices' time was spent on, and why."""
-    cells = sorted(job.status.accounting.cells, key=lambda cell: -cell.device_milliseconds)
-    rows = [(cell.what, cell.why or None, duration(cell.device_milliseconds / 1_000)) for cell in cells]
+    spent = sorted(job.status.accounting.table.items(), key=lambda cell: -cell[1])
+    rows = [(what, why or None, duration(time_ms / 1_000)) for (what, why), time_ms in spent]
     return columns(("WHAT", "WHY", "TIME x DEVICES"), rows) if rows else None
 
 

@@ -6,6 +6,11 @@ import asyncio
 import time
 
 
+def boot_s() -> float:
+    """Return seconds since this machine started, with those in which it slept; all of its processes see the same."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
 class SystemClock:
     """Wall and steady time of this machine (``polyreme_api.clock.Clock``)."""
 

@@ -33,11 +33,6 @@ def read_page(page: mmap.mmap, fields: int) -> Sequence[int]:
         return tuple(numbers[:fields])
 
 
-def awake_s() -> float:
-    """Return seconds on a clock that is common to all processes of a machine, and runs while it sleeps."""
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
-
-
 def write_number(page: mmap.mmap, place: int, number: int) -> None:
     """Write one number of a page that another process reads."""
     with memoryview(page) as bytes_of_page, bytes_of_page.cast("q") as numbers:

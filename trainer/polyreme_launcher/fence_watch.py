@@ -11,7 +11,7 @@ from polyreme_api.clock import Clock
 from polyreme_api.errors import FencedError, PolyremeError
 from polyreme_datahub.objects import open_store
 from polyreme_launcher.protocol.training_lease import LOOK_EVERY_S, TrainingLease
-from polyreme_system.rank_page import awake_s
+from polyreme_system.clock import boot_s
 
 NS = 1_000_000_000
 
@@ -32,7 +32,7 @@ class FenceWatch:
         *,
         clock: Clock,
         on_fenced: Callable[[int], None],
-        now_s: Callable[[], float] = awake_s,
+        now_s: Callable[[], float] = boot_s,
     ) -> None:
         self._url, self._clock, self._on_fenced, self.now_s = checkpoint_url, clock, on_fenced, now_s
         self._lease: TrainingLease | None = None

@@ -67,6 +67,11 @@ class LeaderAgent:
         self._on_fail = on_fail
         self._state = machine.LeaderState(replacement=pod.replacement)
         self._api = ApiClient(url=pod.api_url, token_file=Path(pod.token_file), namespace=pod.namespace)
+        self.fence = FenceWatch(
+            pod.checkpoint_url,
+            clock=clock,
+            on_fenced=lambda attempt: self.feed(machine.Fenced(attempt=attempt)),
+        )
         self._lease = LeaseKeeper(
             self._api,
             pod=pod,
@@ -74,6 +79,7 @@ class LeaderAgent:
             clock=clock,
             on_written=self._on_lease_written,
             on_lost=lambda: self.feed(machine.Fenced()),
+            now_s=self.fence.now_s,
         )
         self._server = LeaderServer(
             job_uid=pod.job_uid,
@@ -81,11 +87,6 @@ class LeaderAgent:
             on_connected=lambda index, number: self.feed(machine.PeerConnected(index=index, replacement=number)),
             on_lost=lambda index, number: self.feed(machine.PeerLost(index=index, replacement=number)),
             on_message=self._on_message,
-        )
-        self.fence = FenceWatch(
-            pod.checkpoint_url,
-            clock=clock,
-            on_fenced=lambda attempt: self.feed(machine.Fenced(attempt=attempt)),
         )
         self._tasks: set[asyncio.Task[None]] = set()
         self.master: socket.socket | None = None

@@ -20,7 +20,6 @@ from polyreme_api.progress import ProgressRecord
 from polyreme_api.signed_progress import ProgressSigner
 from polyreme_api.times import rfc3339
 from polyreme_launcher.api_client import ApiAwayError, ApiClient, ApiConflictError, ApiRefusedError
-from polyreme_system.rank_page import awake_s
 
 LEASE_S = 15
 RETRY_FIRST_S = 0.1
@@ -39,6 +38,7 @@ class LeaseKeeper:
         clock: Clock.
         on_written: Called when the Lease holds a record, with when the write began.
         on_lost: Called when a newer attempt or replacement wrote it.
+        now_s: Time on the clock of leases.
     """
 
     def __init__(
@@ -50,6 +50,7 @@ class LeaseKeeper:
         clock: Clock,
         on_written: Callable[[ProgressRecord, float], None],
         on_lost: Callable[[], None],
+        now_s: Callable[[], float],
     ) -> None:
         self._api = api
         self._pod = pod
@@ -57,6 +58,7 @@ class LeaseKeeper:
         self._clock = clock
         self._on_written = on_written
         self._on_lost = on_lost
+        self._now_s = now_s
         self._name = job_object_name(pod.job, pod.job_uid)
         self._pending: ProgressRecord | None = None
         self._wake = asyncio.Event()
@@ -86,7 +88,7 @@ class LeaseKeeper:
             record, self._pending = self._pending, None
             if record is None:
                 continue
-            began_s = awake_s()
+            began_s = self._now_s()
             try:
                 written = await self._write(record)
             except (ApiAwayError, ApiRefusedError, NotFoundError):

@@ -32,7 +32,8 @@ from polyreme_api.rank_state import (
     RankActivity,
     RankWait,
 )
-from polyreme_system.rank_page import PageWriter, awake_s
+from polyreme_system.clock import boot_s
+from polyreme_system.rank_page import PageWriter
 
 _PAGE = PageWriter(moves=MOVES, moved_ns=MOVED_NS)
 _NS_PER_US = 1000
@@ -110,7 +111,7 @@ def check_lease() -> None:
         FencedError: Saying how that came about.
     """
     until_s = _PAGE.numbers[UNTIL_NS] / 1e9
-    if until_s and (over_s := awake_s() - until_s) > 0:
+    if until_s and (over_s := boot_s() - until_s) > 0:
         raise FencedError(
             f"no step may begin: the right to train ended {over_s:.0f} s ago, since neither the checkpoint root nor "
             "the API server has said that no newer attempt has begun"

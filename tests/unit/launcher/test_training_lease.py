@@ -21,7 +21,8 @@ from polyreme_launcher import fence_watch
 from polyreme_launcher.fence_watch import NS, FenceWatch
 from polyreme_launcher.protocol.training_lease import LOOK_EVERY_S, TTL_S, TrainingLease
 from polyreme_launcher.rank_pages import RankPages
-from polyreme_system.rank_page import PAGE_BYTES, PageWriter, awake_s, write_number
+from polyreme_system.clock import boot_s
+from polyreme_system.rank_page import PAGE_BYTES, PageWriter, write_number
 from polyreme_trainer import rank_page
 
 DRIFT_MAX = 0.01
@@ -211,9 +212,9 @@ def test_a_rank_begins_no_step_when_the_right_to_train_has_ended(monkeypatch: py
         writer.attach(os.dup(descriptor))
     monkeypatch.setattr(rank_page, "_PAGE", writer)
     rank_page.check_lease()  # there is no limit yet
-    pages.limit(int((awake_s() + 100) * NS))
+    pages.limit(int((boot_s() + 100) * NS))
     rank_page.check_lease()
-    pages.limit(int((awake_s() - 3) * NS))
+    pages.limit(int((boot_s() - 3) * NS))
     with pytest.raises(FencedError, match=r"ended 3 s ago, since neither the checkpoint root nor the API server"):
         rank_page.check_lease()
     pages.close()

@@ -94,9 +94,9 @@ class Loop:
     clock: Clock
     amend: Amend = no_changes
     renew: Renew = unchanged
+    roll_back: RollBack = no_rollback
     _measured_loss: float | None = None
     """Held-out loss after the newest step; None where none was measured."""
-    roll_back: RollBack = no_rollback
 
     def run(self) -> LoopEnd:
         """Train to the last step or until asked to stop, and leave a committed checkpoint of the last step taken.

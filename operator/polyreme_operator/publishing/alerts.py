@@ -26,7 +26,7 @@ from polyreme_operator.types.timestamps import parse_time_or
 from polyreme_operator.types.views import JobView
 
 QUEUE_MAX = 1_000
-"""Alerts that wait for their delivery; of more, the newest are dropped and counted."""
+"""Alerts that wait for their delivery; of more, the newest are dropped and counted, until they are seen again."""
 KNOWN_MAX = 10_000
 """Alerts that are remembered, so that none is queued twice."""
 FRESH_S = 3_600.0
@@ -190,11 +190,11 @@ class AlertQueue(Observer):
         for alert in alerts:
             if alert.id in self._known or self._clock.now_s() - alert.at_s > FRESH_S:
                 continue
-            self._known[alert.id] = None
-            if len(self._known) > KNOWN_MAX:
-                self._known.popitem(last=False)
             if len(self.waiting) >= QUEUE_MAX:
                 self._counted("Dropped")
                 continue
+            self._known[alert.id] = None
+            if len(self._known) > KNOWN_MAX:
+                self._known.popitem(last=False)
             self.waiting.append(alert)
             self._wake.set()

@@ -190,6 +190,10 @@ def test_what_waits_is_bounded_and_tries_end(monkeypatch: pytest.MonkeyPatch) ->
         assert counted == ["Dropped", "Dropped"]
         task = asyncio.ensure_future(queue.run())
         await until(lambda: counted.count("Dropped") == 4)
+        # There is room again, so one that found none before is queued when it is seen again; one that was given up not.
+        for number in (0, 3):
+            queue.on_job_observed(snapshot(dataclasses.replace(failed(), uid=f"u{number}")))
+        assert [alert.uid for alert in queue.waiting] == ["u3"]
         task.cancel()
 
     asyncio.run(asyncio.wait_for(story(), 30))

@@ -18,14 +18,13 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from benchmarks.overhead.place import Place
-
 from polyreme_launcher.protocol.hang_evidence import HangLimits, HangWatch
 from polyreme_launcher.protocol.hang_evidence import look as look_for_hangs
 from polyreme_launcher.protocol.straggler_evidence import SpeedWatch
@@ -56,12 +55,12 @@ class Gang:
             port = listener.getsockname()[1]
         settings = with_torch_settings({**ALLOCATOR, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}, folder)
         with contextlib.ExitStack() as stack:
-            stack.enter_context(_environment(settings))
+            stack.enter_context(mock.patch.dict(os.environ, settings))
             for rank in range(RANKS):
                 ours, theirs = context.Pipe()
                 page = stack.enter_context(self._pages.open(rank, time.monotonic_ns()))
-                place = Place(rank=rank, world=RANKS, port=port, folder=folder, page=f"/proc/{os.getpid()}/fd/{page}")
-                process = context.Process(target=_rank, args=(place, steps, theirs))
+                place = {"rank": rank, "port": port, "folder": folder, "page": f"/proc/{os.getpid()}/fd/{page}"}
+                process = context.Process(target=_rank, args=(steps, theirs), kwargs=place)
                 process.start()
                 self._pipes.append(ours)
                 self._processes.append(process)
@@ -91,23 +90,11 @@ class Gang:
         self._pages.close()
 
 
-@contextlib.contextmanager
-def _environment(changes: Mapping[str, str]) -> Iterator[None]:
-    """Give processes that are started meanwhile other variables."""
-    before = dict(os.environ)
-    os.environ.update(changes)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-
-
-def _rank(place: Place, steps: int, pipe: Connection) -> None:
-    """Train for as long as the parent asks for turns."""
+def _rank(steps: int, pipe: Connection, **place: Any) -> None:
+    """Train for as long as the parent asks for turns; the parent does without torch."""
     from benchmarks.overhead.training import train
 
-    train(place, gate=lambda switch: Gate(pipe, steps, switch))
+    train(**place, world=RANKS, gate=lambda switch: Gate(pipe, steps, switch))
 
 
 class Gate:

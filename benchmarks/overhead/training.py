@@ -5,16 +5,17 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchmarks.overhead.place import Place
 
 from polyreme_api.batch import IGNORED_TARGET, PackedBatch, PreferenceSet, TokenIds
 from polyreme_datahub.objects import open_store
 from polyreme_planner.layout import Layout
 from polyreme_planner.shapes import KIMI_VL_NANO, NO_VISION
 from polyreme_system.clock import SystemClock
+from polyreme_system.rank_page import PageWriter
 from polyreme_trainer import rank_page
 from polyreme_trainer.parallel.world import RankSettings
 from polyreme_trainer.train import loop
@@ -92,29 +93,46 @@ class Silent:
         """Drop it."""
 
 
-def train(place: Place, *, gate: Callable[[Callable[[bool], None]], Callable[[int, Any], bool]]) -> None:
+HEALTH: tuple[tuple[Any, str, Callable[..., object]], ...] = (
+    (PageWriter, "is_ours", lambda _: False),
+    (loop, "work_of", lambda *_: 0),
+    (LossHistory, "judge", lambda *_: None),
+)
+"""What run health calls in a step, and what takes its place while it is off: no page, no work, no judgement."""
+
+
+def train(
+    *,
+    rank: int,
+    world: int,
+    port: int,
+    folder: Path,
+    page: str,
+    gate: Callable[[Callable[[bool], None]], Callable[[int, Any], bool]],
+) -> None:
     """Train until this process is killed.
 
     Args:
-        place: Of this rank.
+        rank: Of this process.
+        world: Ranks of the gang.
+        port: Where they meet.
+        folder: For checkpoints; none is written.
+        page: The rank's page.
         gate: Gets what turns run health on or off; returns what is called in each step.
     """
-    page, work, judge = rank_page._PAGE, vars(loop)["work_of"], LossHistory.judge  # noqa: SLF001 - switched here
-    page.attach(os.open(place.page, os.O_RDWR))
+    rank_page.attach(os.open(page, os.O_RDWR))
+    on = [getattr(owner, name) for owner, name, _ in HEALTH]
 
     def switch(health: bool) -> None:
-        page._attached = health  # noqa: SLF001 - as without a launcher
-        vars(loop)["work_of"] = work if health else lambda *_, **__: 0
-        LossHistory.judge = judge if health else lambda *_: None  # type: ignore[method-assign]
+        for (owner, name, off), natural in zip(HEALTH, on, strict=True):
+            setattr(owner, name, natural if health else off)
 
     settings = TrainSettings(
-        rank=RankSettings(rank=place.rank, world=place.world, attempt=1, master_port=place.port),
-        layout=Layout(dp=place.world),
+        rank=RankSettings(rank=rank, world=world, attempt=1, master_port=port),
+        layout=Layout(dp=world),
         shape=dataclasses.replace(KIMI_VL_NANO, vision=NO_VISION),
         steps=NEVER,
-        checkpoint=CheckpointSettings(
-            store=open_store(place.folder.as_uri()), folder=place.folder, interval_steps=NEVER
-        ),
+        checkpoint=CheckpointSettings(store=open_store(folder.as_uri()), folder=folder, interval_steps=NEVER),
     )
-    source = Drawn(place.world)
+    source = Drawn(world)
     train_rank(settings, source=source, evaluation=None, sink=Silent(), clock=SystemClock(), amend=gate(switch))

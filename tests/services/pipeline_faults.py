@@ -11,10 +11,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
+from unittest import mock
 from urllib.parse import urlsplit
 
 import psutil
@@ -155,7 +156,7 @@ class Faults:
             TimeoutError: If it did not end within ``limit_s``.
         """
         began_s = time.monotonic()
-        with _environment(self._variables):
+        with mock.patch.dict(os.environ, self._variables):
             hub.register(self._variables[DATABASE_URL], self._variables[OBJECTS_URL], DATASET, source)
         known = self._sql.taken
         self._processes = [self._start(self._command(at)) for at in range(self._workers)]
@@ -306,17 +307,6 @@ class Faults:
                 parent = psutil.Process(process.pid)
                 total += sum(one.memory_full_info().pss for one in [parent, *parent.children(recursive=True)])
         self._pss.append((at_s, total))
-
-
-@contextlib.contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    before = dict(os.environ)
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 def _waiter(threads: int) -> list[str]:

@@ -13,15 +13,15 @@ import time
 from pathlib import Path
 
 from polyreme.run_files.records import RunRecords, read_steps
-from polyreme_api.history import ResumePoint, columns_key, steps_key
+from polyreme_api.history import ResumePoint, steps_key
 from polyreme_api.progress import StepRecord
-from polyreme_api.step_columns import Segment, StepTable, column_of, encode, parse_steps
-from polyreme_api.store import ObjectStore
+from polyreme_api.step_columns import column_of, parse_steps
 from polyreme_datahub.objects import open_store
-from polyreme_trainer.train.records import SEGMENT_STEPS
+from polyreme_trainer.train.records import SEGMENT_STEPS, open_step_log
 
 MOST_S = 2.0
 """For a million steps; of fewer, as much less."""
+POINTS = [ResumePoint(attempt=1)]
 
 
 def main() -> int:
@@ -31,7 +31,8 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         store = open_store(Path(folder).as_uri())
-        lines = write(store, options.steps)
+        write(Path(folder), options.steps)
+        lines = store.get(steps_key(1))
         begun_s = time.perf_counter()
         losses = losses_of(RunRecords(points=POINTS, steps=read_steps(store), checkpoints=(), evaluation=None))
         columns_s = time.perf_counter() - begun_s
@@ -53,30 +54,18 @@ def main() -> int:
     return 0 if good else 1
 
 
-POINTS = [ResumePoint(attempt=1)]
-
-
 def losses_of(records: RunRecords) -> list[float]:
     """Return what a curve needs of the history."""
     return list(column_of(records.history, "loss"))
 
 
-def write(store: ObjectStore, steps: int) -> bytes:
-    """Write a log as a run leaves it: closed segments, and an open one of half a segment; return its lines."""
-    lines: list[bytes] = []
-    end = number = 0
-    for first in range(1, steps + 1, SEGMENT_STEPS):
-        records = [record(step) for step in range(first, min(first + SEGMENT_STEPS, steps + 1))]
-        text = b"".join(each.model_dump_json(by_alias=True).encode() + b"\n" for each in records)
-        lines.append(text)
-        if first + SEGMENT_STEPS <= steps:
-            segment = Segment(table=StepTable.of(records), unit="bytes", start=end, end=end + len(text))
-            store.put(columns_key(1, number), encode(segment))
-            number += 1
-        end += len(text)
-    whole = b"".join(lines)
-    store.put(steps_key(1), whole)
-    return whole
+def write(folder: Path, steps: int) -> None:
+    """Write a log as a run leaves it that saves every 10,000 steps: closed segments, and the last one open."""
+    with open_step_log(open_store(folder.as_uri()), folder, 1, rank=0) as log:
+        for step in range(1, steps + 1):
+            log.write(record(step))
+            if step % SEGMENT_STEPS == 0 and step < steps:
+                log.flush()
 
 
 def record(step: int) -> StepRecord:

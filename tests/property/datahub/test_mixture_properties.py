@@ -337,6 +337,6 @@ def test_a_rollback_skips_the_data_of_the_suspected_steps_and_no_other(spike: in
     assert [after.packs(step) for step in range(1, 20)] == [given_it.packs(step) for step in range(1, 20)]
     again = rejection_of(spec, answered, attempt=2, step=first + 1, why="another")
     assert again is not None
-    assert (again.from_step, again.skip_steps) == (first, 5), "a step more, since turns of sources begin anew"
+    assert (again.from_step, again.skip_steps) == (first, 5), "a step more: an entry restarts the turns of sources"
     twice = opened(spec, with_rejection(spec, answered, again))[0]
     assert not taken(twice, range(1, 24)) & taken(after, range(first, first + 4))

@@ -15,7 +15,7 @@ from polyreme.commands.machine import gpus
 @pytest.fixture
 def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of programs; only what a test writes there is found."""
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("PATH", f"{tmp_path}")
     monkeypatch.setattr(machine, "GPU_ANSWER_S", 0.5)
     return tmp_path / "nvidia-smi"
 
@@ -56,7 +56,7 @@ def test_each_gpu_is_a_row(driver: Path, rows: str, holds: bool, says: str) -> N
 @pytest.mark.parametrize(
     ("script", "says"),
     [
-        ("sleep 5", "gives no answer"),
+        ("exec /bin/sleep 5", "gives no answer"),
         ("echo 'No devices were found' >&2; exit 6", "failed with 6: No devices were found"),
     ],
 )

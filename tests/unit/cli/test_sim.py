@@ -46,7 +46,13 @@ def test_policies_are_compared_with_the_jobs_own_failure_policy(
 
 
 def test_without_an_interval_the_best_one_is_in_the_middle(capsys: pytest.CaptureFixture[str]) -> None:
-    assert invoke(["sim", "--nodes", "256", "--spares", "16", *SMALL]) == ExitCode.OK
+    command = ["sim", "--nodes", "256", "--spares", "16", *SMALL]
+    assert invoke([*command, "-o", "json"]) == ExitCode.OK
+    half, best, double = json.loads(capsys.readouterr().out)["item"]["policies"]
+    assert best["formula"] > max(half["formula"], double["formula"])
+    assert half["intervalSeconds"] * 2 == pytest.approx(best["intervalSeconds"], abs=0.2)
+    assert best["intervalSeconds"] * 2 == pytest.approx(double["intervalSeconds"], abs=0.2)
+    assert invoke(command) == ExitCode.OK
     shown = capsys.readouterr().out
     assert "a fault every, hours" in shown
     assert "longest recovery for the target, by formula" in shown

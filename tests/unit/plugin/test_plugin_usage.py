@@ -1,15 +1,13 @@
 """Sums of device time as `kubectl polyreme usage` shows them."""
 
-import io
 from typing import Any
 
 import pytest
 
-from polyreme.plugin.printing import show
 from polyreme.plugin.snapshot import Snapshot
 from polyreme.plugin.usage import By, usage_rows, usage_table
 from polyreme_api.times import rfc3339
-from tests.unit.plugin.plugin_scenes import NOW_S, job, runs, snapshot, waits
+from tests.unit.plugin.plugin_scenes import NOW_S, job, runs, snapshot, text, waits
 
 HOUR_MS = 3_600_000
 TODAY, YESTERDAY = rfc3339(NOW_S)[:10], rfc3339(NOW_S - 86_400)[:10]
@@ -50,9 +48,7 @@ def hours(seen: Snapshot, **options: Any) -> dict[str, tuple[float, float, float
 
 
 def test_usage_is_drawn_by_queue_with_what_most_was_lost_to() -> None:
-    stream = io.StringIO()
-    show(usage_table(usage_rows(scene(), by=By.QUEUE), heading="queue"), stream=stream)
-    assert stream.getvalue() == (
+    assert text(usage_table(usage_rows(scene(), by=By.QUEUE), heading="queue")) == (
         "QUEUE   JOBS   PRODUCTIVE   HELD      QUEUED    GOODPUT   ETTR   MOST LOST TO\n"
         "a       1      60.00 h      80.00 h   20.00 h   75 %      60 %   Hang (Hung)\n"
         "b       1      0.00 h       5.00 h    5.00 h    0 %       0 %    Recomputed (NodeLost)\n"

@@ -165,9 +165,10 @@ def _sentence(job: TrainingJob, condition: Condition) -> str:
         # Once all workers have joined, the condition that the ranks do not run yet gives what they wait for.
         running = job.status.condition("Running")
         return _SENTENCES.get(running.reason if running else "", _SENTENCES["Starting"])
-    words, slow = condition.message or _SENTENCES.get(condition.reason, condition.reason), "StragglersFound"
-    if condition.type == "Running" and (found := job.status.condition(slow)) is not None and job.status.is_true(slow):
-        return f"{words}; {found.message}"
+    words = condition.message or _SENTENCES.get(condition.reason, condition.reason)
+    slow = job.status.condition("StragglersFound")
+    if condition.type == "Running" and slow is not None and slow.status == "True":
+        return f"{words}; {slow.message}"
     return words
 
 

@@ -23,7 +23,7 @@ def spikes(data: ReportData) -> str:
         (
             of.attempt,
             of.spike_step,
-            of.why.partition(": ")[2],
+            of.why,
             f"rolled back; data of steps {of.from_step:,} to {of.from_step + of.skip_steps - 1:,} skipped",
         )
         for of in data.rejections

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 
 from polyreme_api.errors import InvalidConfigError
 from polyreme_operator.types.reasons import Scope
-from polyreme_wind_tunnel.causes import Reach
+from polyreme_wind_tunnel.causes import HOUR_MS, Reach
 from polyreme_wind_tunnel.closed_forms import effective_share, longest_restart
 from polyreme_wind_tunnel.run import Outcome, Spent, run
-from polyreme_wind_tunnel.scenario import RUNGS, Scenario, check
+from polyreme_wind_tunnel.scenario import Scenario, check
 
 ROWS_MAX = 200
 """Most combinations of one comparison."""
@@ -82,7 +82,7 @@ def summed(scenario: Scenario, outcomes: Sequence[Outcome]) -> Row:
     """Return the row of some runs."""
     shares = [outcome.effective_share for outcome in outcomes]
     total_ms = sum(outcome.total_ms() for outcome in outcomes)
-    days = total_ms / 86_400_000
+    days = total_ms / (24 * HOUR_MS)
     stopped = [outcome for outcome in outcomes if outcome.given_up_ms is not None]
     return Row(
         scenario=scenario,
@@ -105,10 +105,8 @@ def formula(scenario: Scenario) -> float:
     total = sum(cause.weight for cause in causes)
     restart_ms = durable_ms = 0.0
     for cause in causes:
-        least = Scope.PROCESS if cause.reach is Reach.NONE else Scope.POD
-        scope = max(least, scenario.lowest_rung, key=RUNGS.index)
-        seen_ms = recovery.hang_seen_ms if cause.silent else recovery.exit_seen_ms
-        restart_ms += cause.weight / total * (seen_ms + recovery.start_ms(scope))
+        scope = scenario.rung(Scope.PROCESS if cause.reach is Reach.NONE else Scope.POD)
+        restart_ms += cause.weight / total * (recovery.seen_ms(cause) + recovery.start_ms(scope))
         durable_ms += cause.weight / total * saves.durable_after_ms(scope)
     return effective_share(
         mttf=scenario.mttf_ms,

@@ -68,7 +68,7 @@ def fitted(spec: TrainingJobSpec, status: TrainingJobStatus) -> Fitted:
         raise InvalidConfigError(
             "the job has met no fault, so no rate can be read from it; give --device-mttf-hours", field="--fit"
         )
-    # Records are bounded: older restarts had the same causes, as far as anybody knows.
+    # Records are bounded: the causes of older restarts are taken to be the same.
     faults = round(status.restarts * kept / len(status.restart_records))
     starting_ms = sum(used[use.value] for use in (Use.STARTING, Use.WAITING_FOR_PODS, Use.PRE_CHECK, Use.RESIZE))
     saves = status.step / spec.checkpoint.every_steps

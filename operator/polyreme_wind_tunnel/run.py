@@ -17,7 +17,7 @@ from polyreme_operator.types.reasons import Cause, Scope
 from polyreme_wind_tunnel.causes import FaultCause, Reach
 from polyreme_wind_tunnel.faults import FaultProcess
 from polyreme_wind_tunnel.nodes import Nodes
-from polyreme_wind_tunnel.scenario import RUNGS, Scenario
+from polyreme_wind_tunnel.scenario import Scenario
 from polyreme_wind_tunnel.verdicts import EPOCH_S, Verdicts
 
 
@@ -80,7 +80,7 @@ class _Hit:
             message=self.cause.name,
             index=0,
             code=int(ExitCode.INTERNAL) if by_itself is Cause.RANK_EXITED else None,
-            replace=frozenset(range(self.lost or self.planned)),
+            replace=frozenset(range(max(self.lost, self.planned))),
         )
 
 
@@ -152,7 +152,7 @@ class _Tunnel:
 
     def recover(self, hit: _Hit) -> Scope:
         """See the fault, ask the failure policy, and wait as it says; return the scope of the next attempt."""
-        saves, recovery, name = self._scenario.saves, self._scenario.recovery, hit.cause.name
+        saves, name = self._scenario.saves, hit.cause.name
         self._moves += hit.planned
         self._faults[name] += not hit.planned
         reached_ms = self._kept_ms + self._elapsed_ms
@@ -160,8 +160,7 @@ class _Tunnel:
         if hit.planned:
             self._pass(saves.stall_ms + saves.durable_ms if self._elapsed_ms else 0, Spent.CHECKPOINT, name)
         else:
-            seen_ms = recovery.hang_seen_ms if hit.cause.silent else recovery.exit_seen_ms
-            self._spend(seen_ms, Spent.DETECTING, name)
+            self._spend(self._scenario.recovery.seen_ms(hit.cause), Spent.DETECTING, name)
         verdict = self._verdicts.after(
             hit.failure(), self.now_ms, step=reached_ms // 1000, durable_step=(self._kept_ms + saved_ms) // 1000
         )
@@ -169,7 +168,7 @@ class _Tunnel:
             self._settle(saved_ms, cause=name)
             self.outcome = verdict
             return Scope.GANG
-        scope = max(verdict.scope, self._scenario.lowest_rung, key=RUNGS.index)
+        scope = self._scenario.rung(verdict.scope)
         if not hit.planned:
             saved_ms = self._saved_ms(saves.durable_after_ms(scope))
         self._settle(saved_ms, cause=name)
@@ -212,11 +211,10 @@ class _Tunnel:
         hit = None
         while hit is None and self._process.next_ms <= self.now_ms:
             fault, nodes = self._process.pop(), self._nodes
-            hits = fault.node in nodes.gang
+            hits, taken = fault.node in nodes.gang, 0
             if fault.cause.reach is not Reach.NONE:
                 lost = nodes.of_rack(fault.node) if fault.cause.reach is Reach.RACK else {fault.node}
-                hits = (taken := nodes.lose(lost, until_ms=self.now_ms + fault.repair_ms)) > 0
-            else:
-                taken = 0
+                taken = nodes.lose(lost, until_ms=self.now_ms + fault.repair_ms)
+                hits = taken > 0
             hit = _Hit(fault.cause, fault.planned, taken) if hits else None
         return hit

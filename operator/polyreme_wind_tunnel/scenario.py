@@ -6,11 +6,9 @@ import dataclasses
 
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.job import TrainingJobSpec
-from polyreme_operator.types.reasons import Scope
+from polyreme_operator.types.reasons import RUNGS, Scope
 from polyreme_wind_tunnel.causes import DEVICE_MTTF_HOURS, HOUR_MS, LLAMA3, FaultCause
 
-RUNGS = (Scope.PROCESS, Scope.POD, Scope.GANG)
-"""Lowest first."""
 ANY_JOB = TrainingJobSpec.model_validate(
     {
         "model": {"preset": "kimi-vl-nano"},
@@ -18,7 +16,7 @@ ANY_JOB = TrainingJobSpec.model_validate(
         "training": {"steps": 1, "packsPerStep": 1},
     }
 )
-"""Stands for a job that is not written yet: the failure policy's defaults."""
+"""The job of a scenario that names none: its failure policy has the defaults."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +75,10 @@ class Recovery:
     pod_ms: int = 120_000
     gang_ms: int = 300_000
 
+    def seen_ms(self, cause: FaultCause) -> int:
+        """Return how long after a fault the failure policy decides about it."""
+        return self.hang_seen_ms if cause.silent else self.exit_seen_ms
+
     def start_ms(self, scope: Scope) -> int:
         """Return how long an attempt of a scope takes to begin."""
         return {Scope.PROCESS: self.process_ms, Scope.POD: self.pod_ms}.get(scope, self.gang_ms)
@@ -99,6 +101,10 @@ class Scenario:
     def mttf_ms(self) -> float:
         """Mean time to a fault of the whole job."""
         return self.faults.device_mttf_hours * HOUR_MS / (self.machines.nodes * self.machines.devices)
+
+    def rung(self, needed: Scope) -> Scope:
+        """Return the rung that is used where a failure needs at least one."""
+        return max(needed, self.lowest_rung, key=RUNGS.index)
 
 
 def check(scenario: Scenario) -> None:

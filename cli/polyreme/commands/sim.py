@@ -22,13 +22,13 @@ from polyreme_api.exit_codes import ExitCode
 from polyreme_api.job import TrainingJobSpec, parse_job
 from polyreme_api.job.load import parse_new_job
 from polyreme_datahub_service.stored_job import read_stored_job
-from polyreme_operator.types.reasons import Scope
+from polyreme_operator.types.reasons import RUNGS, Scope
 from polyreme_system.files import write_atomically
 from polyreme_wind_tunnel.causes import DEVICE_MTTF_HOURS, LLAMA3
 from polyreme_wind_tunnel.closed_forms import best_interval
 from polyreme_wind_tunnel.comparison import Axes, Row, compare, formula, frontier
 from polyreme_wind_tunnel.rates import Fitted, fitted
-from polyreme_wind_tunnel.scenario import ANY_JOB, RUNGS, Faults, Machines, Recovery, Saves, Scenario
+from polyreme_wind_tunnel.scenario import ANY_JOB, Faults, Machines, Recovery, Saves, Scenario
 
 FAULTS_MAX = 2_000_000
 """Most faults of one comparison: five minutes."""

@@ -24,7 +24,7 @@ from polyreme_operator.reconcile.observe import (
     find_failure,
     find_refusal,
 )
-from polyreme_operator.types.reasons import Cause, Reason, Scope
+from polyreme_operator.types.reasons import RUNGS, Cause, Reason, Scope
 from polyreme_operator.types.snapshot import JobSnapshot
 from polyreme_operator.types.timestamps import parse_time_or
 
@@ -257,7 +257,7 @@ def _scope(snapshot: JobSnapshot, spec: TrainingJobSpec, failure: Failure, rule:
     else:
         lowest = Scope.PROCESS
     if rule is not None and rule.action in {"RestartProcess", "RestartPod", "RestartGang"}:
-        return max(lowest, Scope(rule.action), key=_RUNGS.index)
+        return max(lowest, Scope(rule.action), key=RUNGS.index)
     tries = _in_place_tries(snapshot.job.status, failure.index)
     if lowest is Scope.PROCESS and failure.index is not None and tries >= spec.failure_policy.in_place_max:
         return Scope.POD
@@ -272,7 +272,6 @@ _FINAL: dict[int, Reason] = {
 """Exit codes of ranks after which another attempt would fail in the same way."""
 SKEW_S = 5.0
 """Largest accepted difference between the clocks of two machines."""
-_RUNGS = (Scope.PROCESS, Scope.POD, Scope.GANG)
 
 
 def _in_place_tries(status: TrainingJobStatus, index: int | None) -> int:

@@ -190,3 +190,7 @@ class Scope(StrEnum):
     PROCESS = "RestartProcess"
     POD = "RestartPod"
     GANG = "RestartGang"
+
+
+RUNGS = (Scope.PROCESS, Scope.POD, Scope.GANG)
+"""Scopes of restarts after failures, the lowest first."""

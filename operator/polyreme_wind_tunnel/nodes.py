@@ -26,14 +26,17 @@ class Nodes:
         rack = node // self._machines.nodes_per_rack
         return {each for each in (*self.gang, *self.idle) if each // self._machines.nodes_per_rack == rack}
 
-    def lose(self, lost: set[int], *, until_ms: int) -> int:
-        """Take those of some nodes that serve out of service; return how many of them the gang had."""
-        before, serving = len(self.gang), {*self.gang, *self.idle}
+    def workers_on(self, nodes: set[int]) -> list[int]:
+        """Return the workers of the gang on some nodes."""
+        return [index for index, node in enumerate(self.gang) if node in nodes]
+
+    def lose(self, lost: set[int], *, until_ms: int) -> None:
+        """Take those of some nodes that serve out of service."""
+        serving = {*self.gang, *self.idle}
         self.gang = [node for node in self.gang if node not in lost]
         self.idle = [node for node in self.idle if node not in lost]
         for node in lost & serving:
             heapq.heappush(self._away, (until_ms, node))
-        return before - len(self.gang)
 
     def next_return_ms(self) -> int | None:
         """Return when the next node is repaired; None if none is away."""

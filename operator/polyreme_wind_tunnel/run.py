@@ -69,18 +69,19 @@ class _Hit:
 
     cause: FaultCause
     planned: bool
-    lost: int
-    """Nodes of the gang that it took."""
+    workers: list[int]
+    """On whose nodes it happened."""
 
     def failure(self) -> Failure:
         """Return what the operator would see of it."""
-        by_itself = Cause.HUNG if self.cause.silent else Cause.NODE_LOST if self.lost else Cause.RANK_EXITED
+        lost = self.cause.reach is not Reach.NONE
+        by_itself = Cause.HUNG if self.cause.silent else Cause.NODE_LOST if lost else Cause.RANK_EXITED
         return Failure(
             cause=Cause.NODE_FAULT if self.planned else by_itself,
             message=self.cause.name,
-            index=0,
+            index=self.workers[0],
             code=int(ExitCode.INTERNAL) if by_itself is Cause.RANK_EXITED else None,
-            replace=frozenset(range(max(self.lost, self.planned))),
+            replace=frozenset(self.workers if lost or self.planned else ()),
         )
 
 
@@ -208,13 +209,13 @@ class _Tunnel:
 
     def _fault_of_now(self) -> _Hit | None:
         """Carry out the fault that is due, if one is; return it if it hits the gang."""
-        hit = None
-        while hit is None and self._process.next_ms <= self.now_ms:
+        while self._process.next_ms <= self.now_ms:
             fault, nodes = self._process.pop(), self._nodes
-            hits, taken = fault.node in nodes.gang, 0
-            if fault.cause.reach is not Reach.NONE:
-                lost = nodes.of_rack(fault.node) if fault.cause.reach is Reach.RACK else {fault.node}
-                taken = nodes.lose(lost, until_ms=self.now_ms + fault.repair_ms)
-                hits = taken > 0
-            hit = _Hit(fault.cause, fault.planned, taken) if hits else None
-        return hit
+            reach = fault.cause.reach
+            struck = nodes.of_rack(fault.node) if reach is Reach.RACK else {fault.node}
+            workers = nodes.workers_on(struck)
+            if reach is not Reach.NONE:
+                nodes.lose(struck, until_ms=self.now_ms + fault.repair_ms)
+            if workers:
+                return _Hit(fault.cause, fault.planned, workers)
+        return None

@@ -187,6 +187,24 @@ def test_a_predicted_fault_costs_no_training_twice() -> None:
     assert doubtful.moves == pytest.approx(2 * all_seen.moves, rel=0.15)
 
 
+def test_faults_of_different_workers_are_no_repetition_on_one_worker() -> None:
+    """The failure policy replaces the pod of a worker that fails again after a restart in place."""
+    starting_ms = []
+    for nodes in (1, 200):
+        once = scenario(
+            CRASH,
+            nodes=nodes,
+            device_mttf_hours=float(nodes),
+            policy=PATIENT.model_copy(update={"in_place_max": 1}),
+            process_ms=1_000,
+            pod_ms=100_000,
+        )
+        outcome = at_full_length(once)
+        starting_ms.append(outcome.total_ms(Spent.STARTING) / sum(outcome.faults.values()))
+    assert starting_ms[0] > 40_000, "every second restart brings a new pod"
+    assert starting_ms[1] < 2_000
+
+
 def test_policies_of_one_seed_meet_the_same_faults() -> None:
     often, seldom = (scenario(BROKEN, spares=8, interval_ms=ms) for ms in (60_000, 3_000_000))
     assert at_full_length(often).faults == at_full_length(seldom).faults

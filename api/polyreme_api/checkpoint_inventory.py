@@ -22,9 +22,9 @@ from polyreme_api.history import (
     attempt_key,
     checkpoint_name,
     claim_key,
-    is_rejected,
     mixture_prefix,
     parse_checkpoint_name,
+    rejected_by,
     steps_key,
 )
 from polyreme_api.mixture import MixtureRecord, Rejection
@@ -276,10 +276,10 @@ def _rejection(store: ObjectStore, key: str) -> Rejection:
 
 
 def _unless_rejected(stored: StoredCheckpoint, rejections: Sequence[Rejection]) -> StoredCheckpoint:
-    if stored.state is not State.WHOLE or not is_rejected(stored.reference, rejections):
+    found = rejected_by(stored.reference, rejections)
+    if stored.state is not State.WHOLE or found is None:
         return stored
-    why = next(of.why for of in rejections if is_rejected(stored.reference, [of]))
-    return dataclasses.replace(stored, state=State.REJECTED, why=why)
+    return dataclasses.replace(stored, state=State.REJECTED, why=found.why)
 
 
 def _recorded(text: bytes) -> str:

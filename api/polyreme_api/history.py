@@ -108,9 +108,10 @@ def rejection_key(attempt: int) -> str:
     return f"{REJECTIONS}a{attempt:06d}.json"
 
 
-def is_rejected(reference: CheckpointRef, rejections: Iterable[Rejection]) -> bool:
-    """Tell whether a spike came so soon after a checkpoint that no later attempt may resume from it."""
-    return any(reference.attempt <= of.attempt and reference.step > of.after_step for of in rejections)
+def rejected_by(reference: CheckpointRef, rejections: Iterable[Rejection]) -> Rejection | None:
+    """Return the spike that came so soon after a checkpoint that no later attempt may resume from it, if one did."""
+    found = (of for of in rejections if reference.attempt <= of.attempt and reference.step > of.after_step)
+    return next(found, None)
 
 
 def claim_key(attempt: int) -> str:

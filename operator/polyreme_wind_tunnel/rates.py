@@ -56,7 +56,7 @@ def fitted(spec: TrainingJobSpec, status: TrainingJobStatus) -> Fitted:
     attempt, accounting = status.attempt, status.accounting
     world = 0 if attempt is None else attempt.replicas * attempt.devices
     used: Counter[str] = Counter()
-    for (what, _), taken_ms in (accounting.table if accounting.cells else accounting.converted(devices=world)).items():
+    for (what, _), taken_ms in accounting.table_with(devices=world).items():
         used[what] += taken_ms
     held_ms = used.total() - used[Use.QUEUED.value]
     if attempt is None or not held_ms or not status.step or not used[Use.PRODUCTIVE.value]:

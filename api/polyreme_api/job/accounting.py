@@ -24,7 +24,6 @@ OTHER = "Other"
 """Why of cells that were folded together."""
 SUSPENDED = "Suspend"
 """Why of the time for which the user has the job wait."""
-DATA_WAIT_CAUSE, HUNG_CAUSE, RESIZE_CAUSE, STARTING_CAUSE = "DataWait", "Hung", "Resize", "Starting"
 
 
 class Use(StrEnum):
@@ -138,7 +137,11 @@ class Accounting(StatusPart):
     @property
     def table(self) -> Table:
         """Device time by what and why. Sums of an operator of 0.1.0 count as those of one device."""
-        return table_of(self.cells) if self.cells else self.converted(devices=1)
+        return self.table_with(devices=1)
+
+    def table_with(self, *, devices: int) -> Counter[tuple[str, str]]:
+        """Return the table; sums of an operator of 0.1.0 count as those of so many devices."""
+        return table_of(self.cells) if self.cells else self.converted(devices=devices)
 
     def converted(self, *, devices: int) -> Counter[tuple[str, str]]:
         """Return the time by cause that an operator of 0.1.0 kept, as device time by what and why."""
@@ -150,12 +153,8 @@ class Accounting(StatusPart):
         return found
 
 
-_CONVERTED = {
-    DATA_WAIT_CAUSE: Use.DATA_WAIT,
-    HUNG_CAUSE: Use.HANG,
-    RESIZE_CAUSE: Use.RESIZE,
-    STARTING_CAUSE: Use.STARTING,
-}
+_CONVERTED = {"DataWait": Use.DATA_WAIT, "Hung": Use.HANG, "Resize": Use.RESIZE, "Starting": Use.STARTING}
+"""Uses that the causes of 0.1.0 stood for; time of any other cause was trained and lost."""
 
 
 def table_of(cells: Sequence[TimeCell]) -> Counter[tuple[str, str]]:

@@ -138,7 +138,7 @@ class JobMetrics(Observer):
             return
         attempt = job.attempt
         devices = 1 if attempt is None else attempt.replicas * attempt.devices
-        known = before.table if before.cells else before.converted(devices=devices)
+        known = before.table_with(devices=devices)
         for (what, why), time in table.items():
             more_s = (time - known.get((what, why), 0)) / MILLISECONDS
             if more_s > 0:

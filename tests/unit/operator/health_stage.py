@@ -7,6 +7,7 @@ from typing import Any
 from polyreme_cluster.port import STATUS_SUBRESOURCE, Manifest, ObjectRef
 from polyreme_operator.health.record import HEALTH, Record, parse
 from polyreme_operator.settings import Settings
+from polyreme_operator.types.observer import Observer
 from tests.unit.operator.operator_stage import Stage, node_manifest
 
 GPU = "polyreme.dev/GPU"
@@ -17,8 +18,8 @@ SETTINGS = Settings(node_health=True, retry_max_s=5.0)
 class HealthStage(Stage):
     """A cluster whose nodes have conditions of the agent."""
 
-    def __init__(self, nodes: int = 20, settings: Settings = SETTINGS) -> None:
-        super().__init__(settings)
+    def __init__(self, nodes: int = 20, settings: Settings = SETTINGS, *, observer: Observer | None = None) -> None:
+        super().__init__(settings, observer=observer)
         for at in range(nodes):
             self.store.create(node_manifest(f"n{at}", 2, taints=[FOREIGN] if at == 0 else []))
 

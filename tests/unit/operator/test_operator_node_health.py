@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 
 from polyreme_api.times import rfc3339
 from polyreme_cluster.port import STATUS_SUBRESOURCE, ObjectRef
-from polyreme_operator.health.record import HEALTH, NodeState
+from polyreme_operator.health.node import HealthNode
+from polyreme_operator.health.record import HEALTH, NodeState, Record
+from polyreme_operator.types.observer import Observer, Observers
 from tests.unit.operator.health_stage import FOREIGN, GPU, HealthStage
 
 
@@ -34,6 +37,32 @@ def test_a_fault_is_tainted_within_a_second_and_foreign_taints_stay() -> None:
     stage.run(story)
     assert stage.metric("polyreme_node_faults_total", action="Drain") == 1.0
     assert stage.metric("polyreme_detect_to_taint_seconds_count") == 1.0
+
+
+class OutOfService(Observer):
+    """Keeps which nodes are reported as out of service, and why."""
+
+    def __init__(self) -> None:
+        self.found: set[tuple[str, str]] = set()
+
+    def on_node_states(self, states: Mapping[str, int], out: Sequence[tuple[HealthNode, Record]]) -> None:
+        del states
+        self.found |= {(node.name, record.reason) for node, record in out}
+
+
+def test_a_node_out_of_service_is_reported_to_every_observer() -> None:
+    first, second = OutOfService(), OutOfService()
+    stage = HealthStage(observer=Observers(first, second))
+    stage.add_policy()
+
+    async def story() -> None:
+        await asyncio.sleep(5.0)
+        assert not first.found
+        stage.show("n0")
+        await asyncio.sleep(2.0)
+
+    stage.run(story)
+    assert first.found == second.found == {("n0", "Xid79")}
 
 
 def test_observing_writes_to_no_node_and_counts() -> None:

@@ -141,8 +141,9 @@ class StatusBuilder:
 
     def settle(self, record: ProgressRecord | None, *, idle_s: float) -> Self:
         """Note the newest durable checkpoint, and charge what is certain of a running attempt's time, if due."""
-        status, use = accounting.with_checkpoint(self._status, record, now_s=self.now_s), accounting.overhead
-        self._status = accounting.settle(status, record, now_s=self.now_s, use=use(self.job.status), idle_s=idle_s)
+        status = accounting.with_checkpoint(self._status, record, now_s=self.now_s)
+        use = accounting.overhead(self.job.status)
+        self._status = accounting.settle(status, record, now_s=self.now_s, use=use, idle_s=idle_s)
         return self
 
     def close_wait(self) -> Self:

@@ -17,7 +17,7 @@ from polyreme_operator.types.inventory import Constraints, LevelView, Requests, 
 from polyreme_operator.types.plans import PlanRequest
 from polyreme_operator.types.pod_start import RAN, PodStart
 from polyreme_operator.types.pod_waiting import Waiting
-from polyreme_operator.types.reasons import Reason
+from polyreme_operator.types.reasons import ConditionType, Reason
 from polyreme_planner.plan import Plan
 
 ENDS_WITHIN_S = 60.0
@@ -218,9 +218,10 @@ class TopologyView:
 
 def is_paused(status: TrainingJobStatus, generation: int) -> bool:
     """Tell whether a job waits for a change of its spec, since rollbacks did not help."""
-    known = status.condition("Suspended")
-    paused = known is not None and known.status == "True" and known.reason == Reason.LOSS_SPIKES
-    return paused and known is not None and known.observed_generation == generation
+    known = status.condition(ConditionType.SUSPENDED)
+    if known is None or known.status != "True" or known.reason != Reason.LOSS_SPIKES:
+        return False
+    return known.observed_generation == generation
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

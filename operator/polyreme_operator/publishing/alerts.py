@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import hashlib
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
@@ -32,7 +32,7 @@ KNOWN_MAX = 10_000
 FRESH_S = 3_600.0
 """Age beyond which an alert is not sent: a new leader finds those of the last hour again."""
 TRIES_MAX = 300
-"""Tries of one delivery, about a day; then the alert is dropped and counted."""
+"""Tries of one alert, about a day if no other waits; then it is dropped and counted."""
 BACKOFF_S = 1.0
 BACKOFF_MAX_S = 300.0
 
@@ -85,27 +85,25 @@ class Alert:
 
 def alerts_of_job(job: JobView, status: TrainingJobStatus) -> Iterator[Alert]:
     """Yield what people should know of a job."""
-    for kind, condition_type, reasons in _CONDITIONS:
+    for kind, condition_type, reason in _CONDITIONS:
         found = status.condition(condition_type)
-        if found is None or (reasons is None and found.status != "True"):
+        if found is None or (found.status != "True" if reason is None else found.reason != reason):
             continue
-        if reasons is None or found.reason in reasons:
-            attempt = 0 if status.attempt is None else status.attempt.number
-            at = found.last_transition_time
-            occurrence = f"{attempt}" if kind is AlertKind.JOB_HUNG else at
-            yield _of_job(job, kind, occurrence=occurrence, at=at, reason=found.reason, message=found.message)
+        attempt, at = 0 if status.attempt is None else status.attempt.number, found.last_transition_time
+        occurrence = f"{attempt}" if kind is AlertKind.JOB_HUNG else at
+        yield _of_job(job, kind, occurrence=occurrence, at=at, reason=found.reason, message=found.message)
     for record in status.restart_records:
         if record.cause == Cause.HUNG:
             words = {"occurrence": f"{record.attempt}", "reason": record.cause, "message": record.message}
             yield _of_job(job, AlertKind.JOB_HUNG, at=record.at, **words)
 
 
-_CONDITIONS: tuple[tuple[AlertKind, ConditionType, frozenset[str] | None], ...] = (
+_CONDITIONS: tuple[tuple[AlertKind, ConditionType, Reason | None], ...] = (
     (AlertKind.JOB_FAILED, ConditionType.FAILED, None),
-    (AlertKind.JOB_PAUSED_BY_LOSS, ConditionType.SUSPENDED, frozenset({Reason.LOSS_SPIKES})),
-    (AlertKind.JOB_HUNG, ConditionType.RUNNING, frozenset({Reason.STALLED})),
+    (AlertKind.JOB_PAUSED_BY_LOSS, ConditionType.SUSPENDED, Reason.LOSS_SPIKES),
+    (AlertKind.JOB_HUNG, ConditionType.RUNNING, Reason.STALLED),
 )
-"""Conditions that alert: when they hold, or when they have one of these reasons."""
+"""Conditions that alert: when they have this reason; without one, when they hold."""
 
 
 def _of_job(job: JobView, kind: AlertKind, *, occurrence: str, at: str, reason: str, message: str) -> Alert:
@@ -138,7 +136,7 @@ def alert_of_node(node: HealthNode, record: Record) -> Alert:
 
 
 class AlertQueue(Observer):
-    """Alerts that wait for their delivery, in order; each is delivered at least once.
+    """Alerts that wait for their delivery; each is delivered at least once, and after the others if it is refused.
 
     Args:
         clock: The time.
@@ -151,6 +149,7 @@ class AlertQueue(Observer):
     ) -> None:
         self._clock, self._deliver, self._counted = clock, deliver, counted
         self.waiting: deque[Alert] = deque()
+        self._tries: Counter[str] = Counter()
         self._known: OrderedDict[str, None] = OrderedDict()
         self._wake = asyncio.Event()
 
@@ -170,25 +169,32 @@ class AlertQueue(Observer):
 
     async def run(self) -> None:
         """Deliver until cancelled."""
+        refused = 0
         while True:
             while self.waiting:
-                await self._send(self.waiting[0])
-                self.waiting.popleft()
+                refused = 0 if await self._send(self.waiting[0]) else refused + 1
+                if refused:
+                    await self._clock.sleep(min(BACKOFF_MAX_S, BACKOFF_S * 2.0 ** min(refused - 1, 30)))
             self._wake.clear()
             await self._wake.wait()
 
-    async def _send(self, alert: Alert) -> None:
-        for tries in range(TRIES_MAX):
-            if await self._deliver(alert):
-                self._counted("Delivered")
-                return
-            self._counted("Retried")
-            await self._clock.sleep(min(BACKOFF_MAX_S, BACKOFF_S * 2.0 ** min(tries, 30)))
-        self._counted("Dropped")
+    async def _send(self, alert: Alert) -> bool:
+        """Send the first alert that waits; tell whether it was delivered."""
+        delivered = await self._deliver(alert)
+        self._counted("Delivered" if delivered else "Retried")
+        self._tries[alert.id] += 1
+        if not delivered and self._tries[alert.id] < TRIES_MAX:
+            self.waiting.rotate(-1)
+            return False
+        if not delivered:
+            self._counted("Dropped")
+        self.waiting.popleft()
+        del self._tries[alert.id]
+        return delivered
 
     def _look(self, alerts: Iterable[Alert]) -> None:
         for alert in alerts:
-            if alert.id in self._known or self._clock.now_s() - alert.at_s > FRESH_S:
+            if self._clock.now_s() - alert.at_s > FRESH_S or alert.id in self._known:
                 continue
             if len(self.waiting) >= QUEUE_MAX:
                 self._counted("Dropped")

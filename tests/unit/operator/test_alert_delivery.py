@@ -200,6 +200,24 @@ def test_what_waits_is_bounded_and_tries_end(monkeypatch: pytest.MonkeyPatch) ->
     assert counted.count("Retried") == 6
 
 
+def test_an_alert_that_the_receiver_refuses_holds_up_no_other() -> None:
+    counted: list[str] = []
+
+    async def story() -> None:
+        async def deliver(alert: Alert) -> bool:
+            return alert.uid != "u0"
+
+        queue = AlertQueue(FastClock(), deliver, counted.append)
+        for number in range(3):
+            queue.on_job_observed(snapshot(dataclasses.replace(failed(), uid=f"u{number}")))
+        task = asyncio.ensure_future(queue.run())
+        await until(lambda: counted.count("Dropped") == 1)
+        task.cancel()
+
+    asyncio.run(asyncio.wait_for(story(), 30))
+    assert counted[:4] == ["Retried", "Delivered", "Delivered", "Retried"]
+
+
 def kinds(view: JobView) -> list[tuple[AlertKind, str]]:
     return [(alert.kind, alert.occurrence) for alert in alerts_of_job(view, view.status)]
 

@@ -201,7 +201,10 @@ class NodeMarks:
         if attempt.pre_checks is not None:
             self._take((job.uid, CONDITION_PRE_CHECK, attempt.number), check_marks(snapshot))
         for name, mark in slow_marks(snapshot).items():
-            self._take((job.uid, CONDITION_SLOW_RANK, attempt.number, name, mark.message), {name: mark})
+            of_node = (job.uid, CONDITION_SLOW_RANK, attempt.number, name)
+            if mark.failed:
+                self._known.pop((*of_node, ""), None)  # its ranks may be even again later
+            self._take((*of_node, mark.message), {name: mark})
         started, ready = (job.uid, CONDITION_POD_START, attempt.number), job.status.condition(ConditionType.PODS_READY)
         if started not in self._known and ready is not None and ready.status == "True":
             self._known[started] = None

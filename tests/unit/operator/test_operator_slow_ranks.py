@@ -122,6 +122,11 @@ def test_a_slow_rank_is_evidence_on_its_node_if_the_job_reports_it(action: str, 
         assert stage.mark(1) == marked, "it has not trained for long without a slow rank"
         await stage.train(EVEN_STEPS)
         assert stage.mark(1) == (marked and "False")
+        for later, since_step in ((200, 150), (400, 350)):
+            await stage.train(later, SLOW.model_copy(update={"ranks": (3,), "since_step": since_step}))
+            assert stage.mark(1) == marked
+            await stage.train(later + 1)
+            assert stage.mark(1) == (marked and "False"), "it is even again, in the same attempt"
 
     stage.run(story)
 

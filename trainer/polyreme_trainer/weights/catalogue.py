@@ -17,9 +17,8 @@ from safetensors import SafetensorError
 
 from polyreme_api.errors import InvalidConfigError, NotFoundError
 from polyreme_trainer.export.huggingface import CONFIG_FILE, INDEX_FILE
-from polyreme_trainer.weights import FIELD
+from polyreme_trainer.weights import FIELD, fp8_blocks, packed_int4
 from polyreme_trainer.weights.locations import BadFileError, Folder, folder_at
-from polyreme_trainer.weights.packed_int4 import joined
 from polyreme_trainer.weights.stored import Stored
 
 SINGLE_FILE = "model.safetensors"
@@ -37,7 +36,7 @@ class Catalogue:
 
     folder: Folder
     tensors: Mapping[str, Stored]
-    """The parts of a weight in 4 bits are one."""
+    """A quantised weight and its scales are one."""
     config: Mapping[str, Any] | None
     """None if there is no such file."""
 
@@ -75,7 +74,9 @@ def read_catalogue(place: Path | Folder) -> Catalogue:
             f"names ({weight_map[absent[0]]} for the first)",
             field=FIELD,
         )
-    return Catalogue(folder=folder, tensors=joined(tensors), config=_config(folder))
+    config = _config(folder)
+    tensors = fp8_blocks.joined(packed_int4.joined(tensors), sides=fp8_blocks.block_sides(config))
+    return Catalogue(folder=folder, tensors=tensors, config=config)
 
 
 def listed(names: list[str]) -> str:

@@ -21,8 +21,6 @@ from polyreme_trainer.model.initialise import outline
 from polyreme_trainer.weights import FIELD
 from polyreme_trainer.weights.catalogue import Catalogue, listed
 from polyreme_trainer.weights.fp8_blocks import DTYPE as FP8
-from polyreme_trainer.weights.fp8_blocks import SCALES, block_scales
-from polyreme_trainer.weights.packed_int4 import DTYPE as INT4
 
 DTYPES = ("F32", "BF16", "F16")
 """Types that are read; each is converted to the model's own."""
@@ -106,8 +104,7 @@ def check_fit(catalogue: Catalogue, shape: ModelShape) -> Names:
     wanted = wanted_tensors(shape, names)
     _check_vocabulary(catalogue, names, shape)
     predictors = _predictors(catalogue.config, names, shape)
-    stored = catalogue.tensors.keys() - block_scales(catalogue)
-    found = {name for name in stored if not name.endswith(_DERIVED) and not name.startswith(predictors)}
+    found = {name for name in catalogue.tensors if not name.endswith(_DERIVED) and not name.startswith(predictors)}
     if missing := sorted(wanted.keys() - found):
         raise InvalidConfigError(
             f"weights lack tensors: {listed(missing)}, expected all {len(wanted)} of model {shape.name} under "
@@ -163,9 +160,8 @@ def _check_class(catalogue: Catalogue) -> None:
 
 def _check_types(catalogue: Catalogue) -> None:
     """Refuse weights that are quantised, but for FP8 with a scale for each block and 4 bits as we export them."""
-    scaled = {name.removesuffix(SCALES) for name in block_scales(catalogue)}
     other = sorted(
-        name for name, stored in catalogue.tensors.items() if stored.dtype not in {*DTYPES, INT4} and name not in scaled
+        name for name, stored in catalogue.tensors.items() if stored.dtype not in DTYPES and not stored.scales
     )
     if not other:
         return

@@ -5,13 +5,14 @@ Legend: R rows and C columns of a part, U and V rows and columns of blocks.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from polyreme_trainer.weights.catalogue import Catalogue
+from polyreme_trainer.weights.stored import Stored
 
 DTYPE = "F8_E4M3"
 """In safetensors' notation."""
@@ -31,16 +32,16 @@ def block_sides(config: Mapping[str, Any] | None) -> tuple[int, int]:
     return _SIDES
 
 
-def block_scales(catalogue: Catalogue) -> set[str]:
-    """Name the scales of all weights in FP8 that have a scale for each block."""
-    sides = block_sides(catalogue.config)
-    found: set[str] = set()
-    for name, stored in catalogue.tensors.items():
-        scales = catalogue.tensors.get(f"{name}{SCALES}")
+def joined(tensors: Mapping[str, Stored], *, sides: tuple[int, int]) -> dict[str, Stored]:
+    """Return tensors of a folder with each weight in FP8 and the scales of its blocks as one, under its name."""
+    found = dict(tensors)
+    for name, stored in tensors.items():
+        scales = tensors.get(f"{name}{SCALES}")
         if stored.dtype == DTYPE and scales is not None and scales.dtype == "F32" and len(stored.shape) == 2:
             blocks = tuple(-(-extent // side) for extent, side in zip(stored.shape, sides, strict=True))
             if scales.shape == blocks:
-                found.add(f"{name}{SCALES}")
+                del found[f"{name}{SCALES}"]
+                found[name] = dataclasses.replace(stored, scales=scales.file)
     return found
 
 

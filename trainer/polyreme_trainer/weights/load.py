@@ -7,6 +7,7 @@ the files never more than that or one tensor. Parts of objects are read by range
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -99,12 +100,11 @@ def _fill(known: _Known, file: Opened, catalogue: Catalogue) -> None:
         part = stored[rows, piece.start : end] if piece.dim else stored[piece.start : end]
     if known.stored.dtype == fp8_blocks.DTYPE:
         first = (piece.row, piece.start) if piece.dim else (piece.start, 0)
-        scales = _beside(known, f"{name}{fp8_blocks.SCALES}", file, catalogue)
+        scales = _scales(known, fp8_blocks.SCALES, file, catalogue)
         part = fp8_blocks.scaled(part, scales, first=first, sides=fp8_blocks.block_sides(catalogue.config))
     piece.own.copy_(part)
     if piece.own.numel() and not all(bound.isfinite() for bound in piece.own.aminmax()):
-        # The weights of 4 bits are finite if their scales are.
-        raise not_finite(name, part if known.stored.scales else file.get_tensor(name))
+        raise not_finite(name, file.get_tensor(name))
 
 
 def _unpacked(known: _Known, file: Opened, catalogue: Catalogue) -> Tensor:
@@ -115,7 +115,7 @@ def _unpacked(known: _Known, file: Opened, catalogue: Catalogue) -> Tensor:
     begin = piece.row if piece.dim else piece.start
     rows = slice(begin, begin + piece.own.shape[0])
     words = file.get_slice(f"{known.name}{packed_int4.WORDS}")
-    scales = _beside(known, f"{known.name}{packed_int4.SCALES}", file, catalogue)
+    scales = _scales(known, packed_int4.SCALES, file, catalogue)
     return packed_int4.scaled(
         words[rows, packed_int4.columns_of_words(first, first + columns)],
         scales[rows],
@@ -125,13 +125,14 @@ def _unpacked(known: _Known, file: Opened, catalogue: Catalogue) -> Tensor:
     )
 
 
-def _beside(known: _Known, name: str, file: Opened, catalogue: Catalogue) -> Tensor:
-    """Read the scales of a weight, which may lie in another file."""
-    place = known.stored.scales or catalogue.tensors[name].file
-    if place == known.stored.file:
-        return file.get_tensor(name)
-    with catalogue.folder.opened(place) as opened:
-        return opened.get_tensor(name)
+def _scales(known: _Known, suffix: str, file: Opened, catalogue: Catalogue) -> Tensor:
+    """Read the scales of a weight, which may lie in another file; a weight in 4 bits is finite if they are."""
+    name, place = f"{known.name}{suffix}", known.stored.scales
+    with contextlib.nullcontext(file) if place == known.stored.file else catalogue.folder.opened(place) as opened:
+        scales = opened.get_tensor(name)
+    if not scales.isfinite().all():
+        raise not_finite(name, scales)
+    return scales
 
 
 def not_finite(name: str, whole: Tensor) -> InvalidConfigError:

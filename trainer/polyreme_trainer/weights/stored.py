@@ -15,4 +15,4 @@ class Stored:
     shape: tuple[int, ...]
     size_bytes: int
     scales: str = ""
-    """File of its scales; empty for a tensor that is stored whole."""
+    """File of the scales of a quantised weight; empty for any other tensor."""

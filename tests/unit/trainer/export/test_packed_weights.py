@@ -96,23 +96,34 @@ def changed(folder: pathlib.Path, name: str, tensor: Tensor | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "tensor", "says"),
+    ("part", "tensor"),
     [
-        ("_scale", None, "weight has another type"),
-        ("_scale", torch.ones(7, 3), "weight has another type"),
-        ("_packed", torch.zeros(128, 4, dtype=torch.int64), "weight has another type"),
-        ("_packed", torch.zeros(7, 16, dtype=torch.int32), "weight has another type"),
-        ("_scale", torch.full((128, 4), torch.nan), "weights are not finite"),
+        ("_scale", None),
+        ("_scale", torch.ones(7, 3)),
+        ("_packed", torch.zeros(128, 4, dtype=torch.int64)),
+        ("_packed", torch.zeros(7, 16, dtype=torch.int32)),
     ],
 )
-def test_parts_that_do_not_fit_are_refused(packed: pathlib.Path, part: str, tensor: Tensor | None, says: str) -> None:
-    (file,) = packed.glob("*.safetensors")
-    shape = load_file(file)[f"{O_PROJ}{part}"].shape
-    if tensor is not None and tensor.isnan().any():
-        tensor = torch.full(shape, torch.nan)
+def test_parts_that_do_not_fit_are_refused(packed: pathlib.Path, part: str, tensor: Tensor | None) -> None:
     changed(packed, f"{O_PROJ}{part}", tensor)
-    with pytest.raises(InvalidConfigError, match=says):
+    with pytest.raises(InvalidConfigError, match="weight has another type"):
         read_back(packed)
+
+
+def test_a_scale_that_is_not_finite_is_named_and_counted_in_the_whole(packed: pathlib.Path) -> None:
+    """Ranks with different slices report the same."""
+    (file,) = packed.glob("*.safetensors")
+    scales = load_file(file)[f"{O_PROJ}_scale"]
+    scales[0, 0] = scales[-1, -1] = torch.nan
+    changed(packed, f"{O_PROJ}_scale", scales)
+    catalogue, cut = read_catalogue(packed), cut_of(O_PROJ)
+    names = check_fit(catalogue, KIMI_VL_NANO)
+    assert cut is not None
+    for place in range(2):
+        half = Place(experts=range(0), tensor=place, tensor_parts=2)
+        own = slice_of(torch.empty(catalogue.tensors[O_PROJ].shape), cut, place=place, parts=2).clone()
+        with pytest.raises(InvalidConfigError, match=rf"{O_PROJ}_scale has 2 NaN and 0 Inf"):
+            load_weights({O_PROJ: Rows(own=own, rows=own.shape[0])}, catalogue, names, half)
 
 
 def test_any_columns_of_a_packed_weight_are_those_of_the_whole() -> None:

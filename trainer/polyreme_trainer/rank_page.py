@@ -146,10 +146,10 @@ def enter_activity(activity: RankActivity) -> None:
 
 @contextlib.contextmanager
 def activity(during: RankActivity) -> Iterator[None]:
-    """Record what the rank is busy with in a block within a step, whose time counts as a wait."""
+    """Record what the rank is busy with in a block within a step: its time counts as a wait, its rows not at all."""
     before = _PAGE.numbers[ACTIVITY]
     began_ns, waited_ns = _PAGE.moved() if _PAGE.is_ours() else 0, _Clock.waited_ns
-    exchanged_ns = _Clock.exchanged_ns
+    exchanged_ns, rows = _Clock.exchanged_ns, _Clock.rows
     enter_activity(during)
     try:
         yield
@@ -157,7 +157,7 @@ def activity(during: RankActivity) -> Iterator[None]:
         if _PAGE.is_ours():
             _PAGE.numbers[ACTIVITY] = before
             _Clock.waited_ns = waited_ns + _PAGE.moved() - began_ns
-            _Clock.exchanged_ns = exchanged_ns
+            _Clock.exchanged_ns, _Clock.rows = exchanged_ns, rows
 
 
 def exchanges(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:

@@ -63,6 +63,8 @@ def test_waits_for_data_and_exchanges_are_no_computing_and_exchanges_count_by_ki
     with rank_page.activity(RankActivity.DATA_WAIT):
         page.work(500)
         exchange(70, group)
+        rank_page.add_rows(300)
+    rank_page.add_rows(20)
     page.work(30)
     exchange(200, group)
     exchange(40, group=group)
@@ -70,6 +72,7 @@ def test_waits_for_data_and_exchanges_are_no_computing_and_exchanges_count_by_ki
     page.work(5)
     rank_page.leave_step(work=9)
     assert (page[COMPUTED_US], page[WORK]) == (35, 9)
+    assert rank_page.rows() == 20, "drawing answers and measuring held-out samples are no work of the step"
     assert [page[EXCHANGED_US + kind] for kind in ExchangeKind] == [0, 240, 0, 0]
 
 

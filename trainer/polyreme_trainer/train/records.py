@@ -123,7 +123,8 @@ class Reporter:
 class _Segments:
     """Writes the columns of closed segments of a log, which readers then need not parse.
 
-    A segment is read back from the log, so nothing is kept in memory, and one that can't be written is no loss.
+    A segment is read back from the log, so nothing is kept in memory. One that the store does not give or take is no
+    loss: the next one contains it.
 
     Args:
         store: The checkpoint root.
@@ -137,9 +138,9 @@ class _Segments:
 
     def close(self, end: int, read: Callable[[int, int], bytes]) -> None:
         """Write the segment from the end of the last one to ``end``."""
-        records = StepTable.of(parse_steps(read(self._start, end)))
-        segment = Segment(table=records, unit=self._unit, start=self._start, end=end)
         with contextlib.suppress(StoreFailedError):
+            records = StepTable.of(parse_steps(read(self._start, end)))
+            segment = Segment(table=records, unit=self._unit, start=self._start, end=end)
             self._store.put(columns_key(self._attempt, self._number), encode(segment))
             self._number, self._start = self._number + 1, end
 

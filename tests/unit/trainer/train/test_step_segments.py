@@ -12,9 +12,10 @@ from polyreme.run_files.records import RunRecords, read_steps
 from polyreme_api.history import ResumePoint, columns_key, steps_key
 from polyreme_api.progress import StepRecord
 from polyreme_api.step_columns import Segment, StepTable, decode, encode, parse_steps
-from polyreme_api.store import ObjectStore
+from polyreme_api.store import Data, ObjectStore, StoreFailedError
 from polyreme_datahub.objects import open_store
 from polyreme_trainer.train import records as log
+from tests.unit.datahub.stores import PassingStore
 
 STEPS = 23
 
@@ -67,6 +68,41 @@ def test_lines_of_closed_segments_are_not_parsed(written: ObjectStore, monkeypat
     monkeypatch.setattr("polyreme.run_files.records.parse_steps", count)
     assert len(read_steps(written)[1]) == STEPS
     assert lines == STEPS - 16
+
+
+@pytest.mark.parametrize("fails", ["get", "put"])
+def test_a_store_that_fails_a_segment_does_not_end_the_run_and_the_next_one_contains_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    monkeypatch.setattr(log, "SEGMENT_STEPS", 8)
+    monkeypatch.setattr(log, "PART_STEPS_MAX", 4)
+
+    class Away(PassingStore):
+        """Fails at the first segment."""
+
+        def get(self, key: str) -> bytes:
+            self._check("get", key)
+            return super().get(key)
+
+        def put(self, key: str, data: Data) -> None:
+            if key == columns_key(1, 0):
+                self._check("put", key)
+            super().put(key, data)
+
+        def _check(self, what: str, key: str) -> None:
+            if what == fails and not self.exists(steps_key(1, 2)):
+                raise StoreFailedError(f"away: {key}")
+
+    store = open_store(tmp_path.as_uri())
+    steps = log.ObjectStepLog(Away(store), 1)
+    for step in range(1, 17):
+        steps.write(record(step))
+        if step % 4 == 0:
+            steps.flush()
+        if step == 8:
+            assert segments(store) == []
+    assert segments(store) == [columns_key(1, 0)]
+    assert list(read_steps(store)[1]) == [record(step) for step in range(1, 17)]
 
 
 @pytest.mark.parametrize("fault", ["first gone", "last gone", "last torn", "last flipped", "of another format"])

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 from polyreme_api.checkpoint_inventory import check_not_fenced, read_mixture
 from polyreme_api.errors import PolyremeError, RolledBackError, SpikesPersistError, StepFailedError
-from polyreme_api.history import START_KEY
+from polyreme_api.history import START_KEY, rejection_key
 from polyreme_api.job.spec import TrainingJobSpec
-from polyreme_api.store import ObjectStore
+from polyreme_api.mixture import Rejection
+from polyreme_api.store import ObjectExistsError, ObjectStore
 from polyreme_planner.rollback import IN_A_ROW_MAX, rejection_of, rollbacks_in_a_row
-from polyreme_trainer.checkpoint.commit import reject
 from polyreme_trainer.train.loss_health import Spike
 
 FIELD = "spec.health.loss, or the data of that step"
@@ -53,12 +54,19 @@ class RollbackLeader:
         if rejection is None:
             return StepFailedError(f"{spike}; no data before it can be skipped in its window of the order", field=FIELD)
         check_not_fenced(self._store, self._attempt)
-        reject(self._store, rejection)
+        self._put(rejection)
         last = rejection.from_step + rejection.skip_steps - 1
         return RolledBackError(
             f"{spike}; the next attempt resumes before step {rejection.after_step + 1} and skips the data of steps "
             f"{rejection.from_step} to {last}"
         )
+
+    def _put(self, rejection: Rejection) -> None:
+        """Write the attempt's record: a spike may come before the first checkpoint, or twice after the same one."""
+        with contextlib.suppress(ObjectExistsError):
+            self._store.put_if_absent(
+                rejection_key(self._attempt), rejection.model_dump_json(by_alias=True, indent=1).encode()
+            )
 
     def _begun_after(self) -> int:
         """Return the last step of the run that this one starts from with the same data; 0 without one."""

@@ -12,8 +12,7 @@ import json
 from polyreme_api.checkpoint_inventory import check_not_fenced
 from polyreme_api.commit_marker import CommitMarker, seal
 from polyreme_api.errors import FencedError
-from polyreme_api.history import COMMIT_MARKER, DAMAGE_RECORD, checkpoint_name, rejection_key
-from polyreme_api.mixture import Rejection
+from polyreme_api.history import COMMIT_MARKER, DAMAGE_RECORD, checkpoint_name
 from polyreme_api.store import ObjectExistsError, ObjectStore
 from polyreme_trainer.checkpoint.block_io import DamagedError
 
@@ -53,21 +52,5 @@ def condemn(store: ObjectStore, error: DamagedError) -> None:
         StoreFailedError: If the store does not take the record.
     """
     record = json.dumps({"damage": error.damage}, indent=1).encode()
-    _record_once(store, f"{error.name}/{DAMAGE_RECORD}", record)
-
-
-def reject(store: ObjectStore, rejection: Rejection) -> None:
-    """Record that a spike ended an attempt, so that no later one resumes after the step that it names.
-
-    The record is the attempt's and not a checkpoint's: a spike may come before the first checkpoint, and twice after
-    the same one.
-
-    Raises:
-        StoreFailedError: If the store does not take the record.
-    """
-    _record_once(store, rejection_key(rejection.attempt), rejection.model_dump_json(by_alias=True, indent=1).encode())
-
-
-def _record_once(store: ObjectStore, key: str, record: bytes) -> None:
     with contextlib.suppress(ObjectExistsError):
-        store.put_if_absent(key, record)
+        store.put_if_absent(f"{error.name}/{DAMAGE_RECORD}", record)

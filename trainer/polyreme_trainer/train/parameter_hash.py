@@ -74,12 +74,15 @@ def odd_ranks(found_RK: Sequence[Sequence[int]], layout: Layout) -> list[int]:
         layout: Degrees of the axes.
     """
     odd: set[int] = set()
-    for rank in range(len(found_RK)):
-        for kind, axes in enumerate(_COPIES):
-            peers = group_ranks(layout, rank, axes)
+    for kind, axes in enumerate(_COPIES):
+        left = set(range(len(found_RK)))
+        while left:
+            peers = group_ranks(layout, min(left), axes)
+            left -= set(peers)
             (first, count), *others = Counter(found_RK[peer][kind] for peer in peers).most_common(2)
-            if others and (others[0][1] == count or found_RK[rank][kind] != first):
-                odd.add(rank)
+            if others:
+                split = others[0][1] == count
+                odd |= {peer for peer in peers if split or found_RK[peer][kind] != first}
     return sorted(odd)
 
 

@@ -95,8 +95,6 @@ class Loop:
     amend: Amend = no_changes
     renew: Renew = unchanged
     roll_back: RollBack = no_rollback
-    _measured_loss: float | None = None
-    """Held-out loss after the newest step; None where none was measured."""
 
     def run(self) -> LoopEnd:
         """Train to the last step or until asked to stop, and leave a committed checkpoint of the last step taken.
@@ -115,7 +113,7 @@ class Loop:
             check_lease()
             stage = self.settings.stage_at(self.state.step + 1)
             enter_step(self.state.step + 1, first=self.state.step + 1 in {first, stage.first_step})
-            total = self._step()
+            total, held_out = self._step()
             if self.state.step == first:
                 self.meshes.communicators.limit(self.settings.rank.collective_timeout_s)
             due = self.state.step % self.settings.checkpoint.interval_steps == 0 or self._scores_next()
@@ -123,7 +121,7 @@ class Loop:
             compare_copies(self.state, self.settings, self.meshes, saves=saves)
             if saves:
                 with activity(RankActivity.CHECKPOINTING), self.reporter.saving():
-                    self._save()
+                    self._save(held_out)
             if total.stop:
                 break
         self.reporter.phase(RankPhase.CHECKPOINTING)
@@ -169,7 +167,7 @@ class Loop:
         weigher.held_out = scores.of_held_out if scores.held_out else None
         return True
 
-    def _step(self) -> GlobalStep:
+    def _step(self) -> tuple[GlobalStep, HeldOut]:
         begun_s = self.clock.steady_s()
         settings, number = self.settings, self.state.step + 1
         waits_s = self.clock.steady_s()
@@ -196,12 +194,11 @@ class Loop:
         step_s = self.clock.steady_s() - begun_s
         leave_step(work_of(self.state, self.settings, microbatches))
         held_out = self._held_out()
-        self._measured_loss = held_out.losses.get(ALL_SETS)
         if routing is not None:
             measured = {**rolled.measures, **self._measured(total)}
             timed = Timed(step_s=step_s, data_wait_s=data_wait_s)
             self._record(total, rate, routing, measured, timed=timed, held_out=held_out, spike=spike)
-        return total
+        return total, held_out
 
     def _rolled(self, packs: Sequence[ReadPacks], number: int) -> RolledOut:
         """Draw answers to a step's prompts, in a stage that learns from them."""
@@ -306,7 +303,7 @@ class Loop:
         weigher = self.state.weigher
         return {} if weigher is None else dict(zip(weigher.objective.metrics, total.measured, strict=False))
 
-    def _save(self) -> None:
+    def _save(self, held_out: HeldOut) -> None:
         self.log.flush()
         if self.settings.stage_at(self.state.step).objective.answers:
             self.rollouts.forget()
@@ -317,6 +314,6 @@ class Loop:
             after=AfterStep(
                 loader=self.reader.state(self.state.step),
                 losses=self.state.losses.saved(),
-                held_out_loss=self._measured_loss,
+                held_out_loss=held_out.losses.get(ALL_SETS),
             ),
         )

@@ -27,6 +27,7 @@ from polyreme_launcher.rollback_leader import RollbackLeader
 from polyreme_trainer.train.loss_health import Spike
 from tests.roots import commit_empty, store_at
 from tests.unit.datahub.jobs import make_spec
+from tests.unit.datahub.stores import PassingStore
 
 LOSS_WINDOW = 32
 """Windows of the order have 64 steps: 4 packs a step."""
@@ -60,14 +61,12 @@ class Killed(BaseException):
     """The process dies."""
 
 
-class Mortal:
+class Mortal(PassingStore):
     """A store whose user dies at one of its writes, before or after it takes effect."""
 
     def __init__(self, store: ObjectStore, *, at: int, after: bool) -> None:
-        self._store, self._left, self._after = store, at, after
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
+        super().__init__(store)
+        self._left, self._after = at, after
 
     def put_if_absent(self, key: str, data: bytes) -> None:
         self._left -= 1
@@ -158,7 +157,7 @@ def test_a_death_at_any_write_loses_and_doubles_nothing(tmp_path: Path, after: b
         begin(store, 1, spec)
         saved(store, 1, 80, 100, 120, 140)
         attempt, dead = 1, 0
-        mortal: Any = Mortal(store, at=at, after=after)
+        mortal = Mortal(store, at=at, after=after)
         while True:
             try:
                 if attempt > 1:
@@ -194,14 +193,11 @@ def test_a_rejection_that_cannot_be_read_or_written_starts_nothing(tmp_path: Pat
     with pytest.raises(RefusedError, match=r"rejection is damaged: rejected/a000001\.json"):
         begin(store, 2, spec)
 
-    class Full:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(store_at(tmp_path / "full"), name)
-
+    class Full(PassingStore):
         def put_if_absent(self, key: str, data: bytes) -> None:
             raise EnvironmentFailedError(f"no space for {key}: {len(data)} bytes")
 
-    begin(store_at(tmp_path / "full"), 1, spec)
-    full: Any = Full()
+    full = store_at(tmp_path / "full")
+    begin(full, 1, spec)
     with pytest.raises(PolyremeError, match="no space for rejected/"):
-        RollbackLeader(full, attempt=1, spec=spec)(spike(150))
+        RollbackLeader(Full(full), attempt=1, spec=spec)(spike(150))

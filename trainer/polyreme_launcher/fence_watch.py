@@ -47,16 +47,16 @@ class FenceWatch:
         self._lease = TrainingLease(attempt, self.now_s())
 
     def end(self) -> None:
-        """Hold none, before a newer attempt of this leader claims its resume point."""
+        """Drop the lease, before a newer attempt of this leader claims its resume point."""
         self._lease = None
 
     def confirm(self, attempt: int, began_s: float) -> None:
-        """Take a write of the Lease that was taken, by when it began."""
+        """Extend the attempt's lease after a request that succeeded, from when that request began."""
         if self._lease is not None and self._lease.attempt == attempt:
             self._lease = self._lease.confirmed(began_s)
 
     async def run(self) -> None:
-        """Look for as long as the leader lives; while the root is away, nothing is known."""
+        """Look until cancelled; a look that fails neither extends the lease nor ends it."""
         while True:
             await self._clock.sleep(LOOK_EVERY_S)
             if self._lease is not None:
@@ -65,7 +65,7 @@ class FenceWatch:
     async def _look(self, attempt: int) -> None:
         began_s = self.now_s()
         try:
-            await asyncio.to_thread(self._check, attempt)
+            await asyncio.to_thread(lambda: check_not_fenced(open_store(self._url), attempt))
         except FencedError as error:
             if self._lease is not None and self._lease.attempt == attempt:
                 print(f"training ends: {error}", file=sys.stderr)
@@ -74,6 +74,3 @@ class FenceWatch:
             return
         else:
             self.confirm(attempt, began_s)
-
-    def _check(self, attempt: int) -> None:
-        check_not_fenced(open_store(self._url), attempt)

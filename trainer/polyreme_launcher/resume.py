@@ -212,7 +212,7 @@ class _StoreRoot:
         return self._with_rejections(spec, first_mixture(spec, entries=entries, resume_step=step))
 
     def _with_rejections(self, spec: TrainingJobSpec, known: MixtureRecord) -> MixtureRecord:
-        """Return a mixture with the data skipped that spikes made suspect: each once, as the point is fixed once."""
+        """Return a mixture that also skips the data that earlier attempts rejected after a spike."""
         for rejection in () if self._seen is None else self._seen.rejections:
             if rejection.attempt < self._attempt:
                 known = with_rejection(spec, known, rejection)

@@ -114,7 +114,7 @@ def check_lease() -> None:
     if until_s and (over_s := boot_s() - until_s) > 0:
         raise FencedError(
             f"no step may begin: the right to train ended {over_s:.0f} s ago, since neither the checkpoint root nor "
-            "the API server has said that no newer attempt has begun"
+            "the API server has confirmed that no newer attempt has begun"
         )
 
 

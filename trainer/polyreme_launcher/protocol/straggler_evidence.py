@@ -1,15 +1,14 @@
 """Evidence of stragglers: a pure function of what the launchers see of all ranks, without clock or I/O.
 
-Once every rank has ended another step, a round takes two measures of each: its computing time, and its time for equal
-work. Those of the last rounds are summed up by their lower quartile, since bursts raise other rounds alone, and are
-compared within a pipeline stage. Uneven data must name no rank, so both measures must say that it is slow: where time
-is any fixed part plus any part that follows the work, a sound rank with more work than others is slow by the first
-alone, one with less by the second alone.
+Each time that every rank has ended another step, a round takes two measures of each rank: its computing time, and its
+computing time per operation. The lower quartile of the last rounds is compared within a pipeline stage: a burst raises
+only the other rounds. A rank is slow only if both measures say so, so that uneven data name none: a sound rank with
+more work than its peers takes longer in total, but never longer per operation; one with less work, the other way round.
 
-For each kind of exchange the groups are compared too. A group's time is the minimum over its members, since the last
-one to arrive waits for no other member: what is left is the exchange.
+For each kind of exchange the groups are compared too. A group's time is the minimum over its members: the last one to
+arrive waits for no other member, so its time is that of the exchange alone.
 
-What is kept is the last rounds; all of it belongs to one attempt.
+Only the last rounds of one attempt are kept.
 """
 
 from __future__ import annotations
@@ -24,20 +23,20 @@ from polyreme_api.rank_state import ExchangeKind, RankState
 ROUNDS = 16
 """Rounds that are kept, and needed to name one."""
 BURST_ROUNDS = 3
-"""The time that stands for a rank is that of the round with so many faster ones: it was as slow in all others."""
+"""So many rounds may be faster than a rank's usual time: of ``ROUNDS``, that is their lower quartile."""
 RANK_NAMED, RANK_RECOVERED = 1.2, 1.1
-"""From how many times the others' time on a rank is named, and below which it no longer is."""
+"""A rank is named at this multiple of its peers' time, and stays named down to the second."""
 GROUP_NAMED, GROUP_RECOVERED = 2.0, 1.5
-"""The same of a group: the time of exchanges varies more."""
+"""The same for a group: exchange times vary more."""
 GROUP_EXCESS_MIN = 0.05
 """A group is named only if it loses at least this share of a step's computing time."""
 BEFORE = 0.88
-"""Rounds at the beginning with less than this share of the usual time were before one became slow."""
+"""A rank became slow in the first round with at least this share of its usual time per operation."""
 
 Key: TypeAlias = tuple[ExchangeKind | None, int]
 """A rank (None) or, of a kind of exchange, a group, by number."""
 Measures: TypeAlias = tuple[float, float]
-"""Time, and time for equal work."""
+"""Time, and time per operation."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

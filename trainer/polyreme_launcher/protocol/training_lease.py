@@ -1,7 +1,7 @@
 """Right of an attempt to train on, by signs that no newer one has begun; pure, and checked by simulated failovers.
 
 A newer attempt claims its resume point in the checkpoint root before its ranks are released, and its leader writes the
-job's Lease. So a look at the root that finds no claim, or a write of the Lease that is taken, shows that at its
+job's Lease. So a look at the root that finds no claim, or a write of the Lease that succeeds, shows that at its
 *beginning* no newer attempt trained. For ``TTL_S`` after that beginning the ranks may begin steps.
 
 One of the two signs is enough: a gang trains on while the API server is away, or while the store is. A gang that is cut

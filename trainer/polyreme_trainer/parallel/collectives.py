@@ -76,7 +76,7 @@ def scatter_rows(rows_TX: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 @exchanges
-def finish(works: list[dist.Work], group: dist.ProcessGroup) -> None:  # noqa: ARG001 - recorded
+def finish(works: list[dist.Work], group: dist.ProcessGroup) -> None:  # noqa: ARG001 - read by ``exchanges``
     """Wait for exchanges of a group that were begun, and forget them."""
     for work in works:
         work.wait()

@@ -67,7 +67,7 @@ def check_copies(flat: FlatModel, meshes: Meshes, *, step: int) -> None:
 
 
 def odd_ranks(found_RK: Sequence[Sequence[int]], layout: Layout) -> list[int]:
-    """Return the ranks whose hash is not that of most ranks with copies; all of them where no majority is.
+    """Return the ranks whose hash is not the most common one among their copies; all ranks of a tie.
 
     Args:
         found_RK: Hashes of each rank.

@@ -62,6 +62,10 @@ class UsageRow:
         }
 
 
+NOTHING = UsageRow(key="", jobs=0, table={})
+"""A row without time: its fields are those of every row."""
+
+
 def usage_rows(seen: Snapshot, *, by: By, label: str = "", since_s: float | None = None) -> list[UsageRow]:
     """Add up the device time of jobs, the largest sums first; days in their order.
 

@@ -1,11 +1,18 @@
 """Sums of device time as `kubectl polyreme usage` shows them."""
 
+import csv
+import io
+import json
 from typing import Any
 
 import pytest
 
+from polyreme.plugin.main import invoke
+from polyreme.plugin.reading import Sight
 from polyreme.plugin.snapshot import Snapshot
+from polyreme.plugin.target import Target
 from polyreme.plugin.usage import By, usage_rows, usage_table
+from polyreme_api.exit_codes import ExitCode
 from polyreme_api.times import rfc3339
 from tests.unit.plugin.plugin_scenes import NOW_S, job, runs, snapshot, text, waits
 
@@ -75,3 +82,24 @@ def test_uses_are_summed_over_jobs() -> None:
     assert found["Productive"] == (1, 60)
     assert found["Queued (Suspend)"] == (1, 900)
     assert found["Hang (Hung)"] == (1, 12)
+
+
+def test_the_command_writes_the_same_sums_in_every_form_and_a_whole_head_without_any(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def printed(seen: Snapshot, *options: str) -> tuple[str, str]:
+        monkeypatch.setattr(Target, "run", lambda *_: Sight(seen))
+        assert invoke(["usage", "-n", "team", *options]) == ExitCode.OK
+        shown = capsys.readouterr()
+        return shown.out, shown.err
+
+    items = json.loads(printed(scene(), "--label", "team", "-o", "json")[0])["items"]
+    assert [(row["key"], row["goodputRatio"]) for row in items] == [("vision", 0.75), ("(none)", 0)]
+    table = printed(scene(), "--label", "team", "-o", "csv")[0]
+    assert [(row["key"], row["heldDeviceSeconds"]) for row in csv.DictReader(io.StringIO(table))] == [
+        ("vision", "288000.0"),
+        ("(none)", "18000.0"),
+    ]
+    assert printed(scene(), "--label", "team")[0].split()[0] == "TEAM"
+    assert printed(snapshot(), "-o", "csv")[0] == table.partition("\n")[0] + "\n"
+    assert printed(snapshot()) == ("", "no device time is charged yet\n")

@@ -14,7 +14,7 @@ from polyreme.plugin.incidents import seconds_of
 from polyreme.plugin.options import AllNamespaces, Context, Kubeconfig, Namespace, target
 from polyreme.plugin.printing import Output, emit_data, envelope, show
 from polyreme.plugin.reading import look
-from polyreme.plugin.usage import By, usage_rows, usage_table
+from polyreme.plugin.usage import NOTHING, By, usage_rows, usage_table
 from polyreme.views.output import note
 from polyreme_api.labels import KIND_JOB
 
@@ -59,7 +59,7 @@ def usage(
     if output in {Format.JSON, Format.YAML}:
         emit_data(envelope("Usage", objects), Output(output.value))
     elif output is Format.CSV:
-        writer = csv.DictWriter(sys.stdout, list(objects[0]) if objects else ["key"], lineterminator="\n")
+        writer = csv.DictWriter(sys.stdout, list(NOTHING.to_object()), lineterminator="\n")
         writer.writeheader()
         writer.writerows(objects)
     elif rows:

@@ -60,6 +60,7 @@ def calls(stage: Stage, spare: str, incident: str) -> Mapping[str, tuple[str, ..
         "describe": ("describe", "big"),
         "why": ("why", "next"),
         "top": ("top",),
+        "usage": ("usage",),
         "logs": ("logs", "big"),
         "queue": ("queue",),
         "topology": ("topology",),

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import getpass
+import re
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 
 from polyreme.plugin.identity import who_acts
+from polyreme.plugin.main import COMMANDS
 from polyreme.plugin.operator_lease import SILENT_S, doubt_of, doubts_of, silence
 from polyreme.plugin.reading import NotAllowedError, Sight, list_all, look, read_job
 from polyreme_api.errors import NotFoundError
@@ -67,6 +70,12 @@ def stage(*allowed: tuple[str, str | None]) -> Limited:
 def seen_by(cluster: Limited, **options: Any) -> Sight:
     wanted = dict.fromkeys((KIND_JOB, "TrainingQueue", "Node"))
     return asyncio.run(look(cluster, wanted, now_s=NOW_S, **options))
+
+
+def test_the_page_says_of_every_verb_who_may_use_it() -> None:
+    page = (Path(__file__).parents[3] / "docs/how-to/kubectl-plugin.md").read_text()
+    named = re.findall(r"^\| `(\w+)` (?:\| (?:yes|partly|no) ){5}\|$", page, re.MULTILINE)
+    assert sorted(named) == sorted(command.name for command in COMMANDS)
 
 
 def test_kinds_that_may_not_be_listed_are_left_out_and_named() -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from polyreme.commands.quickstart import identical_losses, sentences
 from polyreme.local_run.fault_options import Injection, parse_injection
+from polyreme.main import invoke
 from polyreme.run_files.records import RunRecords, read_records
 from polyreme.run_files.timeline import Moment, Timeline, read_timeline
 from polyreme_api.commit_marker import CommitMarker, SavedFile, seal
 from polyreme_api.errors import InvalidConfigError
+from polyreme_api.exit_codes import ExitCode
 from polyreme_api.history import COMMIT_MARKER, ResumePoint, attempt_key, steps_key
 from polyreme_api.progress import StepRecord
 from polyreme_api.step_columns import parse_steps
@@ -22,7 +25,7 @@ def step(attempt: int, number: int, *, loss: float = 1.0, ended_at_s: float = 0.
     return StepRecord(attempt=attempt, step=number, loss=loss, ended_at_s=ended_at_s)
 
 
-def marker(*, step: int, size_bytes: int) -> CommitMarker:
+def marker(*, step: int, size_bytes: int, held_out_loss: float | None = None) -> CommitMarker:
     return CommitMarker(
         attempt=1,
         step=step,
@@ -33,6 +36,7 @@ def marker(*, step: int, size_bytes: int) -> CommitMarker:
         files={"data": SavedFile.of(b"1" * size_bytes)},
         loader={},
         committed_at_s=0.0,
+        held_out_loss=held_out_loss,
     )
 
 
@@ -63,6 +67,15 @@ def test_history_holds_each_step_once_and_the_rest_is_discarded(tmp_path: Path) 
         *((2, number) for number in (4, 5, 6, 7, 8)),
     ]
     assert [(record.attempt, record.step) for record in records.discarded] == [(1, 4), (1, 5)]
+
+
+def test_checkpoints_are_listed_with_their_held_out_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_root(tmp_path)
+    measured = tmp_path / "a000001-s00000006" / COMMIT_MARKER
+    measured.write_bytes(seal(marker(step=6, size_bytes=4, held_out_loss=0.25)))
+    assert invoke(["checkpoint", "ls", tmp_path.as_uri(), "-o", "json"]) == ExitCode.OK
+    losses = {row["name"]: row["heldoutLoss"] for row in json.loads(capsys.readouterr().out)["items"]}
+    assert losses == {"a000001-s00000003": None, "a000001-s00000006": 0.25, "a000002-s00000006": None}
 
 
 def test_torn_and_late_checkpoints_are_distinguished(tmp_path: Path) -> None:

@@ -29,6 +29,10 @@ class Paged:
         assert all(process.is_alive() for process in self.gang.processes), self.gang.logs()
         return list(self._pages.read(time.monotonic_ns()).values())
 
+    def limit(self, until_ns: int) -> None:
+        """Let no step begin after a time."""
+        self._pages.limit(until_ns)
+
 
 @contextlib.contextmanager
 def paged(start: Any, root: Path, layout: dict[str, int], **request: Any) -> Iterator[Paged]:

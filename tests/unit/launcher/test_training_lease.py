@@ -7,6 +7,7 @@ import dataclasses
 import mmap
 import os
 import random
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from polyreme_api.history import claim_key
 from polyreme_api.rank_state import UNTIL_NS
 from polyreme_datahub.objects import open_store
 from polyreme_launcher import fence_watch
+from polyreme_launcher.agent import Launcher
 from polyreme_launcher.fence_watch import NS, FenceWatch
 from polyreme_launcher.protocol.training_lease import LOOK_EVERY_S, TTL_S, TrainingLease
 from polyreme_launcher.rank_pages import RankPages
@@ -202,6 +204,32 @@ def test_a_root_that_is_away_proves_nothing_but_a_written_lease_does(
     assert watched.watch.until_ns == until_ns, "of another attempt"
     watched.watch.confirm(1, watched.clock.now_s())
     assert watched.watch.until_ns == (watched.clock.now_s() + TTL_S) * NS
+
+
+def test_the_leaders_launcher_writes_the_end_of_the_lease_for_its_ranks_at_each_tick() -> None:
+    seen, ticks, leases = list[int](), list[None](), iter([0, 7, 9])
+
+    async def sleep(_: float) -> None:
+        if len(ticks) == 3:
+            raise asyncio.CancelledError
+
+    class Agent:
+        fence = types.SimpleNamespace(until_ns=0)
+
+        def tick(self) -> None:
+            ticks.append(None)
+            self.fence.until_ns = next(leases)
+
+    launcher: Any = types.SimpleNamespace(
+        _clock=types.SimpleNamespace(steady_s=lambda: 0.0, sleep=sleep),
+        _data_engine=None,
+        _feed=lambda _: None,
+        _leader_agent=Agent(),
+        _ranks=types.SimpleNamespace(limit=seen.append),
+    )
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(Launcher._tick(launcher))
+    assert seen == [0, 7, 9]
 
 
 def test_a_rank_begins_no_step_when_the_right_to_train_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:

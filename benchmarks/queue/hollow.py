@@ -80,11 +80,11 @@ class HalfHollow:
         """Read an object."""
         return await self._of(ref.kind).get(ref)
 
-    async def create(self, manifest: Manifest) -> Manifest:
+    async def create(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest:
         """Create an object; a pod begins to run."""
         self._count(manifest["kind"])
-        created = await self._of(manifest["kind"]).create(manifest)
-        if manifest["kind"] == "Pod":
+        created = await self._of(manifest["kind"]).create(manifest, dry_run=dry_run)
+        if manifest["kind"] == "Pod" and not dry_run:
             task = asyncio.ensure_future(self._run(created))
             self._tasks.add(task)
             task.add_done_callback(self._ended)

@@ -57,10 +57,10 @@ class ForwardingPort:
         """Return the object as it is now."""
         return await self._forward(Call(verb="get", ref=ref), lambda: self._port.get(ref))
 
-    async def create(self, manifest: Manifest) -> Manifest:
+    async def create(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest:
         """Create the object."""
         call = Call(verb="create", ref=_reference(manifest), body=manifest)
-        return await self._forward(call, lambda: self._port.create(manifest))
+        return await self._forward(call, lambda: self._port.create(manifest, dry_run=dry_run))
 
     async def patch(
         self,

@@ -191,8 +191,10 @@ class ClusterPort(Protocol):
         """
         ...
 
-    async def create(self, manifest: Manifest) -> Manifest:
+    async def create(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest:
         """Create the object and return it with ``uid``, ``resourceVersion``, ``generation``, ``creationTimestamp`` set.
+
+        With ``dry_run`` everything is checked and nothing is stored: the answer has no ``resourceVersion``.
 
         Raises:
             AlreadyExistsError: If the name is taken, also by an object that is being deleted.

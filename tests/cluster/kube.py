@@ -197,9 +197,9 @@ class OneNamespace(ForwardingPort):
     async def get(self, ref: ObjectRef) -> Manifest:
         return self._seen(await super().get(self._ref(ref)))
 
-    async def create(self, manifest: Manifest) -> Manifest:
+    async def create(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest:
         metadata = {**manifest["metadata"], "namespace": self._real(manifest["metadata"]["namespace"])}
-        return self._seen(await super().create({**manifest, "metadata": metadata}))
+        return self._seen(await super().create({**manifest, "metadata": metadata}, dry_run=dry_run))
 
     async def patch(
         self,

@@ -53,6 +53,22 @@ def test_a_name_is_taken_once(opener: Opener, tmp_path: Path) -> None:
     run(opener, tmp_path, story)
 
 
+def test_a_dry_run_checks_and_stores_nothing(opener: Opener, tmp_path: Path) -> None:
+    async def story(harness: Harness) -> None:
+        said = await harness.cluster.create(config(data={"who": "first"}), dry_run=True)
+        assert uid(said)
+        assert "resourceVersion" not in said["metadata"]
+        with pytest.raises(NotFoundError):
+            await harness.cluster.get(ref(said))
+        await harness.cluster.create(config())
+        with pytest.raises(AlreadyExistsError):
+            await harness.cluster.create(config(), dry_run=True)
+        with pytest.raises(InvalidObjectError):
+            await harness.cluster.create(config("UPPER"), dry_run=True)
+
+    run(opener, tmp_path, story)
+
+
 @pytest.mark.parametrize("name", ["", "UPPER", "-x", "a" * 254, "a_b"])
 def test_a_bad_name_is_refused(opener: Opener, tmp_path: Path, name: str) -> None:
     async def story(harness: Harness) -> None:

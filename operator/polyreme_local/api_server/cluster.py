@@ -70,9 +70,11 @@ class EmbeddedCluster:
         """Return the object."""
         return self.store.get(ref)
 
-    async def create(self, manifest: Manifest) -> Manifest:
+    async def create(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest:
         """Create the object."""
-        created = self.store.create(manifest)
+        created = self.store.create(manifest, dry_run=dry_run)
+        if dry_run:
+            return created
         await self._written()
         return created
 

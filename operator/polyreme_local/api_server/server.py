@@ -180,7 +180,8 @@ class ApiServer:
         manifest["kind"] = ref.kind
         if ref.namespace:
             manifest["metadata"]["namespace"] = ref.namespace
-        return web.json_response(await self._cluster.create(manifest), status=201)
+        dry_run = request.query.get("dryRun") == "All"
+        return web.json_response(await self._cluster.create(manifest, dry_run=dry_run), status=201)
 
     async def _patch(self, request: web.Request, ref: ObjectRef) -> web.StreamResponse:
         patch = await _body(request)

@@ -114,8 +114,8 @@ class Store:
         """Forget every paginated list under way, as compaction does."""
         self._pages.expire()
 
-    def create(self, manifest: Manifest) -> Manifest:
-        """Create an object."""
+    def create(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest:
+        """Create an object; in a dry run only say what it would be."""
         own: Manifest = own_json(manifest)
         ref = rules.check_new(own)
         if self._objects.get(ref) is not None:
@@ -123,6 +123,9 @@ class Store:
         rules.prepare_new(own, uid=self._new_uid(), version=self._version + 1, now_s=self._now_s())
         rules.check_sizes(own)
         self._validate(own)
+        if dry_run:
+            own["metadata"].pop("resourceVersion")
+            return own
         record = Record.of(own)
         self._commit(WatchEventType.ADDED, record)
         self._objects.note_if_orphan(record)

@@ -153,10 +153,10 @@ def test_an_api_server_that_fails_delays_the_history_and_not_the_taint() -> None
     stage.add_policy()
     create, failures = stage.cluster.create, iter(range(5))
 
-    async def failing(manifest: Manifest) -> Manifest:
+    async def failing(manifest: Manifest, *, dry_run: bool = False) -> Manifest:
         if manifest["kind"] == "NodeIncident" and next(failures, None) is not None:
             raise ServerError("away")
-        return await create(manifest)
+        return await create(manifest, dry_run=dry_run)
 
     stage.cluster.create = failing  # type: ignore[method-assign]
 

@@ -46,9 +46,9 @@ def test_a_create_that_lands_late_brings_back_no_batch() -> None:
         created: list[Manifest] = []
         create = story.store.create
 
-        def noted(manifest: Manifest) -> Manifest:
+        def noted(manifest: Manifest, *, dry_run: bool = False) -> Manifest:
             created.append(manifest)
-            return create(manifest)
+            return create(manifest, dry_run=dry_run)
 
         story.store.create = noted  # type: ignore[method-assign]
         story.node()

@@ -70,8 +70,8 @@ class Restored(ForwardingPort):
     async def get(self, ref: ObjectRef) -> Manifest:
         return self._told(await super().get(ref))
 
-    async def create(self, manifest: Manifest) -> Manifest:
-        return self._told(await super().create(manifest))
+    async def create(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest:
+        return self._told(await super().create(manifest, dry_run=dry_run))
 
     async def patch(
         self,

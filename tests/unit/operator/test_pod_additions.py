@@ -96,12 +96,12 @@ def test_what_a_webhook_adds_is_learned_from_the_first_pod_and_counts_for_the_ne
         nodes(story, 3)
         create = story.store.create
 
-        def injecting(manifest: Manifest) -> Manifest:
+        def injecting(manifest: Manifest, *, dry_run: bool = False) -> Manifest:
             if manifest["kind"] == "Pod":
                 body = dict(manifest["spec"])
                 sidecar = {"name": "mesh", "restartPolicy": "Always", "resources": {"requests": {"cpu": "6"}}}
                 manifest = {**manifest, "spec": {**body, "initContainers": [sidecar]}}
-            return create(manifest)
+            return create(manifest, dry_run=dry_run)
 
         story.store.create = injecting  # type: ignore[method-assign]
         story.job("j", replicas=3)

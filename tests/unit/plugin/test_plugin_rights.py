@@ -173,7 +173,7 @@ def test_the_actor_is_the_api_servers_user_or_a_marked_local_name() -> None:
     class Reviewing(Limited):
         username = "jo@example.com"
 
-        async def create(self, manifest: Manifest) -> Manifest:
+        async def create(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest:
             assert manifest["kind"] == "SelfSubjectReview"
             if not self.username:
                 raise PortNotFoundError("404")

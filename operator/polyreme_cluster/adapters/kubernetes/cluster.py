@@ -54,6 +54,7 @@ LINE_BYTES_MAX = 4 << 20
 """Half of the longest line of a watch; etcd holds objects of 1.5 MiB."""
 FIELD_MANAGER = "polyreme"
 _WRITES = {"fieldManager": FIELD_MANAGER}
+_DRY_RUN = {"dryRun": "All", "fieldValidation": "Strict"}
 _BODY = TypeAdapter(dict[str, Any])
 """Writes a pod's JSON in a quarter of the time that ``json`` takes; it reads none faster."""
 
@@ -147,8 +148,8 @@ class KubernetesCluster:
         """Return the object as it is now."""
         return tidy(await self._call("GET", object_path(ref), kind=ref.kind, what=f"get of {ref}"), ref.kind)
 
-    async def create(self, manifest: Manifest) -> Manifest:
-        """Create the object."""
+    async def create(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest:
+        """Create the object; a dry run refuses fields that the server would drop."""
         kind, metadata = manifest.get("kind"), manifest.get("metadata")
         if not isinstance(kind, str) or not isinstance(metadata, dict):
             raise InvalidObjectError("object has no kind or no metadata", field="kind")
@@ -157,7 +158,8 @@ class KubernetesCluster:
             raise InvalidObjectError("a new object has no version yet", field="metadata.resourceVersion")
         path = collection_path(kind, metadata.get("namespace"))
         what = f"create of {kind} {metadata.get('namespace', '')}/{metadata.get('name', '')}"
-        return tidy(await self._call("POST", path, kind=kind, query=_WRITES, body=manifest, what=what), kind)
+        query = _WRITES | (_DRY_RUN if dry_run else {})
+        return tidy(await self._call("POST", path, kind=kind, query=query, body=manifest, what=what), kind)
 
     async def patch(
         self,

@@ -25,6 +25,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from polyreme.console.home.backend import HomeBackend
 from polyreme.console.server import declared_routes
 from polyreme_api.exit_codes import ExitCode
 from tests.e2e.polyreme_home import PolyremeHome
@@ -109,7 +110,7 @@ def home_with_runs(folder: Path) -> PolyremeHome:
 
 def declared_pages() -> list[str]:
     """Return the paths of the pages that the console declares; a placeholder that VALUES lacks is an error."""
-    paths = [route.path for route in declared_routes() if route.method == "GET"]
+    paths = [route.path for route in declared_routes(HomeBackend.pages) if route.method == "GET"]
     return [path.format_map(VALUES) for path in paths if not path.startswith("/live/")]
 
 

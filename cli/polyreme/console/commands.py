@@ -11,10 +11,14 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from polyreme.console.run_source import Verdict
 from polyreme_api.clock import Clock
 from polyreme_api.errors import WaitTimeoutError
+from polyreme_api.exit_codes import ExitCode
 
 CHECK_S = 60
+CHECKS_MAX = 2
+"""Checks at once; more wait for their turn."""
 KEPT = 50
 """Commands that are remembered."""
 LINES_MAX = 40
@@ -53,6 +57,7 @@ class Commands:
         self._home, self._clock, self._on_end = home, clock, on_end
         self._started: collections.deque[Started] = collections.deque(maxlen=KEPT)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._checks = asyncio.Semaphore(CHECKS_MAX)
 
     def of(self, subject: str) -> list[Started]:
         """Return what was started about something, newest first."""
@@ -77,12 +82,23 @@ class Commands:
         """Wait for the commands that run."""
         await asyncio.gather(*self._tasks)
 
-    async def check(self, arguments: Sequence[str], given: bytes) -> Checked:
-        """Run a command that only looks, with input, and return what it printed.
+    async def verdict(self, text: str, *options: str) -> Verdict:
+        """Have ``polyreme validate`` say what it thinks of a job.
+
+        Args:
+            text: The job, as YAML.
+            options: More options of the command.
 
         Raises:
             WaitTimeoutError: If it takes too long.
         """
+        async with self._checks:
+            checked = await self._check(["validate", "-", *options], text.encode())
+        good = checked.code == ExitCode.OK
+        notes = [checked.errors] if good and checked.errors else []
+        return Verdict(good=good, said=checked.errors, notes=notes, plan=checked.output if good else "")
+
+    async def _check(self, arguments: Sequence[str], given: bytes) -> Checked:
         process = await asyncio.create_subprocess_exec(
             *self._words(arguments),
             stdin=subprocess.PIPE,

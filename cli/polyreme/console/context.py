@@ -3,41 +3,50 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Protocol
 
 from aiohttp import web
 
 from polyreme.console import markup
-from polyreme.console.commands import Commands
 from polyreme.console.guard import Guard
-from polyreme.console.run_index import RunIndex
-from polyreme.console.run_reader import RunReader
-from polyreme.run_files.paths import Home
-from polyreme_api.clock import Clock
+from polyreme.console.run_source import RunSource
 
-T = TypeVar("T")
+
+class Backend(Protocol):
+    """Whose runs a console shows."""
+
+    @property
+    def pages(self) -> Sequence[ModuleType]:
+        """Packages whose modules declare its pages."""
+        ...
+
+    def source(self, request: web.Request) -> RunSource:
+        """Return the runs, as the user may see them who asks."""
+        ...
+
+    def running(self) -> contextlib.AbstractAsyncContextManager[None]:
+        """Do what must be done while the console answers."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Console:
-    """A console of one home."""
+    """A console."""
 
-    home: Home
-    clock: Clock
+    backend: Backend
     guard: Guard
-    index: RunIndex
-    reader: RunReader
-    commands: Commands
-    threads: ThreadPoolExecutor
     navigation: Sequence[tuple[str, str]]
     stopped: asyncio.Event
+    streams: set[object] = dataclasses.field(default_factory=set)
+    """Live parts that are open."""
 
-    async def read(self, work: Callable[[], T]) -> T:
-        """Do work that reads files in a thread, so that others are answered meanwhile."""
-        return await asyncio.get_running_loop().run_in_executor(self.threads, work)
+    def source(self, request: web.Request) -> RunSource:
+        """Return the runs, as the user may see them who asks."""
+        return self.backend.source(request)
 
     def page(self, title: str, body: str, *, current: str = "", status: int = 200) -> web.Response:
         """Answer with a page."""

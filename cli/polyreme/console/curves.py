@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from polyreme.console.run_reader import RunCurves
+from polyreme.console.run_source import RunCurves
 from polyreme.report import svg
 from polyreme.report.svg import BOTTOM, LEFT, RIGHT, TOP, WIDTH, Scale
 from polyreme.views.formatting import NOTHING
@@ -69,7 +69,7 @@ def parallel_chart(runs: Sequence[RunCurves], fields: Sequence[str], *, result: 
 
 def _finite(run: RunCurves, measure: str, axis: str) -> list[svg.Point]:
     over = {"step": run.curve.step, "tokens": run.curve.tokens, "hours": run.curve.hours}[axis]
-    both = zip(over, run.curve.values[measure], strict=True)
+    both = zip(over, run.curve.values.get(measure, ()), strict=True)
     return [(x, value) for x, value in both if math.isfinite(value)]
 
 

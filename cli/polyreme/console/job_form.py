@@ -111,10 +111,9 @@ def as_yaml(manifest: Any) -> str:
     return yaml.safe_dump(manifest, sort_keys=False, allow_unicode=True, width=120)
 
 
-def run_command(file: str, settings: Sequence[str]) -> str:
-    """Write the command that starts the job, from the file of its base."""
-    options = " ".join(f"{OPTION} {shlex.quote(setting)}" for setting in settings)
-    return f"polyreme run {shlex.quote(file)} {options}".rstrip()
+def options_of(settings: Sequence[str]) -> str:
+    """Write settings as options of a command."""
+    return " ".join(f"{OPTION} {shlex.quote(setting)}" for setting in settings)
 
 
 def value_text(base: Mapping[str, Any], field: Field) -> str:

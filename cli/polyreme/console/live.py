@@ -5,23 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from polyreme.console.guard import RefusedRequestError
 from polyreme.console.markup import notice
 from polyreme.report.svg import safe
-from polyreme_api.errors import PolyremeError
+from polyreme_api.errors import NotFoundError, PolyremeError
 
 if TYPE_CHECKING:
     from polyreme.console.context import Console
 
-POLL_S = 1.0
 QUIET_S = 15.0
 """A stream without changes says so often that it is there: a browser that left is noticed then."""
-STREAMS_MAX = 64
-_open_streams: set[object] = set()
+STREAMS_MAX = 256
+Render = Callable[[], Awaitable[str]]
 
 
 def live_part(path: str, body: str) -> str:
@@ -29,32 +29,32 @@ def live_part(path: str, body: str) -> str:
     return f'<div data-hx-sse:connect="{safe(path)}" data-hx-swap="innerMorph" data-hx-target="this">{body}</div>'
 
 
-async def stream(console: Console, request: web.Request, render: Callable[[], str]) -> web.StreamResponse:
+async def stream(console: Console, request: web.Request, render: Render) -> web.StreamResponse:
     """Send a part whenever it has changed, until the browser leaves or the console stops.
 
     Args:
         console: The console.
         request: Its Last-Event-ID names what the browser has.
-        render: Returns the part; it is called in a thread. Its errors are shown in the part's place.
+        render: Returns the part. Its errors are shown in the part's place.
     """
-    if len(_open_streams) >= STREAMS_MAX:
+    if len(console.streams) >= STREAMS_MAX:
         return web.Response(status=503, text=f"{STREAMS_MAX} pages are open; close some\n")
     mark = object()
-    _open_streams.add(mark)
+    console.streams.add(mark)
     try:
         return await _send(console, request, render)
     finally:
-        _open_streams.discard(mark)
+        console.streams.discard(mark)
 
 
-async def _send(console: Console, request: web.Request, render: Callable[[], str]) -> web.StreamResponse:
+async def _send(console: Console, request: web.Request, render: Render) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     response.headers["X-Content-Type-Options"] = "nosniff"
+    part = await opened(render)
     await response.prepare(request)
-    last, quiet_s = request.headers.get("Last-Event-ID", ""), 0.0
+    last, quiet_s, poll_s = request.headers.get("Last-Event-ID", ""), 0.0, console.source(request).poll_s
     with contextlib.suppress(ConnectionError):
         while not console.stopped.is_set():
-            part = await console.read(lambda: shown(render))
             digest = hashlib.sha256(part.encode()).hexdigest()[:16]
             if digest != last:
                 lines = "".join(f"data: {line}\n" for line in part.split("\n"))
@@ -63,17 +63,45 @@ async def _send(console: Console, request: web.Request, render: Callable[[], str
             elif quiet_s >= QUIET_S:
                 await response.write(b": nothing new\n\n")
                 quiet_s = 0.0
-            quiet_s += POLL_S
+            quiet_s += poll_s
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(console.stopped.wait(), POLL_S)
+                await asyncio.wait_for(console.stopped.wait(), poll_s)
+            part = await shown(render)
     return response
 
 
-def shown(render: Callable[[], str]) -> str:
+async def opened(render: Render) -> str:
+    """Return a part of a page that is opened: what is not there, or is not the user's, is refused.
+
+    Raises:
+        NotFoundError: As the part raises it.
+        RefusedRequestError: As the part raises it, but for a cluster that does not answer: the page waits for that.
+    """
+    try:
+        return (await render()).replace("\r", "")
+    except (PolyremeError, OSError) as error:
+        refused = isinstance(error, RefusedRequestError) and error.status != web.HTTPServiceUnavailable.status_code
+        if refused or isinstance(error, NotFoundError):
+            raise
+        return _sentence(error)
+
+
+async def shown(render: Render) -> str:
     """Return a part, or the sentence of what keeps it from being shown."""
     try:
-        return render().replace("\r", "")
-    except PolyremeError as error:
-        return notice(str(error), "bad")
-    except OSError as error:
-        return notice(f"files can't be read: {error}", "bad")
+        return (await render()).replace("\r", "")
+    except (PolyremeError, OSError) as error:
+        return _sentence(error)
+
+
+def in_words(render: Callable[[], str]) -> str:
+    """Return a part that needs no waiting, or the sentence of what keeps it from being shown."""
+    try:
+        return render()
+    except (PolyremeError, OSError) as error:
+        return _sentence(error)
+
+
+def _sentence(error: Exception) -> str:
+    words = str(error) if isinstance(error, PolyremeError) else f"files can't be read: {error}"
+    return notice(words, "bad")

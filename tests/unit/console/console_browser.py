@@ -14,7 +14,9 @@ from typing import Any
 from aiohttp import ClientSession, DummyCookieJar
 from aiohttp.test_utils import BaseTestServer, TestServer
 
-from polyreme.console.guard import FORM_TOKEN
+from polyreme.console.guard import FORM_TOKEN, LinkGuard
+from polyreme.console.home.backend import HomeBackend
+from polyreme.console.home.source import HomeSource
 from polyreme.console.server import ConsoleServer
 from polyreme.run_files.paths import Home
 from polyreme_system.clock import SystemClock
@@ -26,7 +28,8 @@ class Browser:
 
     session: ClientSession
     server: BaseTestServer
-    made: ConsoleServer
+    guard: LinkGuard
+    source: HomeSource
     cookie: str
 
     @property
@@ -44,7 +47,7 @@ class Browser:
     async def post(self, path: str, *, status: int, **fields: str) -> str:
         """Send a form of one of the console's own pages; return the answer, or where it leads."""
         headers = {"Cookie": self.cookie, "Origin": self.origin}
-        form = {FORM_TOKEN: self.made.guard.form_token, **fields}
+        form = {FORM_TOKEN: self.guard.form_token, **fields}
         async with self.session.post(self.origin + path, data=form, headers=headers, allow_redirects=False) as response:
             text = await response.text()
             assert response.status == status, text
@@ -54,19 +57,19 @@ class Browser:
 @contextlib.asynccontextmanager
 async def open_browser(home: Path) -> AsyncIterator[Browser]:
     """Serve a home, and open a session by the start link."""
-    made = ConsoleServer(Home(path=home), SystemClock())
+    backend, guard = HomeBackend(Home(path=home), SystemClock()), LinkGuard()
     async with (
-        TestServer(made.application()) as server,
+        TestServer(ConsoleServer(backend, guard).application()) as server,
         ClientSession(cookie_jar=DummyCookieJar()) as session,
     ):
-        made.console.index.refresh()
-        link = server.make_url(made.guard.start_path())
+        backend.home.index.refresh()
+        link = server.make_url(guard.start_path())
         async with session.get(link, allow_redirects=False) as response:
             assert response.status == 303
             cookie = response.headers["Set-Cookie"]
             assert "HttpOnly" in cookie
             assert "SameSite=Strict" in cookie
-        yield Browser(session=session, server=server, made=made, cookie=cookie.partition(";")[0])
+        yield Browser(session=session, server=server, guard=guard, source=backend.home, cookie=cookie.partition(";")[0])
 
 
 def with_browser(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:

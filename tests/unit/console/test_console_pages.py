@@ -71,7 +71,7 @@ async def test_a_part_is_sent_when_it_changes(browser: Browser, home: Path) -> N
         first = (await response.content.readuntil(b"\n\n")).decode()
         assert first.startswith("id: ")
         shutil.rmtree(home / "runs/default" / STOPPED)
-        await asyncio.to_thread(browser.made.console.index.refresh)
+        await asyncio.to_thread(browser.source.index.refresh)
         second = (await response.content.readuntil(b"\n\n")).decode()
         assert STOPPED in first
         assert STOPPED not in second
@@ -84,7 +84,7 @@ async def test_names_and_lines_of_others_are_text(browser: Browser, home: Path) 
     (run / "state.json").write_text(json.dumps(state))
     (run / "pods" / "p").mkdir(parents=True)
     (run / "pods" / "p" / "rank-0.a9.log").write_text(f"{HOSTILE}\n" + "x" * 10_000_000 + "\nlast\n")
-    await asyncio.to_thread(browser.made.console.index.refresh)
+    await asyncio.to_thread(browser.source.index.refresh)
     for path in ("/", f"/runs/default/{STOPPED}", f"/runs/default/{STOPPED}/logs", f"/?text={HOSTILE}&state={HOSTILE}"):
         page = await browser.get(path)
         assert "<img" not in page
@@ -101,7 +101,7 @@ async def test_a_run_that_is_half_deleted_is_a_sentence(browser: Browser, home: 
         shutil.rmtree(home / "checkpoints/default" / STOPPED)
     else:
         (home / "runs/default" / STOPPED / gone).unlink()
-    await asyncio.to_thread(browser.made.console.index.refresh)
+    await asyncio.to_thread(browser.source.index.refresh)
     assert STOPPED in await browser.get("/")
     assert STOPPED in await browser.get(f"/runs/default/{STOPPED}")
     assert STOPPED in await browser.get(BOTH)
@@ -112,7 +112,7 @@ async def test_a_run_that_is_half_deleted_is_a_sentence(browser: Browser, home: 
 @with_browser
 async def test_a_damaged_file_is_a_sentence(browser: Browser, home: Path, damage: str) -> None:
     (home / "runs/default" / STOPPED / damage).write_text('{"state": [}\x00')
-    await asyncio.to_thread(browser.made.console.index.refresh)
+    await asyncio.to_thread(browser.source.index.refresh)
     assert STOPPED in await browser.get("/")
     assert STOPPED in await browser.get(f"/runs/default/{STOPPED}")
     assert STOPPED in await browser.get(BOTH)

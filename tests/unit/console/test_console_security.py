@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from polyreme.console.assets import VENDORED, vendored_bytes
-from polyreme.console.guard import FORM_TOKEN, START
+from polyreme.console.guard import FORM_TOKEN, START, LinkGuard
+from polyreme.console.home.backend import HomeBackend
 from polyreme.console.server import ConsoleServer
 from polyreme.run_files.paths import Home
 from polyreme_system.clock import SystemClock
@@ -17,7 +18,8 @@ from tests.unit.console.console_browser import Browser, with_browser
 
 def routes() -> list[tuple[str, str]]:
     """Return method and path of each route that the router has."""
-    router = ConsoleServer(Home(path=Path("/nowhere")), SystemClock()).application().router
+    backend = HomeBackend(Home(path=Path("/nowhere")), SystemClock())
+    router = ConsoleServer(backend, LinkGuard()).application().router
     found = []
     for route in router.routes():
         assert route.resource is not None
@@ -48,7 +50,7 @@ async def status(browser: Browser, method: str, path: str, headers: dict[str, st
 @with_browser
 async def test_route_refuses_whoever_is_not_its_user(browser: Browser, method: str, path: str) -> None:
     own = {"Cookie": browser.cookie, "Origin": browser.origin}
-    form = {FORM_TOKEN: browser.made.guard.form_token}
+    form = {FORM_TOKEN: browser.guard.form_token}
     assert await status(browser, method, path, {"Origin": browser.origin}, **form) == 401
     stranger = {"Cookie": browser.cookie.partition("=")[0] + "=other", "Origin": browser.origin}
     assert await status(browser, method, path, stranger, **form) == 401
@@ -67,14 +69,14 @@ async def test_route_refuses_whoever_is_not_its_user(browser: Browser, method: s
 
 @with_browser
 async def test_the_start_link_opens_one_browser(browser: Browser) -> None:
-    first = browser.made.guard.start_path()
+    first = browser.guard.start_path()
     headers = {"Host": "evil.example"}
     assert await status(browser, "GET", first, headers) == 403
     assert await status(browser, "HEAD", first, {}) == 303
     assert await status(browser, "GET", first, {}) == 303
     assert await status(browser, "GET", first, {}) == 401
     assert await status(browser, "GET", f"{START}?token=", {}) == 401
-    assert browser.made.guard.start_path() != first
+    assert browser.guard.start_path() != first
     assert "token=" not in await browser.get("/")
 
 

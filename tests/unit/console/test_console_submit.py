@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from polyreme.console.actions import submitted_job
 from polyreme.console.assets import static_text
 from polyreme.console.commands import Commands
+from polyreme.console.home.actions import submitted_job
 from polyreme.console.job_form import PREFIX, changed, job_fields, read_base, settings_of, value_text
 from polyreme.job_files import read_job
 from polyreme.run_files.paths import Home
@@ -120,7 +120,7 @@ async def test_actions_are_commands(browser: Browser, home: Path, started: list[
 @with_browser
 async def test_a_command_that_fails_is_shown_with_its_output(browser: Browser, home: Path) -> None:
     del home
-    made = browser.made.console.commands
+    made = browser.source.commands
     made.start(["runs", "rm", "gone", "--yes"], subject=f"default/{STOPPED}")
     await made.ended()
     page = await browser.get(f"/runs/default/{STOPPED}")

@@ -9,18 +9,15 @@ from typing import Any
 from aiohttp import web
 
 from polyreme.console import markup
-from polyreme.console.actions import full_name
 from polyreme.console.context import Console
 from polyreme.console.curves import COLOURS, curves_chart, parallel_chart
-from polyreme.console.live import shown
+from polyreme.console.live import opened
 from polyreme.console.route import Route
-from polyreme.console.run_index import RunQuery
-from polyreme.console.run_paths import run_named
-from polyreme.console.run_reader import RunCurves
+from polyreme.console.run_source import RunCurves, RunName, RunQuery, RunSource
 from polyreme.report.comparison import differing
 from polyreme.report.svg import safe
 from polyreme.views.formatting import NOTHING, duration, share
-from polyreme_api.errors import NotFoundError, PolyremeError
+from polyreme_api.errors import PolyremeError
 
 PATH = "/compare"
 RUNS_MAX = 100
@@ -47,27 +44,29 @@ async def show(console: Console, request: web.Request) -> web.StreamResponse:
     names = list(dict.fromkeys(request.query.getall("run", [])))
     measure, axis = request.query.get("measure", ""), request.query.get("over", "")
     measure, axis = measure if measure in MEASURES else MEASURES[0], axis if axis in AXES else AXES[0]
-    body = await console.read(lambda: shown(lambda: _body(console, names, measure, axis)))
+    source = console.source(request)
+    body = await opened(lambda: _body(source, names, measure, axis))
     return console.page("Compare", f"<h1>Compare</h1>{body}", current=PATH)
 
 
 ROUTES = (Route(method="GET", path=PATH, handle=show, title="Compare", place=2),)
 
 
-def _body(console: Console, names: Sequence[str], measure: str, axis: str) -> str:
-    runs, notices = _read(console, names)
+async def _body(source: RunSource, names: Sequence[str], measure: str, axis: str) -> str:
+    runs, notices = await _read(source, names)
     if len(runs) < 2:
-        return notices + _choice(console, names)
+        return notices + await _choice(source, names)
     differences = differing([each.compared for each in runs])
     links = {"run": list(names)}
     measures = [
         (markup.query(PATH, {**links, "measure": each, "over": axis}), each, each == measure) for each in MEASURES
     ]
     axes = [(markup.query(PATH, {**links, "measure": measure, "over": each}), each, each == axis) for each in AXES]
-    commands = " ".join(full_name(each.run) for each in runs)
+    typed = source.compare_command([each.run for each in runs])
+    command = f"<p class='soft'>In a terminal: <code>{safe(typed)}</code></p>" if typed else ""
     parallel = parallel_chart(runs, list(differences), result="bestLoss")
     return (
-        f"{notices}<p class='soft'>In a terminal: <code>polyreme runs compare {safe(commands)}</code></p>"
+        f"{notices}{command}"
         f"{markup.tabs(measures, label='measure')}{markup.tabs(axes, label='over')}"
         f'<div class="card">{curves_chart(runs, measure=measure, axis=axis)}{_key(runs)}</div>'
         f"<h2>What differs</h2>{_differences(runs, differences)}<h2>Figures</h2>{_figures(runs)}"
@@ -75,28 +74,25 @@ def _body(console: Console, names: Sequence[str], measure: str, axis: str) -> st
     )
 
 
-def _read(console: Console, names: Sequence[str]) -> tuple[list[RunCurves], str]:
+async def _read(source: RunSource, names: Sequence[str]) -> tuple[list[RunCurves], str]:
     runs, notices = [], ""
     for name in names[:RUNS_MAX]:
         try:
-            run = run_named(console, name)
-            if not run.exists:
-                raise NotFoundError("it was deleted, or never was")
-            runs.append(console.reader.curves(run))
-        except (PolyremeError, OSError, ValueError, KeyError) as error:
+            runs.append(await source.compared(RunName.read(name)))
+        except (PolyremeError, OSError) as error:
             notices += markup.notice(f"run {name[:100]!r} is left out: {str(error)[:300]}", "bad")
     if len(names) > RUNS_MAX:
         notices += markup.notice(f"{len(names)} runs are chosen, the first {RUNS_MAX} are shown", "bad")
     return runs, notices
 
 
-def _choice(console: Console, names: Sequence[str]) -> str:
+async def _choice(source: RunSource, names: Sequence[str]) -> str:
     """Offer the newest runs to choose from."""
-    found = console.index.find(RunQuery(count=OFFERED))
+    found = await source.find(RunQuery(count=OFFERED))
     boxes = "".join(
         f'<p><label class="check"><input type="checkbox" name="run" value="{safe(row.namespace)}/{safe(row.name)}"'
         f"{' checked' if f'{row.namespace}/{row.name}' in names else ''}> "
-        f"{safe(row.name if row.namespace == 'default' else f'{row.namespace}/{row.name}')}</label> "
+        f"{safe(str(row.run))}</label> "
         f"{markup.badge(row.state)}</p>"
         for row in found.rows
     )
@@ -110,7 +106,7 @@ def _choice(console: Console, names: Sequence[str]) -> str:
 
 def _key(runs: Sequence[RunCurves]) -> str:
     entries = "".join(
-        f'<li><i class="line c{at % COLOURS}"></i>{safe(full_name(each.run))}</li>' for at, each in enumerate(runs[:24])
+        f'<li><i class="line c{at % COLOURS}"></i>{safe(str(each.run))}</li>' for at, each in enumerate(runs[:24])
     )
     return f'<ul class="key">{entries}</ul>'
 
@@ -133,7 +129,7 @@ def _figures(runs: Sequence[RunCurves]) -> str:
 
 def _table(runs: Sequence[RunCurves], rows: dict[str, list[str]], *, said: str) -> str:
     """Write a table whose columns are the runs, or whose rows are where there are many."""
-    links = [markup.link(markup.run_path(each.run.namespace, each.run.name), full_name(each.run)) for each in runs]
+    links = [markup.link(markup.run_path(each.run.namespace, each.run.name), str(each.run)) for each in runs]
     names = [f'<i class="c{at % COLOURS}"></i>{link}' for at, link in enumerate(links)]
     if len(runs) <= COLUMNS_MAX:
         top = "".join(f'<th scope="col">{name}</th>' for name in names)

@@ -9,11 +9,12 @@ from aiohttp import web
 
 from polyreme.console import markup
 from polyreme.console.context import Console
-from polyreme.console.live import live_part, shown, stream
+from polyreme.console.live import live_part, opened, stream
 from polyreme.console.route import Route
-from polyreme.console.run_index import RunList, RunQuery, RunRow
+from polyreme.console.run_source import ALL_NAMESPACES, RunList, RunQuery, RunRow, RunSource
 from polyreme.report.svg import safe
 from polyreme.views.formatting import NOTHING, moment, share
+from polyreme_api.errors import PolyremeError
 
 PATH = "/"
 ROWS = 50
@@ -32,16 +33,17 @@ _FIGURES = (
 
 async def show(console: Console, request: web.Request) -> web.StreamResponse:
     """Show the table."""
-    query, values = _query(request.query), _values(request.query)
-    part = await console.read(lambda: shown(lambda: _part(console, query, values)))
-    body = f"<h1>Runs</h1>{_filters(values)}{live_part(markup.query('/live/runs', values), part)}"
+    query, values, source = _query(request.query), _values(request.query), console.source(request)
+    part = await opened(lambda: _part(source, query, values))
+    filters = _filters(values, await _namespaces(source), source.namespace)
+    body = f"<h1>Runs</h1>{filters}{live_part(markup.query('/live/runs', values), part)}"
     return console.page("Runs", body, current=PATH)
 
 
 async def follow(console: Console, request: web.Request) -> web.StreamResponse:
     """Send the table as it changes."""
-    query, values = _query(request.query), _values(request.query)
-    return await stream(console, request, lambda: _part(console, query, values))
+    query, values, source = _query(request.query), _values(request.query), console.source(request)
+    return await stream(console, request, lambda: _part(source, query, values))
 
 
 ROUTES = (
@@ -51,7 +53,8 @@ ROUTES = (
 
 
 def _values(given: Mapping[str, str]) -> dict[str, str]:
-    return {name: given[name][:200] for name in ("text", "state", "where", "sort", "order", "page") if given.get(name)}
+    names = ("namespace", "text", "state", "where", "sort", "order", "page")
+    return {name: given[name][:200] for name in names if given.get(name)}
 
 
 def _query(given: Mapping[str, str]) -> RunQuery:
@@ -62,6 +65,7 @@ def _query(given: Mapping[str, str]) -> RunQuery:
             where.append((field.removeprefix("spec."), _as_stored(value)))
     page = given.get("page", "1")
     return RunQuery(
+        namespace=given.get("namespace", "").strip()[:200],
         text=given.get("text", "").strip()[:200],
         state=given.get("state", ""),
         where=tuple(where[:8]),
@@ -81,12 +85,23 @@ def _as_stored(value: str) -> str:
     return str(int(value)) if value.lstrip("-").isdigit() else repr(number)
 
 
-def _filters(values: Mapping[str, str]) -> str:
+async def _namespaces(source: RunSource) -> Sequence[str]:
+    try:
+        return await source.namespaces()
+    except PolyremeError:
+        return ()
+
+
+def _filters(values: Mapping[str, str], namespaces: Sequence[str], own: str) -> str:
     options = "".join(
         f"<option{' selected' if values.get('state') == state else ''}>{state}</option>" for state in STATES
     )
+    offered = "".join(f'<option value="{safe(each)}">' for each in (*namespaces, ALL_NAMESPACES))
     return (
         '<form class="bar" method="get" action="/" role="search">'
+        f'<label>Namespace <input name="namespace" size="14" list="namespaces" autocomplete="off" '
+        f'value="{safe(values.get("namespace", ""))}" placeholder="{safe(own or "all")}"></label>'
+        f'<datalist id="namespaces">{offered}</datalist>'
         f'<label>Name <input type="search" name="text" value="{safe(values.get("text", ""))}"></label>'
         f'<label>State <select name="state"><option value="">any</option>{options}</select></label>'
         f'<label>Fields <input name="where" size="34" value="{safe(values.get("where", ""))}" '
@@ -97,10 +112,10 @@ def _filters(values: Mapping[str, str]) -> str:
     )
 
 
-def _part(console: Console, query: RunQuery, values: Mapping[str, str]) -> str:
-    found = console.index.find(query)
+async def _part(source: RunSource, query: RunQuery, values: Mapping[str, str]) -> str:
+    found = await source.find(query)
     if not found.rows:
-        return _nothing(found)
+        return _nothing(found, source)
     fields = differing_fields([row.fields for row in found.rows])
     more = f" {len(fields) - FIELDS_MAX} more fields differ." if len(fields) > FIELDS_MAX else ""
     fields = fields[:FIELDS_MAX]
@@ -117,12 +132,12 @@ def _part(console: Console, query: RunQuery, values: Mapping[str, str]) -> str:
     )
 
 
-def _nothing(found: RunList) -> str:
+def _nothing(found: RunList, source: RunSource) -> str:
     if found.states:
         words = f"No run of {sum(found.states.values()):,} is like that. {markup.link('/', 'Show all runs')}"
     else:
         start = markup.link("/submit", "Submit a job")
-        words = f"There is no run yet. {start}, or type <code>polyreme run job.yaml</code>."
+        words = f"There is no run here yet. {start}, or type <code>{safe(source.first_step)}</code>."
     return f'<div class="card empty"><p>{words}</p></div>'
 
 
@@ -149,7 +164,7 @@ def _head(key: str, text: str, values: Mapping[str, str], *, title: str = "") ->
 
 
 def _row(row: RunRow, fields: Sequence[str]) -> str:
-    name = row.name if row.namespace == "default" else f"{row.namespace}/{row.name}"
+    name = str(row.run)
     chosen = (
         f'<input type="checkbox" name="run" value="{safe(row.namespace)}/{safe(row.name)}" aria-label="{safe(name)}">'
     )

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aiohttp import web
 
 from polyreme.console import markup
-from polyreme.console.actions import full_name, run_log, submitted_job
 from polyreme.console.assets import static_text
-from polyreme.console.commands import Checked
 from polyreme.console.context import Console
-from polyreme.console.job_form import NAME, PREFIX, as_yaml, changed, fields_html, read_base, run_command, settings_of
+from polyreme.console.job_form import NAME, PREFIX, as_yaml, changed, fields_html, read_base, settings_of
 from polyreme.console.route import Route
-from polyreme.console.run_index import RunQuery
-from polyreme.console.run_paths import run_named
+from polyreme.console.run_source import RunName, RunQuery, RunSource, Verdict
 from polyreme.report.svg import safe
-from polyreme.run_files.paths import RunDirectory
-from polyreme_api.errors import InvalidConfigError, NotFoundError, RefusedError
-from polyreme_api.exit_codes import ExitCode
-from polyreme_system.files import write_atomically
+from polyreme_api.errors import InvalidConfigError, PolyremeError
 
 PATH = "/submit"
 EXAMPLE = "example.yaml"
@@ -31,15 +25,18 @@ OFFERED = 8
 
 async def show(console: Console, request: web.Request) -> web.StreamResponse:
     """Show the form, from an example or from a run."""
-    start = request.query.get("from", "")
-    base = await console.read(lambda: _base_of(console, start))
-    return console.page("Submit", await console.read(lambda: _form(console, base, start)), current=PATH)
+    start, source = request.query.get("from", ""), console.source(request)
+    base = await _base_of(source, start)
+    form = _form(base, await _starts(source, start), console.guard.form_token_of(request))
+    return console.page("Submit", form, current=PATH)
 
 
 async def load(console: Console, request: web.Request) -> web.StreamResponse:
     """Show the form from YAML."""
     base = read_base(str((await request.post()).get("yaml", "")))
-    return console.page("Submit", await console.read(lambda: _form(console, base, "")), current=PATH)
+    starts = await _starts(console.source(request), "")
+    form = _form(base, starts, console.guard.form_token_of(request))
+    return console.page("Submit", form, current=PATH)
 
 
 async def check(console: Console, request: web.Request) -> web.StreamResponse:
@@ -48,9 +45,8 @@ async def check(console: Console, request: web.Request) -> web.StreamResponse:
     try:
         base = read_base(str(form.get("base", "")))
         settings = settings_of(base, form)
-        manifest = changed(base, settings)
-        checked = await console.commands.check(["validate", "-"], as_yaml(manifest).encode())
-        part = _result(checked, manifest, settings)
+        manifest, source = changed(base, settings), console.source(request)
+        part = _result(await source.check(manifest), manifest, settings, source.submit_command(settings))
     except InvalidConfigError as error:
         part = markup.notice(str(error), "bad")
     if "HX-Request" in request.headers:
@@ -59,19 +55,10 @@ async def check(console: Console, request: web.Request) -> web.StreamResponse:
 
 
 async def submit(console: Console, request: web.Request) -> web.StreamResponse:
-    """Start the job as a run of its own."""
+    """Submit the job as a run of its own."""
     form = await request.post()
     base = read_base(str(form.get("base", "")))
-    text = as_yaml(changed(base, settings_of(base, form)))
-    checked = await console.commands.check(["validate", "-"], text.encode())
-    if checked.code != ExitCode.OK:
-        raise InvalidConfigError(checked.errors or "the job was refused")
-    run = _run_of(console, read_base(text))
-    if run.exists:
-        raise RefusedError(f"run {full_name(run)!r} exists: choose another metadata.name, or resume it on its page")
-    file = submitted_job(run)
-    await asyncio.to_thread(_write, file, text)
-    console.commands.start(["run", str(file)], subject=f"{run.namespace}/{run.name}", log=run_log(run))
+    run = await console.source(request).submit(changed(base, settings_of(base, form)))
     raise web.HTTPSeeOther(markup.run_path(run.namespace, run.name))
 
 
@@ -83,33 +70,24 @@ ROUTES = (
 )
 
 
-def _base_of(console: Console, start: str) -> dict[str, Any]:
+async def _base_of(source: RunSource, start: str) -> dict[str, Any]:
     if not start:
         return read_base(static_text(EXAMPLE))
-    run = run_named(console, start)
-    if not run.job_file.is_file():
-        raise NotFoundError(f"no run {start[:100]!r} with a job to start from")
-    base = read_base(run.job_file.read_text(encoding="utf-8"))
-    kept = {key: base["metadata"][key] for key in ("name", "namespace") if key in base["metadata"]}
-    return {**base, "metadata": {**kept, "name": _free_name(console, run)}}
+    base = await source.manifest(RunName.read(start))
+    metadata = base.get("metadata") or {}
+    kept = {key: metadata[key] for key in ("name", "namespace") if key in metadata}
+    name = _next_name(str(kept.get("name", "")))
+    parts = {key: base[key] for key in ("apiVersion", "kind", "spec") if key in base}
+    return {**parts, "metadata": kept | {"name": name}}
 
 
-def _free_name(console: Console, run: RunDirectory) -> str:
-    names = (f"{run.name[:240]}-{number}" for number in range(2, 1000))
-    return next((name for name in names if not console.home.run(run.namespace, name).exists), run.name)
+def _next_name(name: str) -> str:
+    """Return a name for a clone: that of its origin, with the next number."""
+    found = re.fullmatch(r"(.*)-([0-9]{1,4})", name)
+    return f"{found[1]}-{int(found[2]) + 1}" if found else f"{name[:240]}-2"
 
 
-def _run_of(console: Console, manifest: Mapping[str, Any]) -> RunDirectory:
-    metadata = manifest["metadata"]
-    return console.home.run(str(metadata.get("namespace") or "default"), str(metadata["name"]))
-
-
-def _write(file: Any, text: str) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(file, text)
-
-
-def _form(console: Console, base: Mapping[str, Any], start: str) -> str:
+def _form(base: Mapping[str, Any], starts: str, form_token: str) -> str:
     name = safe(base.get("metadata", {}).get("name", ""))
     head = (
         f'<div class="fields"><div><label>Name of the run <input name="{PREFIX}{NAME}" value="{name}" required '
@@ -121,42 +99,41 @@ def _form(console: Console, base: Mapping[str, Any], start: str) -> str:
     )
     hidden = f'<textarea name="base" hidden aria-hidden="true">{markup.long_text(as_yaml(base))}</textarea>'
     body = hidden + head + buttons + fields_html(base)
-    form = markup.form(PATH, body, form_token=console.guard.form_token)
+    form = markup.form(PATH, body, form_token=form_token)
     empty = '<p class="soft">Check shows what the job would be: YAML, the command, the plan. It starts nothing.</p>'
     return (
-        f"<h1>Submit a job</h1>{_starts(console, start)}"
-        f'<div class="panes"><div>{form}{_yaml(console, base)}</div>'
+        f"<h1>Submit a job</h1>{starts}"
+        f'<div class="panes"><div>{form}{_yaml(base, form_token)}</div>'
         f'<section class="result" aria-label="check" aria-live="polite" id="result">{empty}</section></div>'
     )
 
 
-def _starts(console: Console, start: str) -> str:
-    rows = console.index.find(RunQuery(count=OFFERED)).rows
-    names = [(f"{row.namespace}/{row.name}", row.name) for row in rows]
+async def _starts(source: RunSource, start: str) -> str:
+    try:
+        rows = (await source.find(RunQuery(count=OFFERED))).rows
+    except PolyremeError:
+        rows = ()
     entries = [(PATH, "the example", not start)]
-    entries += [(markup.query(PATH, {"from": full}), name, full == start) for full, name in names]
+    entries += [(markup.query(PATH, {"from": row.run.whole}), row.name, row.run.whole == start) for row in rows]
     return f'<p class="soft">Start from:</p>{markup.tabs(entries, label="start from")}'
 
 
-def _yaml(console: Console, base: Mapping[str, Any]) -> str:
+def _yaml(base: Mapping[str, Any], form_token: str) -> str:
     box = (
         f'<label for="yaml">A TrainingJob</label><textarea id="yaml" name="yaml" rows="18" spellcheck="false">'
         f"{markup.long_text(as_yaml(base))}</textarea><div class='bar'><button>Use this YAML</button></div>"
     )
-    form = markup.form(f"{PATH}/load", box, form_token=console.guard.form_token)
+    form = markup.form(f"{PATH}/load", box, form_token=form_token)
     return f'<details class="card"><summary>Start from YAML</summary>{form}</details>'
 
 
-def _result(checked: Checked, manifest: Any, settings: Sequence[str]) -> str:
-    good = checked.code == ExitCode.OK
-    verdict = markup.notice(
-        "The job is accepted." if good else checked.errors or "The job is refused.", "" if good else "bad"
-    )
-    notes = markup.notice(checked.errors) if good and checked.errors else ""
-    plan = f'<h2>Plan</h2><pre tabindex="0">{safe(checked.output)}</pre>' if good else ""
+def _result(verdict: Verdict, manifest: Any, settings: Sequence[str], command: str) -> str:
+    said = markup.notice("The job is accepted.") if verdict.good else markup.notice(verdict.said or "Refused.", "bad")
+    notes = "".join(markup.notice(note) for note in verdict.notes)
+    plan = f'<h2>Plan</h2><pre tabindex="0">{safe(verdict.plan)}</pre>' if verdict.plan else ""
     words = ", ".join(settings) or "nothing"
     return (
-        f"{verdict}{notes}<p class='soft'>Changed: {safe(words)}</p>"
-        f"<h2>Command</h2>{markup.command(run_command('job.yaml', settings))}{plan}"
+        f"{said}{notes}<p class='soft'>Changed: {safe(words)}</p>"
+        f"<h2>Command</h2>{markup.command(command)}{plan}"
         f'<h2>YAML</h2><pre tabindex="0">{markup.long_text(as_yaml(manifest))}</pre>'
     )

@@ -9,11 +9,11 @@ import psutil
 from aiohttp import web
 
 from polyreme.console import markup
-from polyreme.console.actions import full_name
 from polyreme.console.context import Console
-from polyreme.console.live import live_part, shown, stream
+from polyreme.console.home.source import HomeSource, home_of
+from polyreme.console.live import live_part, opened, stream
 from polyreme.console.route import Route
-from polyreme.console.run_index import RunQuery, RunRow
+from polyreme.console.run_source import RunQuery, RunRow
 from polyreme.report.parts import meter, table
 from polyreme.report.run_summary import describe
 from polyreme.report.svg import safe
@@ -28,14 +28,15 @@ ROWS_MAX = 50
 
 async def show(console: Console, request: web.Request) -> web.StreamResponse:
     """Show the page."""
-    del request
-    part = await console.read(lambda: shown(lambda: _part(console)))
+    source = home_of(console, request)
+    part = await opened(lambda: _part(source))
     return console.page("Machine", f"<h1>This machine</h1>{live_part('/live/machine', part)}", current=PATH)
 
 
 async def follow(console: Console, request: web.Request) -> web.StreamResponse:
     """Send the page as it changes."""
-    return await stream(console, request, lambda: _part(console))
+    source = home_of(console, request)
+    return await stream(console, request, lambda: _part(source))
 
 
 ROUTES = (
@@ -44,9 +45,10 @@ ROUTES = (
 )
 
 
-def _part(console: Console) -> str:
-    rows = [row for state in LIVE_STATES for row in console.index.find(RunQuery(state=state, count=ROWS_MAX)).rows]
-    return _resources(console.home) + "<h2>Runs</h2>" + _runs(console.home, rows)
+async def _part(source: HomeSource) -> str:
+    found = [await source.find(RunQuery(state=state, count=ROWS_MAX)) for state in LIVE_STATES]
+    rows = [row for each in found for row in each.rows]
+    return await source.read(lambda: _resources(source.home) + "<h2>Runs</h2>" + _runs(source.home, rows))
 
 
 def _resources(home: Home) -> str:
@@ -74,7 +76,7 @@ def _runs(home: Home, rows: list[RunRow]) -> str:
     for row in rows:
         run = home.run(row.namespace, row.name)
         now = describe(run)
-        link = markup.link(markup.run_path(row.namespace, row.name), full_name(run))
+        link = markup.link(markup.run_path(row.namespace, row.name), str(row.run))
         step = NOTHING if now["step"] is None else f"{now['step']} / {now['steps'] or NOTHING}"
         status = (read_json(run.state_file) or {}).get("status") or {}
         workers = f"{status.get('readyReplicas') or 0} of {status.get('replicas') or NOTHING}"

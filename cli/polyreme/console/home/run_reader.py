@@ -6,12 +6,12 @@ A run whose step records are larger than ``STEPS_BYTES_MAX`` is not read whole: 
 from __future__ import annotations
 
 import collections
-import dataclasses
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
-from polyreme.report.comparison import ComparedRun, compared, end_of_run, with_status
+from polyreme.console.run_source import Curve, RunCurves, RunName
+from polyreme.report.comparison import compared, end_of_run, with_status
 from polyreme.report.data import ReportData
 from polyreme.report.run_report import gather
 from polyreme.run_files.paths import RunDirectory
@@ -33,28 +33,6 @@ REPORTS_KEPT = 4
 CURVE_POINTS = 600
 """Points of one curve of a comparison."""
 STEPS_BYTES_MAX = 64 * 2**20
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
-    """Numbers of a run over its steps, thinned out."""
-
-    step: Sequence[float]
-    tokens: Sequence[float]
-    """Trained up to each step."""
-    hours: Sequence[float]
-    """Time of the retained steps up to each step."""
-    values: Mapping[str, Sequence[float]]
-    """By measure."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class RunCurves:
-    """A run in a comparison."""
-
-    run: RunDirectory
-    compared: ComparedRun
-    curve: Curve
 
 
 class RunReader:
@@ -102,7 +80,8 @@ class RunReader:
             with self._lock:
                 job, records = _read(run)
                 history = records.history
-                found = RunCurves(run=run, compared=compared(run, job, records, self._clock), curve=curve_of(history))
+                name = RunName(namespace=run.namespace, name=run.name)
+                found = RunCurves(run=name, compared=compared(run, job, records, self._clock), curve=curve_of(history))
             self._curves.put(run, stamp, found)
         return found
 

@@ -8,9 +8,9 @@ from typing import Any
 from aiohttp import web
 
 from polyreme.console import markup
-from polyreme.console.actions import full_name
 from polyreme.console.context import Console
-from polyreme.console.live import shown
+from polyreme.console.home.source import home_of
+from polyreme.console.live import in_words, shown
 from polyreme.console.route import Route
 from polyreme.console.run_paths import run_of
 from polyreme.report.parts import code, table
@@ -32,18 +32,21 @@ STATISTICS = ("samples", "images", "turns", "pairs")
 async def show(console: Console, request: web.Request) -> web.StreamResponse:
     """Show the datasets, or one of them."""
     name = request.query.get("dataset", "")
-    body = await console.read(lambda: shown(lambda: _dataset(console.home, name) if name else _list(console.home)))
+    source = home_of(console, request)
+    home = source.home
+    body = await shown(lambda: source.read(lambda: _dataset(home, name) if name else _list(home)))
     head = safe(name) if name else "Data"
     return console.page(name or "Data", f"<h1>{head}</h1>{body}", current=PATH)
 
 
 async def preview(console: Console, request: web.Request) -> web.StreamResponse:
     """Show what a step of a run trains on, with boxes and masks, under the page's own policy: it holds styles."""
-    run = run_of(console, request)
+    source = home_of(console, request)
+    run = source.directory(run_of(request))
     text = request.query.get("step", "1")
     if not text.isascii() or not text.isdigit() or not int(text):
         raise InvalidConfigError(f"step is {text[:20]!r}, expected a number from 1 on", field="step")
-    response = markup.html(await console.read(lambda: _preview(console.home, run, int(text))))
+    response = markup.html(await source.read(lambda: _preview(source.home, run, int(text))))
     response.headers["Content-Security-Policy"] = PREVIEW_POLICY
     return response
 
@@ -95,7 +98,7 @@ def _dataset(home: Home, name: str) -> str:
     parts = [
         markup.tabs(versions, label="versions"),
         f"<p>{counts} In a terminal: {code(command)}</p>",
-        shown(lambda: _statistics(home, details.version.reference)),
+        in_words(lambda: _statistics(home, details.version.reference)),
     ]
     if stages:
         heads = ("stage", "#made", "#reused", "#dead letters", "#dropped")
@@ -129,7 +132,7 @@ def _preview(home: Home, run: RunDirectory, step: int) -> str:
     from polyreme_datahub.tokenizer_file import TokenText
 
     if not run.exists:
-        raise NotFoundError(f"no run {full_name(run)!r}")
+        raise NotFoundError(f"no run {run.name!r} in {run.namespace!r}")
     job = read_stored_job(run.job_file)
     points = read_points(checkpoint_url(run, job))
     source, uid = open_run_data(home, run, job.spec, points[-1].mixture if points else None), run_uid(run)
@@ -140,4 +143,4 @@ def _preview(home: Home, run: RunDirectory, step: int) -> str:
     masks = partial(read_masks, home.registry_url, home.objects_url)
     of_packs = source.packs_in(step)
     packs = list(packs_of(source, text, step, first=0, count=min(PACKS, of_packs), masks=masks))
-    return build_preview(f"{full_name(run)}, step {step}", packs, of_packs=of_packs)
+    return build_preview(f"{run.name}, step {step}", packs, of_packs=of_packs)

@@ -6,33 +6,28 @@ A look at the home compares times of files; only what changed is read again.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
-import json
 import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from polyreme.console.run_fields import fields_of
+from polyreme.console.run_source import ALL_NAMESPACES, SORTED_BY, RunList, RunQuery, RunRow
 from polyreme.report.run_summary import describe
 from polyreme.run_files.paths import PREVIOUS_SUFFIX, Home, RunDirectory
-from polyreme_api.differences import leaves
 from polyreme_system.files import read_json
 
 BATCH = 200
 """Runs that are written in one transaction."""
 PAUSE_S = 0.002
 """Rest after a batch, for the threads that answer."""
-VALUE_CHARACTERS_MAX = 200
-FIELDS_MAX = 400
-"""Fields of one job that are indexed."""
-LEFT_OUT = "workers.template"
-"""The pod template is no hyper-parameter, and its environment may hold secrets."""
+NAMESPACES_MAX = 200
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (
   id INTEGER PRIMARY KEY, namespace TEXT NOT NULL, name TEXT NOT NULL, state TEXT NOT NULL, step INTEGER,
@@ -45,54 +40,6 @@ CREATE TABLE IF NOT EXISTS fields (id INTEGER PRIMARY KEY, name TEXT NOT NULL UN
 CREATE TABLE IF NOT EXISTS parameters (
   run INTEGER NOT NULL, field INTEGER NOT NULL, value, PRIMARY KEY (run, field)) WITHOUT ROWID;
 """
-COLUMNS = ("state", "step", "loss", "held_out", "goodput", "attempt", "changed", "name")
-"""What a list can be sorted by, beside fields of the spec."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class RunQuery:
-    """What a list of runs shows."""
-
-    text: str = ""
-    """Part of the name or namespace."""
-    state: str = ""
-    where: tuple[tuple[str, str], ...] = ()
-    """Fields of the spec and their values."""
-    sort: str = "changed"
-    descending: bool = True
-    offset: int = 0
-    count: int = 50
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class RunRow:
-    """A run in a list."""
-
-    namespace: str
-    name: str
-    state: str
-    step: int | None
-    steps: int | None
-    loss: float | None
-    held_out: float | None
-    goodput: float | None
-    attempt: int | None
-    changed: float
-    """When its state was last written [s since the epoch]."""
-    message: str
-    fields: Mapping[str, Any]
-    """Of the spec, by name below spec."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class RunList:
-    """A page of runs."""
-
-    rows: Sequence[RunRow]
-    total: int
-    """Runs that the query finds, on all pages."""
-    states: Mapping[str, int]
-    """How many runs of the whole home are in each state."""
 
 
 class RunIndex:
@@ -124,16 +71,22 @@ class RunIndex:
             total = database.execute(counted, values).fetchone()[0]
             ids, rows = self._page(database, query, condition, values)
             fields = _fields_of(database, ids)
-            states = dict(database.execute("SELECT state, count(*) FROM runs GROUP BY state"))
+            states = dict(database.execute(*_states_of(query)))
         found = [RunRow(**dict(row), fields=fields.get(key, {})) for key, row in zip(ids, rows, strict=True)]
         return RunList(rows=found, total=total, states=states)
+
+    def namespaces(self) -> list[str]:
+        """Return the namespaces that have runs."""
+        with self._open() as database:
+            rows = database.execute("SELECT DISTINCT namespace FROM runs ORDER BY namespace LIMIT ?", (NAMESPACES_MAX,))
+            return [name for (name,) in rows]
 
     @staticmethod
     def _page(
         database: sqlite3.Connection, query: RunQuery, condition: str, values: list[Any]
     ) -> tuple[list[int], list[dict[str, Any]]]:
-        join, key = "", query.sort if query.sort in COLUMNS else "changed"
-        if query.sort not in COLUMNS:
+        join, key = "", query.sort if query.sort in SORTED_BY else "changed"
+        if query.sort not in SORTED_BY:
             join = " LEFT JOIN parameters AS p ON p.run = runs.id AND p.field = (SELECT id FROM fields WHERE name = ?)"
             values, key = [query.sort, *values], "p.value"
         direction = "DESC" if query.descending else "ASC"
@@ -223,12 +176,7 @@ def spec_fields(job_file: Path) -> list[tuple[str, Any]]:
         spec = yaml.load(job_file.read_bytes(), _LOADER)["spec"]  # noqa: S506 - both loaders are safe ones
     except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError):
         return []
-    found = []
-    for field, value in leaves("", spec):
-        name = field.removeprefix(".")
-        if not name.startswith(LEFT_OUT):
-            found.append((name, _stored(value)))
-    return found[:FIELDS_MAX]
+    return fields_of(spec)
 
 
 def _connect(path: Path) -> sqlite3.Connection:
@@ -266,8 +214,16 @@ def _changed_ns(path: Path) -> int:
         return 0
 
 
+def _states_of(query: RunQuery) -> tuple[str, list[Any]]:
+    condition, values = _condition(RunQuery(namespace=query.namespace))
+    return f"SELECT state, count(*) FROM runs WHERE {condition} GROUP BY state", values  # noqa: S608 (as above)
+
+
 def _condition(query: RunQuery) -> tuple[str, list[Any]]:
     parts, values = ["1"], list[Any]()
+    if query.namespace not in {"", ALL_NAMESPACES}:
+        parts.append("namespace = ?")
+        values.append(query.namespace)
     if query.text:
         parts.append("(instr(lower(name), ?) OR instr(lower(namespace), ?))")
         values += [query.text.lower()] * 2
@@ -302,19 +258,6 @@ def _number(value: Any) -> float | None:
 
 def _integer(value: Any) -> int | None:
     return value if isinstance(value, int) and abs(value) < 2**63 else None
-
-
-def _stored(value: Any) -> Any:
-    """Return a value as the table has it: numbers sort as numbers, also those that the API writes as text."""
-    if isinstance(value, bool) or value is None:
-        return json.dumps(value)
-    if isinstance(value, (int, float)):
-        return value if abs(value) < 2**63 else str(value)
-    text = value if isinstance(value, str) else json.dumps(value)
-    try:
-        return float(text) if text.strip() == text and text[:1] in "0123456789-." and text else text
-    except ValueError:
-        return text[:VALUE_CHARACTERS_MAX]
 
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -1,0 +1,1 @@
+"""Runs of a home: its index, its files and the commands that act on them."""

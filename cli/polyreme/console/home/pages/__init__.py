@@ -1,0 +1,1 @@
+"""Pages of a home alone: this machine and its data."""

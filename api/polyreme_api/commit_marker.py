@@ -62,6 +62,18 @@ class SavedAdapters(BaseModel):
     """Digest of the frozen weights that they were trained beside."""
 
 
+class SavedHeldOut(BaseModel):
+    """The held-out losses by which a run may end early."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True)
+
+    lowest: float | None = None
+    """Lowest loss of all sets; None: none was measured."""
+    lowest_step: int = Field(default=0, ge=0)
+    misses: int = Field(default=0, ge=0)
+    """Measurements since then."""
+
+
 class SavedLossHistory(BaseModel):
     """The figures by which the next steps are judged, and the steps that were skipped."""
 
@@ -71,6 +83,7 @@ class SavedLossHistory(BaseModel):
     gradient_norms: tuple[float, ...] = ()
     in_a_row: int = Field(default=0, ge=0)
     skipped: tuple[int, ...] = ()
+    held_out: SavedHeldOut = Field(default=SavedHeldOut(), exclude_if=lambda held_out: held_out == SavedHeldOut())
 
 
 class CommitMarker(BaseModel):

@@ -255,6 +255,8 @@ class ProgressRecord(_Record):
     """Checks of the nodes before the ranks start; None: there are none."""
     outcome: Outcome | None = None
     message: str = Field(default="", max_length=MESSAGE_CHARACTERS_MAX)
+    stopped_early: str = Field(default="", max_length=NOTICE_CHARACTERS_MAX)
+    """Why the ranks trained no further than ``step``; empty where they train all steps."""
     notice: str = Field(default="", max_length=NOTICE_CHARACTERS_MAX)
     """What a user should know while the attempt trains: what became of a changed end, or what it started from."""
     updated_at_s: float = 0.0

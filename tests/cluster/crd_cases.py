@@ -3,6 +3,7 @@
 from typing import Any
 
 from polyreme_api.labels import API_VERSION
+from tests.cluster.crd_evaluation_cases import BEST, EARLY, Case
 from tests.unit.api.jobs import DROP, job_with
 
 GPU = "nvidia.com/gpu"
@@ -12,8 +13,6 @@ XID = {"name": "lost", "action": "Evict", "onXids": [79]}
 REBOOT = {"action": "Reboot", "template": "reboot"}
 ONE = {"name": "one", "dataset": "sample/one"}
 WEIGHTS = [{"source": "one", "weight": 1}]
-
-Case = tuple[str, dict[str, Any], tuple[str, ...]]
 
 ROLLBACK = {"spec.health": {"loss": {"action": "Rollback", "windowSteps": 128}}, "spec.training.steps": 1000}
 ROLLBACKS: list[Case] = [
@@ -46,23 +45,9 @@ ROLLBACKS: list[Case] = [
         ("could delete the checkpoint that health.loss.action Rollback needs; drop maxAgeSeconds",),
     ),
 ]
-BEST: list[Case] = [
-    (
-        "TrainingJob",
-        {"spec.checkpoint": {"keepBest": 1}},
-        ("checkpoint.keepBest needs the held-out loss at each checkpoint",),
-    ),
-    (
-        "TrainingJob",
-        {
-            "spec.checkpoint": {"keepBest": 1, "everySteps": 50},
-            "spec.evaluation": {"everySteps": 20, "sets": [{"name": "a", "dataset": "x/held-out"}]},
-        },
-        ("make evaluation.everySteps a divisor of",),
-    ),
-]
 RULED: list[Case] = [
     *BEST,
+    *EARLY,
     *ROLLBACKS,
     (
         "TrainingJob",

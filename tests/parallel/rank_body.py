@@ -51,6 +51,7 @@ from polyreme_trainer.train.export import join_slices
 from polyreme_trainer.train.microbatches import read_microbatches
 from polyreme_trainer.train.settings import (
     CheckpointSettings,
+    EarlyStopRule,
     EvaluationSettings,
     ImagesOver,
     LearningRateSchedule,
@@ -199,7 +200,10 @@ def settings_of(request: Mapping[str, Any], rank: int, listener: socket.socket |
         parameter_sharding=ParameterSharding(request.get("parameter_sharding", "None")),
         optimizer=optimizer_of(request),
         evaluation=EvaluationSettings(
-            every_steps=request.get("evaluated_every", 0), samples_max=50, answer_tokens_max=4
+            every_steps=request.get("evaluated_every", 0),
+            samples_max=50,
+            answer_tokens_max=4,
+            early_stop=EarlyStopRule(**request["early_stop"]) if "early_stop" in request else None,
         ),
         spikes=SpikeRule(**request.get("spikes", {})),
         parameter_hash_steps=request.get("hashed_every", 0),

@@ -10,7 +10,7 @@ import pytest
 
 from polyreme_api.checkpoint_inventory import survey
 from polyreme_api.history import steps_key
-from polyreme_api.progress import ALL_SETS, StepRecord
+from polyreme_api.progress import ALL_SETS, ProgressRecord, StepRecord
 from polyreme_datahub.objects import open_store
 from tests.parallel.attempts import begin, history
 from tests.roots import list_checkpoints
@@ -41,6 +41,20 @@ def test_the_best_checkpoints_are_those_with_a_held_out_loss(start: Any, tmp_pat
     saved = survey(open_store(tmp_path.as_uri())).checkpoints
     assert {stored.reference.step: stored.held_out_loss for stored in saved} == measured
     assert list(measured) == [8, 12]
+
+
+def test_an_attempt_that_resumes_ends_early_at_the_same_step(start: Any, tmp_path: Path) -> None:
+    """No loss falls by 1,000: steps 4 and 6 miss that of step 2. Attempt 1 is killed after the checkpoint of step 4."""
+    asked = {"questions": 3, "evaluated_every": 2, "early_stop": {"patience": 2, "min_delta": 1000.0}}
+    assert begin(start, tmp_path, 1, faults={6: "kill"}, **asked).wait() != [0] * 4
+    for attempt in (2, 3):
+        gang = begin(start, tmp_path, attempt, **asked)
+        assert gang.wait() == [0] * 4, gang.logs()
+        assert list(history(tmp_path)) == [1, 2, 3, 4, 5, 6]
+        assert json.loads((tmp_path / "evaluation" / f"a{attempt:06d}.json").read_text())["step"] == 6
+        last = ProgressRecord.model_validate_json((tmp_path / "progress.jsonl").read_text().splitlines()[-1])
+        assert last.stopped_early.endswith("(step 2) in 2 measurements")
+    assert survey(open_store(tmp_path.as_uri())).checkpoints[-1].reference.step == 6
 
 
 def test_held_out_questions_are_answered_once_each_and_the_model_is_exported(start: Any, tmp_path: Path) -> None:

@@ -62,6 +62,7 @@ from polyreme_trainer.train.loop import Amend, no_changes
 from polyreme_trainer.train.run import train_rank
 from polyreme_trainer.train.settings import (
     CheckpointSettings,
+    EarlyStopRule,
     EvaluationSettings,
     ImagesOver,
     LearningRateSchedule,
@@ -471,12 +472,14 @@ def _optimizer_settings(spec: TrainingJobSpec, plan: Plan) -> OptimizerSettings:
 def _evaluation_settings(spec: TrainingJobSpec) -> EvaluationSettings:
     if spec.evaluation is None:
         return EvaluationSettings()
+    early = spec.evaluation.early_stop
     return EvaluationSettings(
         every_steps=spec.evaluation.every_steps,
         samples_max=spec.evaluation.samples_max,
         answer_tokens_max=spec.evaluation.answer_tokens_max,
         thinking_tokens_max=spec.evaluation.thinking_tokens_max,
         cache=CacheKind(spec.evaluation.cache),
+        early_stop=None if early is None else EarlyStopRule(patience=early.patience, min_delta=float(early.min_delta)),
     )
 
 

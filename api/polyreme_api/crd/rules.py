@@ -33,6 +33,10 @@ def _first_missing(names: tuple[str, ...]) -> str:
 
 
 _KEEPS_BEST = "has(self.checkpoint) && has(self.checkpoint.keepBest) && self.checkpoint.keepBest > 0"
+_STOPS_EARLY = (
+    "has(self.evaluation) && has(self.evaluation.earlyStop) && has(self.training) && has(self.training.stages)"
+)
+_LEARNS_OTHER = "has(s.objective) && s.objective.kind != 'Supervised'"
 _DEGREES = ("dp", "ep", "pp", "cp", "tp", "schedule", "microbatches", "stageLayers")
 _PIPED = "has(self.pp) && self.pp > 1"
 _SCHEDULE = "(has(self.schedule) ? self.schedule : '1F1B')"
@@ -114,6 +118,23 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         _budget_suffices("requestsPerSecond", BUDGET_REQUESTS_MIN),
         _budget_suffices("bytesPerSecond", BUDGET_BYTES_MIN),
         *ROLLBACK_RULES,
+        Rule(
+            rule=f"!({_STOPS_EARLY}) || size(self.training.stages) < 2",
+            words="evaluation.earlyStop ends the whole run, not one of its {size(self.training.stages)} "
+            "training.stages; leave earlyStop out, or train the stages as jobs of their own with startFrom",
+            plain="evaluation.earlyStop ends the whole run, not one of its training.stages; leave earlyStop out, or "
+            "train the stages as jobs of their own with startFrom",
+            of_optional=True,
+        ),
+        Rule(
+            rule=f"!({_STOPS_EARLY}) || self.training.stages.all(s, !({_LEARNS_OTHER}))",
+            words="evaluation.earlyStop judges the loss of expected answers, which objective "
+            f"{{self.training.stages.filter(s, {_LEARNS_OTHER})[0].objective.kind}} of training.stages does not lower; "
+            "leave one of the two out",
+            plain="evaluation.earlyStop judges the loss of expected answers, which other objectives than Supervised "
+            "do not lower; leave one of the two out",
+            of_optional=True,
+        ),
         Rule(
             rule=f"!({_KEEPS_BEST}) || (has(self.evaluation) && self.evaluation.everySteps > 0 && "
             "self.checkpoint.everySteps % self.evaluation.everySteps == 0)",

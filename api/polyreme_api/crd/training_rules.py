@@ -29,6 +29,12 @@ def _plain(name: str) -> str:
 TRAINING_RULES: Mapping[str, tuple[Rule, ...]] = {
     "Evaluation": (
         Rule(
+            rule="!has(self.earlyStop) || self.everySteps > 0",
+            words="earlyStop needs the held-out loss during training, everySteps is {self.everySteps}; give the steps "
+            "between two measurements",
+            of_optional=True,
+        ),
+        Rule(
             rule="!has(self.thinkingTokensMax) || self.thinkingTokensMax < self.answerTokensMax",
             words="thinkingTokensMax {self.thinkingTokensMax} leaves no token of answerTokensMax "
             "{self.answerTokensMax} for the answer; raise answerTokensMax, or lower thinkingTokensMax",

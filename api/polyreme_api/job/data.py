@@ -4,7 +4,17 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from polyreme_api.fields import STEPS_MAX, DatasetReference, Name, Part, Probability, Seconds, Temperature, Url
+from polyreme_api.fields import (
+    STEPS_MAX,
+    Coefficient,
+    DatasetReference,
+    Name,
+    Part,
+    Probability,
+    Seconds,
+    Temperature,
+    Url,
+)
 
 Weight = Annotated[int, Field(ge=0, le=65_536)]
 PackTokens = Annotated[int, Field(ge=16, le=1_048_576)]
@@ -186,6 +196,15 @@ class EvaluationSet(Part):
     """Registered dataset; never a source of the mixture."""
 
 
+class EarlyStop(Part):
+    """When a run ends before its last step: its held-out loss, of all sets, no longer falls."""
+
+    patience: Annotated[int, Field(ge=1, le=1000)] = 3
+    """Measurements in a row that may fail to lower it; the run ends with the last of them."""
+    min_delta: Coefficient = "0"
+    """By how much a measurement must be below the lowest one before it to count as lower."""
+
+
 class Evaluation(Part):
     """Held-out questions, answered by free-running decoding after the last step; their loss can be measured earlier."""
 
@@ -194,6 +213,8 @@ class Evaluation(Part):
     the loss of the expected answers of the same samples, and does not affect the training."""
     sets: Annotated[list[EvaluationSet], Field(min_length=1, max_length=64)]
     """Held-out datasets."""
+    early_stop: EarlyStop | None = None
+    """Ends the run when the held-out loss no longer falls; None: it trains all steps."""
     samples_max: Annotated[int, Field(ge=1, le=1_000_000)] = 1000
     """Largest number of samples, spread evenly over all sets."""
     answer_tokens_max: Annotated[int, Field(ge=1, le=4096)] = 16
@@ -202,6 +223,15 @@ class Evaluation(Part):
     """How answers keep the latents of their tokens: in the type of the computation, or in 8 bits."""
     thinking_tokens_max: Annotated[int, Field(ge=1, le=4096)] | None = None
     """Tokens after which a thought is ended with ``</think>``; what follows that is the answer. None: no thoughts."""
+
+    @model_validator(mode="after")
+    def _losses_for_an_early_stop(self) -> "Evaluation":
+        if self.early_stop is not None and not self.every_steps:
+            raise ValueError(
+                "earlyStop needs the held-out loss during training, everySteps is 0; give the steps between two "
+                "measurements"
+            )
+        return self
 
     @model_validator(mode="after")
     def _room_for_an_answer(self) -> "Evaluation":

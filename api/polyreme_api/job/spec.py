@@ -138,6 +138,12 @@ class TrainingJobSpec(Scheduling):
         return self
 
     @model_validator(mode="after")
+    def _losses_for_an_early_stop(self) -> "TrainingJobSpec":
+        if self.evaluation is not None and self.evaluation.early_stop is not None:
+            check_early_stop(self)
+        return self
+
+    @model_validator(mode="after")
     def _checkpoints_for_rollbacks(self) -> "TrainingJobSpec":
         if self.health.loss.action == "Rollback":
             check_rollback(self)
@@ -333,6 +339,25 @@ def check_best(checkpoint: Checkpoint, evaluation: Evaluation | None) -> None:
         raise ValueError(
             f"checkpoint.keepBest needs the held-out loss at each checkpoint: evaluation.everySteps is {measured} and "
             f"checkpoint.everySteps {every}; make evaluation.everySteps a divisor of it"
+        )
+
+
+def check_early_stop(spec: TrainingJobSpec) -> None:
+    """Refuse an early stop that would leave out stages, or that judges what they do not lower.
+
+    Raises:
+        ValueError: Naming the fields.
+    """
+    if len(spec.training.stages) > 1:
+        raise ValueError(
+            f"evaluation.earlyStop ends the whole run, not one of its {len(spec.training.stages)} training.stages; "
+            "leave earlyStop out, or train the stages as jobs of their own with startFrom"
+        )
+    objectives = [stage.objective.kind for stage in spec.training.stages if stage.objective is not None]
+    if learned := [kind for kind in objectives if kind != "Supervised"]:
+        raise ValueError(
+            f"evaluation.earlyStop judges the loss of expected answers, which objective {learned[0]} of "
+            "training.stages does not lower; leave one of the two out"
         )
 
 

@@ -37,7 +37,7 @@ _ON_CHANGE: tuple[tuple[ConditionType, frozenset[str], bool], ...] = (
     (ConditionType.RESIZE_REFUSED, frozenset({Reason.NO_FIT}), True),
     (ConditionType.TEMPLATE_FIELDS_UNKNOWN, frozenset({Reason.UNKNOWN_FIELDS}), True),
     (ConditionType.DEGRADED, frozenset({Reason.INTERNAL_ERROR, Reason.STATUS_REFUSED, Reason.UNREADABLE}), True),
-    (ConditionType.SUCCEEDED, frozenset({Reason.COMPLETED}), False),
+    (ConditionType.SUCCEEDED, frozenset({Reason.COMPLETED, Reason.STOPPED_EARLY}), False),
 )
 """Conditions whose change to one of these reasons is an event, and whether it is a warning."""
 

@@ -380,7 +380,9 @@ def _finished(snapshot: JobSnapshot, now_s: float) -> Decision:
 
 def _succeed(snapshot: JobSnapshot, now_s: float) -> Decision:
     record = current_record(snapshot)
-    message = "every pod succeeded" if record is None else f"trained {record.step} steps"
+    reason, message = Reason.COMPLETED, "every pod succeeded" if record is None else f"trained {record.step} steps"
+    if record is not None and record.stopped_early:
+        reason, message = Reason.STOPPED_EARLY, f"trained {record.step} of {record.steps} steps: {record.stopped_early}"
     after = StatusBuilder(snapshot.job, now_s)
     if snapshot.job.admitted:
         after.close_attempt(record, ended_by=None)
@@ -389,7 +391,7 @@ def _succeed(snapshot: JobSnapshot, now_s: float) -> Decision:
         after.close_wait()
         if record is not None:
             after.note_progress(record)
-    after.finish(succeeded=True, reason=Reason.COMPLETED, message=message)
+    after.finish(succeeded=True, reason=reason, message=message)
     return Decision(actions=_status_write(snapshot, after.build()))
 
 

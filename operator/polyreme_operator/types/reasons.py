@@ -116,6 +116,8 @@ class Reason(StrEnum):
     GROWN = "Grown"
     SHRUNK = "Shrunk"
     COMPLETED = "Completed"
+    STOPPED_EARLY = "StoppedEarly"
+    """The held-out loss no longer fell, so the job ended before its last step (``evaluation.earlyStop``)."""
     FINISHED = "Finished"
     MAX_RESTARTS_EXCEEDED = "MaxRestartsExceeded"
     NO_PROGRESS = "NoProgress"

@@ -38,7 +38,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     # structure
     ({"spec.trainng": {}}, "unknown field: spec.trainng, did you mean 'training'?"),
     ({"spec.data.sources.0.datset": "x"}, "unknown field: spec.data.sources.0.datset, did you mean 'dataset'?"),
-    ({"spec.evaluation": {"zzz": 1, "sets": [ONE]}}, "known fields are answerTokensMax, cache, everySteps, samplesM"),
+    ({"spec.evaluation": {"zzz": 1, "sets": [ONE]}}, "known fields are answerTokensMax, cache, earlyStop, every"),
     ({"spec.model": DROP}, "field missing: spec.model is required"),
     ({"spec.data": DROP}, "field missing: spec.data is required"),
     ({"spec.model": DROP, "spec.training": DROP}, "field missing: spec.model is required (and 1 more)"),

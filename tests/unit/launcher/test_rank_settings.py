@@ -24,7 +24,7 @@ from polyreme_launcher import rank as rank_module
 from polyreme_launcher.rank import RENDEZVOUS_S, settings_of
 from polyreme_planner.costs import Recompute
 from polyreme_planner.plan import plan_for
-from polyreme_trainer.train.settings import TrainSettings
+from polyreme_trainer.train.settings import EarlyStopRule, TrainSettings
 
 SPEC: dict[str, Any] = {
     "model": {"preset": "kimi-vl-nano", "overrides": {"decoder": {"layers": 3}}},
@@ -104,6 +104,7 @@ ELSEWHERE = {
     "checkpoint.location": "the environment of the pod",
     "checkpoint.preemptionGraceSeconds": "the operator",
     "evaluation.sets": "the data source",
+    "evaluation.earlyStop": "only together with evaluation.everySteps",
     "export.format": "one value",
     "export.adapters": "only together with training.adapters",
     "health.heartbeatTimeoutSeconds": "the operator",
@@ -186,6 +187,13 @@ def test_every_field_is_either_here_or_known_to_go_elsewhere() -> None:
         f"{part}.{info.alias or name}" for part, model in PARTS.items() for name, info in model.model_fields.items()
     }
     assert fields == {field for field in CHANGES | ELSEWHERE if not field.startswith("model.overrides.")}
+
+
+def test_the_rule_of_an_early_stop_reaches_the_trainer() -> None:
+    spec = changed("evaluation.everySteps", 7)
+    assert settings(spec).evaluation.early_stop is None
+    spec["evaluation"]["earlyStop"] = {"patience": 2, "minDelta": "0.01"}
+    assert settings(spec).evaluation.early_stop == EarlyStopRule(patience=2, min_delta=0.01)
 
 
 def test_adapters_are_exported_alone_if_the_job_says_so() -> None:

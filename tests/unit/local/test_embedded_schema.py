@@ -12,7 +12,8 @@ from polyreme_api.labels import KIND_JOB
 from polyreme_cluster.port import InvalidObjectError, ObjectRef
 from polyreme_local.api_server.journal import open_store
 from polyreme_local.api_server.store import Store
-from tests.cluster.crd_cases import BOUNDED, RULED, Case, case_id, thing
+from tests.cluster.crd_cases import BOUNDED, RULED, case_id, thing
+from tests.cluster.crd_evaluation_cases import Case
 from tests.contract.adapters import ManualClock, uids
 
 

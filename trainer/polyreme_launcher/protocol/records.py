@@ -19,7 +19,7 @@ _FROM_RANK = frozenset(
     {
         "phase", "step", "steps", "stage", "loss", "held_out_loss", "held_out_step", "routing", "objective",
         "tokens_per_second", "step_seconds", "data_wait_seconds", "trained_seconds", "checkpoint_seconds",
-        "evaluation_seconds", "checkpoint", "message", "notice",
+        "evaluation_seconds", "checkpoint", "message", "notice", "stopped_early",
     }
 )  # fmt: skip
 

@@ -97,7 +97,7 @@ class Loop:
     roll_back: RollBack = no_rollback
 
     def run(self) -> LoopEnd:
-        """Train to the last step or until asked to stop, and leave a committed checkpoint of the last step taken.
+        """Train to the end or until asked to stop, and leave a committed checkpoint of the last step taken.
 
         Raises:
             StepFailedError: On all ranks, if loss or gradient is not finite or there is nothing to learn from, before
@@ -107,7 +107,7 @@ class Loop:
             CopiesDifferError: If they differ on this one.
         """
         first = self.state.step + 1
-        while self.state.step < self.settings.steps:
+        while not self.state.losses.ended(self.state.step, self.settings):
             if not self._knows_reference(self.state.step + 1):
                 return LoopEnd.STOPPED
             check_lease()
@@ -117,7 +117,7 @@ class Loop:
             if self.state.step == first:
                 self.meshes.communicators.limit(self.settings.rank.collective_timeout_s)
             due = self.state.step % self.settings.checkpoint.interval_steps == 0 or self._scores_next()
-            saves = due or total.save or total.stop or self.state.step == self.settings.steps
+            saves = due or total.save or total.stop or self.state.losses.ended(self.state.step, self.settings)
             compare_copies(self.state, self.settings, self.meshes, saves=saves)
             if saves:
                 with activity(RankActivity.CHECKPOINTING), self.reporter.saving():
@@ -127,7 +127,8 @@ class Loop:
         self.reporter.phase(RankPhase.CHECKPOINTING)
         with self.reporter.saving():
             self.writer.wait()
-        return LoopEnd.DONE if self.state.step == self.settings.steps else LoopEnd.STOPPED
+        self.reporter.stopped_early(self.state.losses.why_early(self.state.step, self.settings))
+        return LoopEnd.DONE if self.state.losses.ended(self.state.step, self.settings) else LoopEnd.STOPPED
 
     def _scores_next(self) -> bool:
         """Whether pairs of the stage that begins with the next step are scored by the model as it is now."""
@@ -214,7 +215,10 @@ class Loop:
         if self.evaluation is None or not every or (step % every and step != self.settings.steps):
             return HeldOut(losses={}, pair_accuracy={})
         with activity(RankActivity.EVALUATING), self.reporter.evaluating():
-            return held_out(self.state, self.settings, self.evaluation, self.meshes)
+            measured = held_out(self.state, self.settings, self.evaluation, self.meshes)
+        losses, rule = self.state.losses, self.settings.evaluation.early_stop
+        losses.held_out = losses.held_out.after(step, measured.losses.get(ALL_SETS), rule)
+        return measured
 
     def _check(self, total: GlobalStep, number: int) -> None:
         if not total.counted:

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Sequence
 from polyreme_api.commit_marker import SavedLossHistory
 from polyreme_api.errors import StepFailedError
 from polyreme_planner.curriculum import CurriculumStage, Learner, stage_at, times_learned
+from polyreme_trainer.train.early_stop import NO_MEASUREMENTS, HeldOutHistory
 from polyreme_trainer.train.learning_rate import rate_of
 from polyreme_trainer.train.settings import SpikeRule, TrainSettings
 
@@ -57,6 +58,7 @@ class LossHistory:
     in_a_row: int = 0
     """Spikes since the last step that was none."""
     skipped: list[int] = dataclasses.field(default_factory=list)
+    held_out: HeldOutHistory = NO_MEASUREMENTS
 
     def judge(self, step: int, loss: float, norm: float, rule: SpikeRule) -> Spike | None:
         """Return the spike that a step is, and take its figures into the window if it is none."""
@@ -70,6 +72,15 @@ class LossHistory:
         self.losses, self.norms = [*self.losses, loss], [*self.norms, norm]
         del self.losses[: -rule.window_steps], self.norms[: -rule.window_steps]
         return None
+
+    def ended(self, step: int, settings: TrainSettings) -> bool:
+        """Tell whether no step is left to train after one."""
+        return step >= settings.steps or self.held_out.stops(settings.evaluation.early_stop)
+
+    def why_early(self, step: int, settings: TrainSettings) -> str:
+        """Return why a run ends after a step that is not its last; empty if it does not."""
+        rule = settings.evaluation.early_stop
+        return self.held_out.why(rule) if rule and step < settings.steps and self.held_out.stops(rule) else ""
 
     def forget(self) -> None:
         """Begin a new window."""
@@ -98,6 +109,7 @@ class LossHistory:
             gradient_norms=tuple(self.norms),
             in_a_row=self.in_a_row,
             skipped=tuple(self.skipped),
+            held_out=self.held_out.saved(),
         )
 
     @classmethod
@@ -105,7 +117,8 @@ class LossHistory:
         """Read what a checkpoint kept; one of an earlier release has nothing."""
         if saved is None:
             return cls()
-        return cls(list(saved.losses), list(saved.gradient_norms), saved.in_a_row, list(saved.skipped))
+        held_out = HeldOutHistory.of(saved.held_out)
+        return cls(list(saved.losses), list(saved.gradient_norms), saved.in_a_row, list(saved.skipped), held_out)
 
 
 def _limit(values: Sequence[float], rule: SpikeRule, *, least: float = 0.0, rise: float = 0.0) -> float:

@@ -65,6 +65,11 @@ class Reporter:
         """Report what a user should know while this attempt trains; the newest such sentence is kept."""
         self._report({"notice": words[:NOTICE_CHARACTERS_MAX]})
 
+    def stopped_early(self, words: str) -> None:
+        """Report why no further step is trained; empty: all are trained."""
+        if words:
+            self._report({"stopped_early": words[:NOTICE_CHARACTERS_MAX]})
+
     def resumed(self, step: int) -> None:
         """Report the step after which this attempt resumes."""
         self._report({"resumed_from_step": step, "step": step})

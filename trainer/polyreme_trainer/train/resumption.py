@@ -27,6 +27,7 @@ from polyreme_trainer.checkpoint.host_copy import HostCopies
 from polyreme_trainer.checkpoint.load import load_checkpoint, name_unusable, open_checkpoint
 from polyreme_trainer.parallel.world import World
 from polyreme_trainer.train.checkpoint_content import adopted, content, restored
+from polyreme_trainer.train.early_stop import HeldOutHistory
 from polyreme_trainer.train.fingerprint import frozen_fingerprint
 from polyreme_trainer.train.initial_weights import begin
 from polyreme_trainer.train.loss_health import LossHistory
@@ -127,6 +128,7 @@ def _start(
             settings.checkpoint.store.put_if_absent(START_KEY, json.dumps(record).encode())
     _load(settings, state, marker, world, start.store, copies=None)
     _continue_at(state, marker, step=marker.step if same else 0)
+    state.losses.held_out = HeldOutHistory()  # of other held-out sets, and by another rule
     return words
 
 

@@ -172,6 +172,16 @@ class SpikeRule:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EarlyStopRule:
+    """When a run ends because its held-out loss no longer falls."""
+
+    patience: int
+    """Measurements in a row that may fail to lower it."""
+    min_delta: float = 0.0
+    """By how much it must fall to count as lower."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationSettings:
     """Held-out pages after the last step, and their loss during training."""
 
@@ -182,6 +192,8 @@ class EvaluationSettings:
     thinking_tokens_max: int | None = None
     """Tokens after which a thought is ended; None: answers have no thoughts."""
     cache: CacheKind = CacheKind.AUTO
+    early_stop: EarlyStopRule | None = None
+    """None: all steps are trained."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Best checkpoints need a held-out loss at each checkpoint; the CRD has the rule."""
+"""What is decided by held-out losses needs them where it decides; the CRD has the same rules."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import pytest
 
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.job import parse_job
-from tests.cluster.crd_cases import BEST
+from tests.cluster.crd_evaluation_cases import BEST, EARLY
 from tests.unit.api.jobs import job_with
 
 MEASURED = {"everySteps": 20, "sets": [{"name": "a", "dataset": "x/held-out"}]}
 
 
-@pytest.mark.parametrize(("changes", "words"), [(changes, words) for _, changes, words in BEST])
-def test_checkpoints_without_a_loss_have_no_best(changes: dict[str, Any], words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(("changes", "words"), [(changes, words) for _, changes, words in (*BEST, *EARLY)])
+def test_a_decision_without_its_loss_is_refused(changes: dict[str, Any], words: tuple[str, ...]) -> None:
     with pytest.raises(InvalidConfigError) as refused:
         parse_job(job_with(changes))
     assert [part for part in words if part not in str(refused.value)] == []

@@ -48,7 +48,7 @@ def main(asked: Asked) -> None:
     else:
         job = json.loads(spec.model_dump_json(by_alias=True, exclude_none=True))
         whole = {"apiVersion": "polyreme.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "bench"}}
-        with ours.engine(Path(asked.place, "job.json"), objects, {**whole, "spec": job}) as attempt:
+        with ours.engine(Path(asked.place, "job.json"), objects, {**whole, "spec": job}) as (attempt, _):
             open_s, most_mib = by_ranks(attempt, asked)
     print(json.dumps({"pss_over_import_mib": most_mib - imported_mib, "open_s": open_s}))
 

@@ -24,7 +24,7 @@ from polyreme_api.batch import BatchSource
 from polyreme_api.history import ResumePoint, attempt_key
 from polyreme_api.job import parse_job
 from polyreme_datahub.loader import job_packs
-from polyreme_datahub.loader.engine.client import EngineSource, OpenRequest
+from polyreme_datahub.loader.engine.client import EngineSource, OpenRequest, receive, send
 from polyreme_datahub.loader.order.balance import StepSplit
 
 OPEN_WAIT_S = 60.0
@@ -61,12 +61,13 @@ def main(asked: Asked) -> None:
         meter.report(pack_tokens=spec.data.sequence_tokens)
         return
     job["spec"]["training"]["steps"] = asked.steps
-    with engine(Path(asked.job), asked.objects, job) as attempt:
+    with engine(Path(asked.job), asked.objects, job) as (attempt, engine_start_s):
+        meter.start()
         source = attempt(1)
         take(source, asked.steps, meter)
         meter.stop()
         more = {"resume_first_batch_s": resumed_s(source, attempt, asked.steps)} if asked.resume else {}
-        meter.report(more, pack_tokens=job["spec"]["data"]["sequenceTokens"])
+        meter.report({"engine_start_s": engine_start_s, **more}, pack_tokens=job["spec"]["data"]["sequenceTokens"])
 
 
 def resumed_s(source: EngineSource, attempt: Callable[[int], EngineSource], steps: int) -> float:
@@ -107,8 +108,11 @@ def take_packs(source: BatchSource, steps: int, meter: work.Meter) -> None:
 
 
 @contextlib.contextmanager
-def engine(job_file: Path, objects: str, job: dict[str, Any]) -> Iterator[Callable[[int], EngineSource]]:
-    """Run a data engine, as a launcher does; gives how a rank of an attempt opens its data."""
+def engine(job_file: Path, objects: str, job: dict[str, Any]) -> Iterator[tuple[Callable[[int], EngineSource], float]]:
+    """Run a data engine, as a launcher does, which starts it beside the ranks' parent.
+
+    Gives how a rank of an attempt opens its data, and the time from the engine's start to its first answer [s].
+    """
     given, path = job_file.with_name("engine-job.json"), job_file.with_name("engine.socket")
     given.write_text(json.dumps(job))
     checkpoints = job_file.parent.absolute() / "checkpoints"
@@ -120,6 +124,7 @@ def engine(job_file: Path, objects: str, job: dict[str, Any]) -> Iterator[Callab
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(path))
         listener.listen()
+        began_s = time.monotonic()
         running = subprocess.Popen(
             [sys.executable, "-m", "polyreme_datahub.loader.engine.server", str(listener.fileno()), str(os.getpid())],
             env={
@@ -132,12 +137,22 @@ def engine(job_file: Path, objects: str, job: dict[str, Any]) -> Iterator[Callab
         )
         descriptor = os.open(path, os.O_PATH)
         try:
-            yield lambda attempt: EngineSource(
-                descriptor,
-                OpenRequest(attempt=attempt, job=str(given), split=StepSplit(data_ranks=1), pixels=True),
-                open_wait_s=OPEN_WAIT_S,
-                pixels=True,
-            )
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as ping:
+                ping.settimeout(OPEN_WAIT_S)
+                ping.connect(str(path))
+                send(ping, {"call": "ping"})
+                assert receive(ping) is not None
+            engine_start_s = time.monotonic() - began_s
+
+            def opened(attempt: int) -> EngineSource:
+                return EngineSource(
+                    descriptor,
+                    OpenRequest(attempt=attempt, job=str(given), split=StepSplit(data_ranks=1), pixels=True),
+                    open_wait_s=OPEN_WAIT_S,
+                    pixels=True,
+                )
+
+            yield opened, engine_start_s
         finally:
             running.kill()
             running.wait()

@@ -20,6 +20,9 @@ def of_warm(rounds: Sequence[Round], peers: Sequence[str]) -> dict[str, Any]:
         ("warm_same_resizer_ratio", "samples_per_s"),
         ("cpu_same_resizer_ratio", "cpu_ms_per_sample"),
     )
+    lags = [one["ours_engine"]["first_batch_s"] - one["ours"]["first_batch_s"] for one in rounds]
+    figures["engine_first_batch_lag_s"] = round(statistics.median(lags), 3)
+    figures["engine_start_s"] = round(statistics.median(one["ours_engine"]["engine_start_s"] for one in rounds), 3)
     figures["pss_over_import_mib"] = round(statistics.median(one["ours"]["pss_over_import_mib"] for one in rounds), 1)
     return figures | _each(rounds, "warm", KINDS)
 

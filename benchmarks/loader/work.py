@@ -128,16 +128,20 @@ def probe(tokens_T: npt.NDArray[Any], patches_PC: npt.NDArray[np.uint8]) -> tupl
 class Meter:
     """Measures a contender: from after its imports to its last sample, all processes of it.
 
-    The clock starts when it is made.
+    Its memory counts from when it is made; its clock too, or from ``start``.
     """
 
     def __init__(self) -> None:
         self._imported_mib, self._most_mib = pss_mib(os.getpid()), 0.0
-        self._own_s, self._started_s = usage.processor_s(os.getpid()), time.monotonic()
+        self.start()
         self._first_s, self._batches = 0.0, 0
         self._probes: dict[str, tuple[int, int]] = {}
         self._packs = self._tokens = self._patches = self._samples = 0
         self._stopped: tuple[float, float] | None = None
+
+    def start(self) -> None:
+        """Start the clocks: all processes of the contender have their imports."""
+        self._own_s, self._started_s = usage.processor_s(os.getpid()), time.monotonic()
 
     def take(self, name: str, tokens_T: npt.NDArray[Any], patches_PC: npt.NDArray[np.uint8]) -> None:
         """Take a sample."""

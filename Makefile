@@ -42,7 +42,7 @@ BENCHMARKS := $(subst _,-,$(patsubst benchmarks/%/run.py,%,$(wildcard benchmarks
 GPU_PEERS := $(or $(POLYREME_GPU_PEERS),$(HOME)/.cache/polyreme/gpu-peers)
 SOAKS := $(subst _,-,$(patsubst tests/soak/%.py,%,$(wildcard tests/soak/*.py)))
 
-.PHONY: help setup quickstart lint check test test-concurrent test-whole test-servers test-all test-services servers services-build services-up services-down services-status cluster-up cluster-path cluster-down test-cluster test-nodes test-device gpu-day images images-list images-load release-check audit docs pictures manifests lock format clean bench gpu-peers
+.PHONY: help setup quickstart lint check test test-concurrent test-whole test-servers test-all test-services servers services-build services-up services-down services-status cluster-up cluster-path cluster-down test-cluster test-nodes test-device gpu-day images images-list images-load release-check audit docs docs-site pictures manifests lock format clean bench gpu-peers
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' Makefile
@@ -148,6 +148,9 @@ docs: $(DEV) ## regenerate the generated pages, check every link and the form of
 	@$(BIN)/python tools/links.py
 	@PYTHONPATH=. $(BIN)/python -m tools.page_form
 
+docs-site: build/site-tools/.made ## the docs as a site with search in build/site, for a browser or any web server; broken links end it
+	@PYTHONPATH=. $(BIN)/python -m tools.docs_site build/site-tools/bin/mkdocs
+
 pictures: $(DEV) ## take the pictures of the README, with Debian's chromium
 	@$(BIN)/python tools/pictures.py
 
@@ -164,11 +167,13 @@ bench-%: $(DEV) ## one benchmark
 # The GPU suite is by itself: without a CUDA device it ends with code 7.
 bench: $(addprefix bench-,$(filter-out gpu,$(BENCHMARKS))) ## every benchmark that needs no accelerator, one after the other
 
-# twine and pip-audit, from a lock of their own: they bring 40 packages that nothing else needs.
+# twine and pip-audit, and MkDocs, each from a lock of their own: they bring 70 packages that nothing else needs.
 RELEASE_TOOLS := build/release/tools
 $(RELEASE_TOOLS)/.made: requirements/release.lock $(DEV)
-	@rm -rf $(RELEASE_TOOLS); $(BIN)/uv venv --quiet --python $(BIN)/python $(RELEASE_TOOLS)
-	@$(BIN)/uv pip install --quiet --python $(RELEASE_TOOLS)/bin/python --require-hashes --no-deps -r $<
+build/site-tools/.made: requirements/site.lock $(DEV)
+$(RELEASE_TOOLS)/.made build/site-tools/.made:
+	@rm -rf $(@D); $(BIN)/uv venv --quiet --python $(BIN)/python $(@D)
+	@$(BIN)/uv pip install --quiet --python $(@D)/bin/python --require-hashes --no-deps -r $<
 	@touch $@
 
 release-check: $(RELEASE_TOOLS)/.made ## wheel, sdist, each extra alone, one version of wheel, chart and images

@@ -22,3 +22,4 @@ role trainer --extra trainer
 role cli --extra kubectl --extra services
 compile --group build --constraints requirements/dev.lock --output-file requirements/build.lock
 compile --group release --output-file requirements/release.lock
+compile --group site --output-file requirements/site.lock

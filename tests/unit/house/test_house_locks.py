@@ -29,17 +29,19 @@ EXTRAS = {
     "requirements/uv.lock.txt": (),
     "requirements/build.lock": (),
     "requirements/release.lock": (),
+    "requirements/site.lock": (),
     "requirements/run.lock": ("run",),
     "requirements/dev.lock": ("run", "datahub-service", "kubectl"),
     **{f"requirements/{image}.lock": extras for image, extras in IMAGE_EXTRAS.items()},
 }
 LOCKS = tuple(EXTRAS)
-NEVER_TOGETHER = (TESTED, "requirements/uv.lock.txt", "requirements/release.lock")
+NEVER_TOGETHER = (TESTED, "requirements/uv.lock.txt", "requirements/release.lock", "requirements/site.lock")
 """Tools that are installed apart from what is tested."""
 GROUPS = dict.fromkeys(LOCKS, ()) | {
     "requirements/uv.lock.txt": ("bootstrap",),
     "requirements/build.lock": ("build",),
     "requirements/release.lock": ("release",),
+    "requirements/site.lock": ("site",),
     "requirements/run.lock": ("build",),
     "requirements/dev.lock": ("dev",),
 }

@@ -96,7 +96,8 @@ class FlatParameters:
         for index, slot in enumerate(self.slots):
             parameter = self._parameters[index]
             if parameter.is_meta:
-                parameter = self._parameters[index] = nn.Parameter(slot.view(self.values))
+                # ``data`` counts versions apart from the buffer: parts of it arrive while others are in a graph.
+                parameter = self._parameters[index] = nn.Parameter(slot.view(self.values).data)
             else:
                 self.put(slot, 0, parameter.detach())
                 parameter.data = slot.view(self.values)

@@ -8,8 +8,9 @@ itself. NCCL does not promise progress if ranks begin the exchanges of two commu
 Buckets with parameters before the first layer (embedding, projector, tower) go when the backward has ended, and so do
 all buckets under schedules that compute gradients of weights apart from those of inputs (zero-bubble).
 
-Parameters are gathered bucket by bucket after the optimizer, and waited for when they are first read. These exchanges
-have groups apart from the layers', so that they overlap.
+Parameters are gathered bucket by bucket after the optimizer, those that the forward pass reads first at the head. A
+module waits for the buckets that it has parameters in, and for no others, when it is next called: later layers' are
+received meanwhile. These exchanges have groups apart from the layers', so that they overlap.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
-from polyreme_trainer.model.decoder import Decoder
+from polyreme_trainer.model.vlm import KimiVL
 from polyreme_trainer.parallel import collectives
 from polyreme_trainer.parallel.communicators import Wanted
 from polyreme_trainer.parallel.flat_buffers import FlatModel, FlatParameters
@@ -36,6 +37,11 @@ _AXES = {_WHOLE: ("dp", "cp", "tp"), _TENSOR: ("dp", "cp"), _EXPERTS: ("edp",)}
 _OF_LAYER = re.compile(r"language_model\.model\.layers\.(\d+)\.")
 _AFTER_LAYERS = ("language_model.lm_head.", "language_model.model.norm.")
 """Prefixes of the names of parameters whose gradients are made before those of the last layer."""
+_READS_FOR_OTHERS = re.compile(r"(.+\.(?:layers|blocks)\.\d+|vision_tower\.patch_embed|multi_modal_projector)\.")
+"""Names of modules that read their children's parameters, some without a call of the child."""
+
+_Key = tuple[int, int]
+"""A buffer and where a bucket of it starts."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -62,7 +68,7 @@ class Replicas:
         self._turns = sorted((turn for part in parts for turn in _turns(part)), key=_due)
         self._next = len(self._turns)
         self._reducing: list[dist.Work] = []
-        self._gathering: list[dist.Work] = []
+        self._gathering: dict[_Key, dist.Work] = {}
         for index, turn in enumerate(self._turns):
             for slot, parameter in turn.part.parameters():
                 if _overlaps(slot, turn.piece):
@@ -84,15 +90,25 @@ class Replicas:
         while self._next < len(self._turns):
             self._reduce_next()
         collectives.finish(self._reducing, self.group)
+        self.settle()
 
     def gather(self, part: FlatParameters, piece: Piece) -> None:
         """Begin to send an updated piece to the other ranks, and to receive theirs."""
         whole = piece.bucket.of(part.values)
-        self._gathering.append(collectives.begin_gather(whole, piece.of(part.values), self.group))
+        self._gathering[_key(part, piece)] = collectives.begin_gather(whole, piece.of(part.values), self.group)
 
-    def settle(self) -> None:
-        """Wait until all parameters are here."""
-        collectives.finish(self._gathering, self.group)
+    def settle(self, keys: Iterable[_Key] | None = None) -> None:
+        """Wait until the parameters of some buckets are here; None: of all."""
+        if self._gathering:
+            wanted = list(self._gathering) if keys is None else keys
+            works = [work for key in wanted if (work := self._gathering.pop(key, None)) is not None]
+            collectives.finish(works, self.group)
+
+    def readers(self) -> Iterator[tuple[str, _Key]]:
+        """Yield the name of each module that reads parameters of a bucket, with the bucket: the last to leave first."""
+        for turn in reversed(self._turns):
+            for name in {_reader(slot.name) for slot in turn.part.slots if _overlaps(slot, turn.piece)}:
+                yield name, _key(turn.part, turn.piece)
 
     def _check(self, index: int) -> Callable[[Tensor], None]:
         def made(_: Tensor) -> None:
@@ -163,6 +179,23 @@ class Zero1Update:
         for replicas in self._replicas:
             replicas.settle()
 
+    def wait_in(self, model: KimiVL) -> None:
+        """Let each module wait, before it runs, for the parameters that it reads."""
+        needed: dict[str, dict[int, list[_Key]]] = {}
+        for number, replicas in enumerate(self._replicas):
+            for name, key in replicas.readers():
+                needed.setdefault(name, {}).setdefault(number, []).append(key)
+        for name, module in model.named_modules():
+            if name in needed:
+                module.register_forward_pre_hook(self._waiting(needed[name]))
+
+    def _waiting(self, needed: Mapping[int, Sequence[_Key]]) -> Callable[[nn.Module, object], None]:
+        def wait(_: nn.Module, __: object) -> None:
+            for number, keys in needed.items():
+                self._replicas[number].settle(keys)
+
+        return wait
+
 
 def update_groups(meshes: Meshes) -> list[Wanted]:
     """Return the groups of a sharded update."""
@@ -170,13 +203,16 @@ def update_groups(meshes: Meshes) -> list[Wanted]:
     return share_groups(meshes.layout, meshes.rank, axes)
 
 
-def open_zero1(flat: FlatModel, groups: Mapping[str, dist.ProcessGroup], decoders: Iterable[Decoder]) -> Zero1Update:
+def open_zero1(
+    flat: FlatModel, groups: Mapping[str, dist.ProcessGroup], models: Iterable[KimiVL], *, by_layer: bool
+) -> Zero1Update:
     """Return the exchanges of a sharded update.
 
     Args:
         flat: Buffers that were laid out for it.
         groups: Those of ``update_groups``.
-        decoders: This rank's, whose layers fix when buckets go; none: they go when the backward has ended.
+        models: This rank's stages, whose modules wait for their parameters.
+        by_layer: Whether their layers fix when buckets of gradients go; else they go when the backward has ended.
     """
     replicas: list[Replicas] = []
     replicas_of: dict[int, Replicas] = {}
@@ -191,9 +227,17 @@ def open_zero1(flat: FlatModel, groups: Mapping[str, dist.ProcessGroup], decoder
         replicas.append(Replicas(shared, groups[name]))
         replicas_of |= {id(part): replicas[-1] for part in shared}
     update = Zero1Update(replicas, replicas_of)
-    for decoder in decoders:
-        decoder.before_layer = update.watch
+    for model in models:
+        update.wait_in(model)
+        if by_layer:
+            model.language_model.model.before_layer = update.watch
     return update
+
+
+def in_order_of_reads(parts: Sequence[FlatParameters]) -> list[tuple[int, Piece]]:
+    """Order the pieces of some parts as the forward pass first reads their buckets; each with its part's number."""
+    pieces = [(number, piece) for number, part in enumerate(parts) for piece in part.pieces]
+    return sorted(pieces, key=lambda of: _first_read(parts[of[0]], of[1]))
 
 
 def _turns(part: FlatParameters) -> list[_Turn]:
@@ -218,6 +262,12 @@ def _layers(part: FlatParameters, piece: Piece) -> frozenset[int] | None:
     return frozenset(found)
 
 
+def _first_read(part: FlatParameters, piece: Piece) -> tuple[float, bool]:
+    """Sort key of a bucket in the forward pass: by its first layer; of equals, vectors of all layers come first."""
+    layers = _layers(part, piece)
+    return -1 if layers is None else min(layers, default=math.inf), piece.bucket.start < part.matrices_end
+
+
 def _due(turn: _Turn) -> tuple[bool, float]:
     """Sort key of a bucket: the backward pass reaches its first layer later than all others."""
     return turn.layers is None, -min(turn.layers or (), default=math.inf)
@@ -225,3 +275,13 @@ def _due(turn: _Turn) -> tuple[bool, float]:
 
 def _overlaps(slot: Slot, piece: Piece) -> bool:
     return slot.start < piece.bucket.end and piece.bucket.start < slot.start + slot.length
+
+
+def _reader(name: str) -> str:
+    """Return the name of the module whose call reads a parameter first."""
+    found = _READS_FOR_OTHERS.match(name)
+    return found[1] if found else name.rpartition(".")[0]
+
+
+def _key(part: FlatParameters, piece: Piece) -> _Key:
+    return id(part), piece.bucket.start

@@ -29,6 +29,7 @@ from polyreme_trainer.model.sharding import cut_of, join, slice_of
 from polyreme_trainer.parallel import collectives
 from polyreme_trainer.parallel.flat_buffers import FlatModel, FlatParameters, Storage
 from polyreme_trainer.parallel.flat_layout import Piece, Slot
+from polyreme_trainer.parallel.zero1 import in_order_of_reads
 from polyreme_trainer.train import muon
 from polyreme_trainer.train.settings import OptimizerSettings
 
@@ -112,6 +113,7 @@ class Optimizer:
         self._sliced = flat.tensor
         self._tensor_group = tensor_group
         self.states = tuple(self._empty(part) for part in flat.parts)
+        self._order = in_order_of_reads(flat.parts)
         self._learners = {id(part): _learners(part) for part in flat.parts}
         self.steps = self.steps_before = 0
         """Steps taken: for the bias correction if no curriculum counts how often a part has learned."""
@@ -137,20 +139,20 @@ class Optimizer:
             gradient_scale: Factor that turns the sum into the clipped mean.
             learned: How often each part of the model that learns has learned, including this step; weights and state of
                 the others stay. None: all of them, at every step.
-            updated: Called after each piece, also if it stays.
+            updated: Called after each piece, also if it stays; pieces that the next forward pass reads first lead.
         """
         self.steps += 1
         before = self.steps_before
         if learned is None:
             learned = dict.fromkeys(Learner, self.steps)
         learned = {learner: before + times for learner, times in learned.items()}
-        for state in self.states:
-            for piece in state.part.pieces:
-                if runs := self._runs(state.part, piece, learned):
-                    due = _Due(learning_rate, gradient_scale, runs)
-                    (self._turn if piece.bucket.whole else self._move)(state, piece, due)
-                if updated is not None:
-                    updated(state.part, piece)
+        for number, piece in self._order:
+            state = self.states[number]
+            if runs := self._runs(state.part, piece, learned):
+                due = _Due(learning_rate, gradient_scale, runs)
+                (self._turn if piece.bucket.whole else self._move)(state, piece, due)
+            if updated is not None:
+                updated(state.part, piece)
 
     def _runs(self, part: FlatParameters, piece: Piece, learned: Mapping[Learner, int]) -> list[_Run]:
         """Return the scalars of a piece that learn; neighbours that have learned equally often are one run."""

@@ -317,7 +317,7 @@ def _zero1(
     if not _uses_zero1(settings):
         return None
     apart = settings.pipeline.schedule in V_SHAPED  # gradients of weights, from those of the layers' inputs
-    return open_zero1(flat, groups, () if apart else [stage.model.language_model.model for stage in stages.values()])
+    return open_zero1(flat, groups, [stage.model for stage in stages.values()], by_layer=not apart)
 
 
 def router_biases(model: KimiVL) -> dict[int, Tensor]:
@@ -337,7 +337,7 @@ def backward(
     Raises:
         InvalidConfigError: If microbatches do not fit the model or each other.
     """
-    settle(state)
+    # No ``settle``: modules wait for their own parameters when they run.
     state.flat.clear_gradients()
     if state.zero1 is not None:
         state.zero1.begin(len(microbatches))

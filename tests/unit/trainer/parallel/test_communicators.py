@@ -133,7 +133,7 @@ def sharded(monkeypatch: pytest.MonkeyPatch, names: list[str]) -> tuple[FlatMode
 
     monkeypatch.setattr(collectives, "begin_reduce_scatter", begin)
     groups = collections.defaultdict[str, Any](lambda: None)
-    return flat, open_zero1(flat, groups, ()), left
+    return flat, open_zero1(flat, groups, (), by_layer=True), left
 
 
 LAYER = "language_model.model.layers.{}.self_attn.o_proj.weight"

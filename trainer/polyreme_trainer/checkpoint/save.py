@@ -119,7 +119,12 @@ class CheckpointWriter:
             1, thread_name_prefix="checkpoint", initializer=_saving_thread()
         )
         self._in_flight: concurrent.futures.Future[_Outcome] | None = None
+        self._prepared: concurrent.futures.Future[None] | None = None
         self._failures = 0
+
+    def prepare(self, content: Content) -> None:
+        """Begin to allocate what saves are copied to, beside the first steps."""
+        self._prepared = self._executor.submit(self._staging.prepare, content)
 
     def start(self, content: Content, *, step: int, after: AfterStep) -> None:
         """Copy the content and save it in the background, after waiting for the save before.
@@ -134,6 +139,9 @@ class CheckpointWriter:
             EnvironmentFailedError: If that was the last failure allowed.
         """
         self.wait(failures_max=FAILED_SAVES_MAX)
+        if self._prepared is not None:
+            self._prepared.result()
+            self._prepared = None
         staged = self._staging.stage(content)
         self._in_flight = self._executor.submit(self._save, staged, step, after)
 

@@ -1,8 +1,8 @@
 """Copies of a checkpoint's content in host memory, in buffers that are reused.
 
 The step waits for this copy and for nothing else. Allocating a buffer costs more than the copy itself (its pages are
-touched for the first time), so an attempt allocates once. On CUDA the buffers are pinned and the copies ordered on the
-stream of the step: the host does not wait at all, and later work of the step runs after them.
+touched for the first time), so an attempt allocates once, before its first save. On CUDA the buffers are pinned and the
+copies ordered on the stream of the step: the host does not wait at all, and later work of the step runs after them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from polyreme_trainer.checkpoint.content import Content
+from polyreme_trainer.parallel.host_memory import pinned_zeros
 
 Allocate = Callable[[Sequence[Tensor]], list[Tensor]]
 """Makes a host buffer for each of some tensors."""
@@ -46,11 +47,15 @@ class Staging:
         """The buffers, once something was staged: flat ones, then the small tensors by name."""
         return self._buffers
 
+    def prepare(self, content: Content) -> None:
+        """Allocate the buffers, which takes seconds where they are pinned."""
+        if not self._buffers:
+            self._buffers = self._allocate(content.buffers())
+
     def stage(self, content: Content) -> Staged:
         """Copy a content whose tensors have the same sizes as the first one's."""
         tensors = content.buffers()
-        if not self._buffers:
-            self._buffers = self._allocate(tensors)
+        self.prepare(content)
         for kept, tensor in zip(self._buffers, tensors, strict=True):
             kept.copy_(tensor.detach(), non_blocking=True)
         ready = None
@@ -62,4 +67,7 @@ class Staging:
 
 def host_buffers(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Allocate host memory, pinned if it is filled from a device."""
-    return [torch.empty(t.shape, dtype=t.dtype, pin_memory=t.is_cuda) for t in tensors]
+    return [
+        pinned_zeros(t.numel(), t.dtype).view(t.shape) if t.is_cuda else torch.empty(t.shape, dtype=t.dtype)
+        for t in tensors
+    ]

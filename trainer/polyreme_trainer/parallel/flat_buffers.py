@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from polyreme_trainer.parallel.flat_layout import BUCKET_SCALARS, UNSHARED, Piece, Shares, Slot, lay_out, pieces_of
+from polyreme_trainer.parallel.host_memory import pinned_zeros
 
 FUSED_BYTES_MAX = 4 << 20
 """Gradients of all slices up to this size are fused into the dense all-reduce: another all-reduce costs 5 ms, one more
@@ -37,7 +38,7 @@ class Storage:
     def state(self, length: int) -> Tensor:
         """Allocate zeros for originals or moments where they stay, so that no copy of them is ever on the device."""
         if self.state_on_host and torch.device(self.device).type != "cpu":
-            return torch.zeros(length, pin_memory=True)
+            return pinned_zeros(length)
         return torch.zeros(length, device=self.device)
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -31,6 +32,7 @@ from polyreme_trainer.parallel.flat_buffers import FlatModel, FlatParameters, St
 from polyreme_trainer.parallel.flat_layout import Piece, Slot
 from polyreme_trainer.parallel.zero1 import in_order_of_reads
 from polyreme_trainer.train import muon
+from polyreme_trainer.train.host_state import BUFFERS, Visits, visit_length
 from polyreme_trainer.train.settings import OptimizerSettings
 
 AT_ONCE_SCALARS = 1 << 30
@@ -91,16 +93,32 @@ class _Due:
     runs: Sequence[_Run]
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Change:
+    """One call of AdamW's kernel."""
+
+    part: FlatParameters
+    piece: Piece
+    rate: float
+    scale: float
+    times: int
+    decay: float
+
+
 class Optimizer:
     """AdamW with decoupled weight decay on matrices only (norms, biases and other vectors do not decay), or Muon.
 
-    State may live in pinned host memory: it is then copied to the device, updated and copied back, as many scalars at a
-    time as one exchange has; of Muon's matrices, those of a bucket. Where the model itself is on the host, nothing is
-    copied.
+    State may live in pinned host memory: it then visits the device (``host_state.py``); of Muon's matrices, those of a
+    bucket at a time. Where the model itself is on the host, nothing is copied.
     """
 
     def __init__(
-        self, flat: FlatModel, settings: OptimizerSettings, *, tensor_group: dist.ProcessGroup | None = None
+        self,
+        flat: FlatModel,
+        settings: OptimizerSettings,
+        *,
+        tensor_group: dist.ProcessGroup | None = None,
+        visits: Visits | None = None,
     ) -> None:
         """Allocate empty state.
 
@@ -108,10 +126,13 @@ class Optimizer:
             flat: Parameters, laid out for this optimizer (``flat_buffers.Update.whole``).
             settings: Rates and decays.
             tensor_group: The ranks that hold the other slices of the tensor-parallel part; None for whole tensors.
+            visits: Visits of state in host memory, each of up to ``longest_visit``; None where all state is with the
+                model.
         """
         self._settings = settings
         self._sliced = flat.tensor
         self._tensor_group = tensor_group
+        self._visits = visits
         self.states = tuple(self._empty(part) for part in flat.parts)
         self._order = in_order_of_reads(flat.parts)
         self._learners = {id(part): _learners(part) for part in flat.parts}
@@ -146,6 +167,8 @@ class Optimizer:
         if learned is None:
             learned = dict.fromkeys(Learner, self.steps)
         learned = {learner: before + times for learner, times in learned.items()}
+        if self._visits is not None:
+            self._visits.begin()
         for number, piece in self._order:
             state = self.states[number]
             if runs := self._runs(state.part, piece, learned):
@@ -169,66 +192,49 @@ class Optimizer:
 
     def settle(self) -> None:
         """Wait until state in host memory is up to date with the last step."""
-        if any(state.part.values.device.type == "cuda" for state in self.states) and self._settings.state_on_host:
-            torch.cuda.synchronize()
+        if self._visits is not None:
+            self._visits.settle()
 
-    def _visit(self, home: Tensor, part: FlatParameters) -> Tensor:
-        return home.to(part.values.device, non_blocking=True)
+    def _update(self, homes: Sequence[Tensor], update: Callable[..., None]) -> None:
+        """Update tensors in place: where they are, or while they visit the device."""
+        if self._visits is None:
+            update(*homes)
+        else:
+            self._visits.update(homes, update)
 
     def _move(self, state: PartState, whole: Piece, due: _Due) -> None:
         """AdamW, in at least two calls per run: one for scalars with decay, one for those without."""
         part, settings, begin = state.part, self._settings, state.part.own_whole_length
         decayed = min(max(part.matrices_end - whole.start, 0), whole.length)
-        away = settings.state_on_host and part.values.device.type != "cpu"
-        at_once = min(AT_ONCE_SCALARS, settings.bucket_scalars) if away else AT_ONCE_SCALARS
+        at_once = AT_ONCE_SCALARS if self._visits is None else _visit_scalars(settings)
         for cut, times, decay in _cuts(due.runs, decayed=decayed, weight_decay=settings.weight_decay, at_once=at_once):
             piece = dataclasses.replace(
                 whole, start=whole.start + cut.start, length=cut.stop - cut.start, own=whole.own + cut.start
             )
             moments = (piece.of_own(of, begin=begin) for of in (state.first, state.second))
             # Of the whole piece: rows of a sharded parameter are identified by where they begin.
-            owners = [part.own_values(whole)[cut], *moments]
-            values, first, second = (self._visit(home, part) for home in owners)
-            torch._fused_adamw_(
-                [values],
-                [piece.of_own(part.own_gradients)],
-                [first],
-                [second],
-                [],
-                [torch.full((), float(times), device=values.device)],
-                lr=due.rate,
-                beta1=settings.beta1,
-                beta2=settings.beta2,
-                weight_decay=decay,
-                eps=settings.epsilon,
-                amsgrad=False,
-                maximize=False,
-                grad_scale=torch.full((), 1.0 / due.scale, device=values.device),
-                found_inf=None,
-            )
-            for home, visited in zip(owners, (values, first, second), strict=True):
-                _leave(home, visited)
-            part.publish(piece, values)
+            homes = [part.own_values(whole)[cut], *moments]
+            change = _Change(part, piece, due.rate, due.scale, times, decay)
+            self._update(homes, functools.partial(_adamw, settings, change))
 
     def _turn(self, state: PartState, piece: Piece, due: _Due) -> None:
         """Muon: momentum scalar by scalar, then directions matrix by matrix."""
-        settings, home = self._settings, piece.of_own(state.momentum)
-        values = self._visit(state.part.own_values(piece), state.part)
-        gradients = piece.of_own(state.part.own_gradients)
-        momentum = self._visit(home, state.part)
+        homes = [state.part.own_values(piece), piece.of_own(state.momentum)]
+        self._update(homes, functools.partial(self._muon, state.part, piece, due))
+
+    def _muon(self, part: FlatParameters, piece: Piece, due: _Due, values: Tensor, momentum: Tensor) -> None:
+        settings, gradients = self._settings, piece.of_own(part.own_gradients)
         for run in due.runs:
             momentum[run.cut].mul_(settings.momentum).add_(gradients[run.cut], alpha=due.scale)
             values[run.cut].mul_(1.0 - due.rate * settings.weight_decay)
         ahead = (gradients * due.scale).add_(momentum, alpha=settings.momentum)  # Nesterov
-        _leave(home, momentum)
-        for slot, direction in self._directions(state.part, piece, ahead, due.runs):
+        for slot, direction in self._directions(part, piece, ahead, due.runs):
             place = slot.start - piece.start
             rows, columns = muon.matrices_of(slot.name, direction).shape[1:]
             size = due.rate * muon.step_size(rows, columns)
-            own = self._own_slice(state.part, slot, direction)
+            own = self._own_slice(part, slot, direction)
             values[place : place + slot.length].view(slot.shape).add_(own, alpha=-size)
-        _leave(state.part.own_values(piece), values)
-        state.part.publish(piece, values)
+        part.publish(piece, values)
 
     def _directions(
         self, part: FlatParameters, piece: Piece, ahead: Tensor, runs: Sequence[_Run]
@@ -299,10 +305,42 @@ def _cuts(
                 yield slice(at, min(at + at_once, stop)), run.times, decay
 
 
-def _leave(home: Tensor, visited: Tensor) -> None:
-    """Copy state back to host memory."""
-    if home.device != visited.device:
-        home.copy_(visited, non_blocking=True)
+def _adamw(settings: OptimizerSettings, change: _Change, values: Tensor, first: Tensor, second: Tensor) -> None:
+    """Update values and moments in place, and publish the values."""
+    torch._fused_adamw_(
+        [values],
+        [change.piece.of_own(change.part.own_gradients)],
+        [first],
+        [second],
+        [],
+        [torch.full((), float(change.times), device=values.device)],
+        lr=change.rate,
+        beta1=settings.beta1,
+        beta2=settings.beta2,
+        weight_decay=change.decay,
+        eps=settings.epsilon,
+        amsgrad=False,
+        maximize=False,
+        grad_scale=torch.full((), 1.0 / change.scale, device=values.device),
+        found_inf=None,
+    )
+    change.part.publish(change.piece, values)
+
+
+def _visit_scalars(settings: OptimizerSettings) -> int:
+    """Return scalars of one visit to the device: all visits that are there at a time have as many as one exchange."""
+    return max(1, min(AT_ONCE_SCALARS, settings.bucket_scalars) // BUFFERS)
+
+
+def longest_visit(parts: Sequence[FlatParameters], settings: OptimizerSettings) -> int:
+    """Return numbers of the largest visit: values and both moments of AdamW, values and momentum of whole matrices."""
+    most = _visit_scalars(settings)
+    lengths = [
+        [piece.length] * 2 if piece.bucket.whole else [min(piece.length, most)] * 3
+        for part in parts
+        for piece in part.pieces
+    ]
+    return max(map(visit_length, lengths), default=0)
 
 
 def update_router_biases(biases: Sequence[Tensor], loads_ME: Tensor, *, rate: float) -> None:

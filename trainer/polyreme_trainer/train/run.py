@@ -23,6 +23,7 @@ from polyreme_trainer.checkpoint.retention import Rule
 from polyreme_trainer.checkpoint.save import CheckpointWriter, Identity
 from polyreme_trainer.export.stored import StoredExport
 from polyreme_trainer.parallel.world import World, open_world
+from polyreme_trainer.train.checkpoint_content import content
 from polyreme_trainer.train.evaluation import evaluate, write_evaluation
 from polyreme_trainer.train.export import export
 from polyreme_trainer.train.loop import Amend, Loop, LoopEnd, Renew, no_changes, unchanged
@@ -209,7 +210,7 @@ def _export(
 def _writer(
     settings: TrainSettings, state: TrainState, world: World, reporter: Reporter, *, base: str
 ) -> CheckpointWriter:
-    return CheckpointWriter(
+    writer = CheckpointWriter(
         Identity(
             store=settings.checkpoint.store,
             attempt=settings.rank.attempt,
@@ -230,6 +231,8 @@ def _writer(
         committed=reporter.checkpoint,
         copies=copies_of(settings),
     )
+    writer.prepare(content(state, world.meshes))
+    return writer
 
 
 def _reporter(settings: TrainSettings, sink: ProgressSink, clock: Clock) -> Reporter:

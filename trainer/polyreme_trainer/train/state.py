@@ -42,13 +42,14 @@ from polyreme_trainer.parallel.mesh import Meshes, experts_of, sparse_place
 from polyreme_trainer.parallel.pipeline import Pipeline, held_sections, open_pipeline, stage_ranks
 from polyreme_trainer.parallel.tensor import TensorGroup
 from polyreme_trainer.parallel.zero1 import Zero1Update, open_zero1, update_groups
+from polyreme_trainer.train.host_state import Visits, visits_of
 from polyreme_trainer.train.image_assignment import ImageBalancer, image_balancer_of, image_group
 from polyreme_trainer.train.inputs import Inputs, Sharing, sharing_of
 from polyreme_trainer.train.loss_health import LossHistory
 from polyreme_trainer.train.muon import whole_names
 from polyreme_trainer.train.objectives.kinds import objective_of
 from polyreme_trainer.train.objectives.objective import Weigher
-from polyreme_trainer.train.optimizer import Optimizer, learner_of, update_router_biases
+from polyreme_trainer.train.optimizer import Optimizer, learner_of, longest_visit, update_router_biases
 from polyreme_trainer.train.reference_weights import ReferenceWeights
 from polyreme_trainer.train.settings import (
     ImagesOver,
@@ -133,7 +134,12 @@ def open_state(settings: TrainSettings, meshes: Meshes, *, media_token: int) -> 
         pipeline=open_pipeline(stages, settings.pipeline, meshes, device=settings.rank.device_type),
         stage_ranks=stage_ranks(settings.pipeline, layout.pp),
         flat=flat,
-        optimizer=Optimizer(flat, settings.optimizer, tensor_group=meshes.tp_group if layout.tp > 1 else None),
+        optimizer=Optimizer(
+            flat,
+            settings.optimizer,
+            tensor_group=meshes.tp_group if layout.tp > 1 else None,
+            visits=_visits(settings, flat),
+        ),
         zero1=_zero1(settings, flat, stages, groups),
         router_biases={
             layer: bias_E for stage in stages.values() for layer, bias_E in router_biases(stage.model).items()
@@ -141,6 +147,14 @@ def open_state(settings: TrainSettings, meshes: Meshes, *, media_token: int) -> 
         sharing=sharing_of(meshes, media_token=media_token, shape=settings.shape),
         image_balancer=image_balancer_of(meshes, settings.shape, groups) if _balances(settings, meshes) else None,
     )
+
+
+def _visits(settings: TrainSettings, flat: FlatModel) -> Visits | None:
+    """Return visits of state in host memory; None where there is none, or the model is there too."""
+    device = torch.device(settings.rank.device_type)
+    if device.type == "cpu" or not settings.optimizer.state_on_host:
+        return None
+    return visits_of(device, longest_visit(flat.parts, settings.optimizer))
 
 
 def _tensor_ranks(settings: TrainSettings, meshes: Meshes) -> TensorRanks:

@@ -6,11 +6,14 @@ import dataclasses
 import json
 import math
 import re
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed as dist
+from torch import Tensor
 
 from polyreme_api.blocks import BLOCK_BYTES
 from polyreme_api.commit_marker import CommitMarker, SavedFile, parse_marker, seal
@@ -22,14 +25,16 @@ from polyreme_planner.adapters import Adapters, Target
 from polyreme_planner.checkpoint_model import saved_adapters
 from polyreme_planner.plan import shape_digest
 from polyreme_planner.shapes import KIMI_VL_NANO, model_shape, shape_content
+from polyreme_trainer.checkpoint import staging
 from polyreme_trainer.checkpoint.block_io import DamagedError, verify_files
 from polyreme_trainer.checkpoint.commit import commit, condemn
-from polyreme_trainer.checkpoint.load import open_checkpoint
+from polyreme_trainer.checkpoint.load import load_checkpoint, open_checkpoint
 from polyreme_trainer.checkpoint.retention import Rule, expendable, retain
 from polyreme_trainer.checkpoint.save import AfterStep
+from polyreme_trainer.checkpoint.staging import host_buffers
 from tests.roots import at, commit_empty, damaged, list_checkpoints, store_at
 from tests.roots import marker as plain_marker
-from tests.unit.trainer.checkpoint.conftest import make_content, writer_of
+from tests.unit.trainer.checkpoint.conftest import equal, make_content, writer_of
 
 KEEP_ONE = Rule(kept=1)
 
@@ -291,3 +296,26 @@ def test_a_save_of_other_sizes_in_one_attempt_is_no_silent_mixture(root: ObjectS
         writer.wait()
         with pytest.raises(RuntimeError, match="size"):
             writer.start(make_content(1, rows=12), step=10, after=AfterStep(loader={}))
+
+
+def test_the_first_save_finds_its_buffers_allocated_by_the_saving_thread(
+    store: ObjectStore, group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step would wait for seconds while they are pinned."""
+    allocated: list[str] = []
+
+    def allocate(tensors: Sequence[Tensor]) -> list[Tensor]:
+        allocated.append(threading.current_thread().name)
+        return host_buffers(tensors)
+
+    monkeypatch.setattr(staging, "host_buffers", allocate)
+    with writer_of(store, group, kept=2) as writer:
+        writer.prepare(make_content(1))
+        for step in (5, 10):
+            writer.start(make_content(step), step=step, after=AfterStep(loader={}))
+        writer.wait()
+    assert [name.partition("_")[0] for name in allocated] == ["checkpoint"]
+    held = make_content(7)
+    name = "a000001-s00000010"
+    load_checkpoint(held, open_checkpoint(store, name, KIMI_VL_NANO), store, name, group=group)
+    assert equal(held, make_content(10))

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from polyreme_api.errors import InvalidConfigError
-from polyreme_trainer.parallel.flat_buffers import FlatParameters, Storage, Update, flatten
+from polyreme_trainer.parallel.flat_buffers import FlatParameters, flatten
 from polyreme_trainer.parallel.flat_layout import Piece
 from polyreme_trainer.train import optimizer
 from polyreme_trainer.train.optimizer import Optimizer, update_router_biases
@@ -78,34 +77,6 @@ def test_a_buffer_beyond_what_a_kernel_takes_at_once_is_updated_in_parts(monkeyp
     calls.clear()
     assert torch.equal(one_step(), whole)
     assert at_once > 16 == max(calls)
-
-
-def test_state_in_host_memory_visits_a_device_a_bucket_at_a_time_on_one_rank_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A rank that shares a buffer with no other has it as one piece: all of it at once would spare no memory."""
-    # A fake device has no pinned memory.
-    monkeypatch.setattr(Storage, "state", lambda storage, length: torch.zeros(length))
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        layer = nn.Linear(64, 48, bias=False, device="cuda:0")
-        update = Update(storage=Storage(device="cuda:0", state_on_host=True))
-        flat = flatten(dict(layer.named_parameters()), piggybacked=0, update=update)
-        away = Away(flat, OptimizerSettings(state_on_host=True, bucket_scalars=1024))
-        away.step(learning_rate=0.01, gradient_scale=1.0)
-    assert sum(away.visited) == 3 * flat.dense.length
-    assert max(away.visited) == 1024
-
-
-class Away(Optimizer):
-    """Notes how many scalars each copy to the device has."""
-
-    def __init__(self, *given: Any) -> None:
-        self.visited: list[int] = []
-        super().__init__(*given)
-
-    def _visit(self, home: torch.Tensor, part: FlatParameters) -> torch.Tensor:
-        self.visited.append(home.numel())
-        return super()._visit(home, part)
 
 
 def test_a_part_that_knows_its_rows_by_where_they_begin_is_updated_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:

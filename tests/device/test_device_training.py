@@ -123,9 +123,7 @@ def test_adapters_learn_as_on_a_processor(device: torch.device, tmp_path: Path) 
 def test_state_in_host_memory_changes_no_bit(device: torch.device, tmp_path: Path, name: OptimizerName) -> None:
     """Streams of so few tokens are dense products, which add up in one order; state makes many visits a step."""
     kept, away = (
-        trained(
-            device, tmp_path, optimizer=OptimizerSettings(name=name, state_on_host=on_host, bucket_scalars=1 << 14)
-        )
+        trained(device, tmp_path, optimizer=OptimizerSettings(name=name, state_on_host=on_host, bucket_scalars=1 << 14))
         for on_host in (False, True)
     )
     assert kept.losses == away.losses

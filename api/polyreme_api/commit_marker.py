@@ -81,6 +81,8 @@ class SavedLossHistory(BaseModel):
 
     losses: tuple[float, ...] = ()
     gradient_norms: tuple[float, ...] = ()
+    update_norms: tuple[float, ...] = Field(default=(), exclude_if=lambda norms: not norms)
+    """Of the steps in which they are measured."""
     in_a_row: int = Field(default=0, ge=0)
     skipped: tuple[int, ...] = ()
     held_out: SavedHeldOut = Field(default=SavedHeldOut(), exclude_if=lambda held_out: held_out == SavedHeldOut())

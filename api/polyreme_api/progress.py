@@ -113,8 +113,12 @@ class StepRecord(_Record):
     """Held-out loss after the step, by set, mean over unmasked tokens; empty where none was due."""
     held_out_pairs: dict[str, float] = Field(default_factory=dict)
     """Share of held-out pairs whose chosen answer the model prefers more than its reference does, by set."""
+    update_norm: Annotated[float | None, Field(exclude_if=lambda norm: norm is None)] = None
+    """Norm of the update by AdamW, without learning rate and weight decay; None where it was not measured."""
     spike_limit: Annotated[float | None, Field(exclude_if=lambda limit: limit is None)] = None
-    """Of a step that is a spike: what its loss or gradient norm should have stayed below."""
+    """Of a step that is a spike: what its loss or one of its norms should have stayed below."""
+    recomputed: Annotated[str, Field(exclude_if=lambda found: not found)] = ""
+    """What was found when the step, a spike, was computed once more."""
     skipped: Annotated[bool, Field(exclude_if=lambda skipped: not skipped)] = False
     """Whether the step updated nothing, since it is a spike."""
     rows_dropped: int = 0

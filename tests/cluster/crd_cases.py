@@ -46,6 +46,11 @@ ROLLBACKS: list[Case] = [
     ),
 ]
 RULED: list[Case] = [
+    (
+        "TrainingJob",
+        {"spec.health": {"loss": {"windowSteps": 64, "updateNormSteps": 9}}},
+        ("updateNormSteps 9 is above an eighth of windowSteps 64",),
+    ),
     *BEST,
     *EARLY,
     *ROLLBACKS,

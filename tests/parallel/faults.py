@@ -9,13 +9,14 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from polyreme_api.store import Data, ObjectInfo, ObjectStore, StoreFailedError
 from polyreme_datahub.objects import open_store
-from polyreme_trainer.train import parameter_hash
+from polyreme_trainer.parallel import pipeline
+from polyreme_trainer.train import microbatches, parameter_hash
 from tests.unit.datahub.stores import PassingStore
 
 
@@ -53,6 +54,27 @@ def flip_bit(*, step: int, part: str) -> None:
         real(flat, *arguments, **options)
 
     vars(parameter_hash)["check_copies"] = check
+
+
+def compute_wrongly(*, step: int, times: int) -> None:
+    """Let a rank add to a gradient of its own in a step, so many times, as a device that fails does."""
+    real, read, left = pipeline.OneStage.run, microbatches.PackReader.take, [times]
+    taken: list[int] = []
+
+    def take(reader: microbatches.PackReader, number: int) -> list[microbatches.ReadPacks]:
+        taken.append(number)
+        return read(reader, number)
+
+    def run(stage: pipeline.OneStage, batches: Any) -> torch.Tensor:
+        loss = real(stage, batches)
+        if taken[-1] == step and left[0]:
+            left[0] -= 1
+            for parameter in list(stage._stage.model.parameters())[:3]:
+                cast("torch.Tensor", parameter.grad).view(-1)[:64].add_(1e6)
+        return loss
+
+    for owner, name, method in ((microbatches.PackReader, "take", take), (pipeline.OneStage, "run", run)):
+        setattr(owner, name, method)
 
 
 def at_write(rank: int, what: str, key: str, **how: Any) -> dict[str, Any]:

@@ -68,7 +68,7 @@ from polyreme_trainer.train.state import TrainState, backward, enter, open_state
 from tests.parallel.answering_ranks import answer
 from tests.parallel.brevity import Brevity
 from tests.parallel.capacity import Dropped, senders
-from tests.parallel.faults import fill_disk, flip_bit, kill_at, signal_of, store_of
+from tests.parallel.faults import compute_wrongly, fill_disk, flip_bit, kill_at, signal_of, store_of
 from tests.parallel.paged_ranks import watched
 from tests.parallel.pages import MEDIA, Pages, Questions
 from tests.parallel.planted import plant
@@ -233,6 +233,8 @@ def train(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> int
     watched(request, rank)
     if request.get("flips", {}).get("rank") == rank:
         flip_bit(**request["flips"]["how"])
+    if request.get("wrong", {}).get("rank") == rank:
+        compute_wrongly(**request["wrong"]["how"])
     if broken := request.get("killed_at", {}).get(str(rank)):
         kill_at(broken)
     if request.get("bug") == "batches are not copied":

@@ -69,3 +69,24 @@ def test_a_spike_ends_all_ranks_where_the_job_stops_at_one(start: Any, tmp_path:
     assert gang.wait() == [101] * 4
     assert f"spike in step {CORRUPTED}: loss" in gang.logs()
     assert list(history(tmp_path)) == list(range(1, CORRUPTED))
+
+
+def test_the_norm_of_the_update_is_the_same_in_whatever_layout(start: Any, tmp_path: Path) -> None:
+    """Each scalar of the model counts once, however many ranks update it."""
+    measured = {"window_steps": 8, "update_norm_steps": 1}
+    layouts: list[dict[str, Any]] = [
+        {"layout": {"dp": 1}},
+        {"layout": {"dp": 2, "tp": 2, "ep": 2}},
+        {"layout": {"dp": 2, "pp": 2}, "pipeline": {"schedule": "1F1B", "layers": (1, 2), "microbatches": 2}},
+        {"layout": {"dp": 4, "ep": 2}, "optimizer": {"zero1": True, "bucket_scalars": 40_000}},
+        {"layout": {"dp": 4, "ep": 2}, "parameter_sharding": "FSDP2"},
+    ]
+    seen = []
+    for number, divided in enumerate(layouts):
+        root = tmp_path / f"{number}"
+        gang = start("train", root=root, steps=2, spikes=measured, **divided)
+        assert set(gang.wait()) == {0}, gang.logs()
+        lines = (root / "steps" / "a000001.jsonl").read_text().splitlines()
+        seen.append([StepRecord.model_validate_json(line).update_norm for line in lines])
+    for norms in seen:
+        assert norms == pytest.approx(seen[0], rel=2e-3)

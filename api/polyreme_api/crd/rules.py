@@ -145,6 +145,14 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
             of_optional=True,
         ),
     ),
+    "LossSpike": (
+        Rule(
+            rule="self.updateNormSteps * 8 <= self.windowSteps",
+            words="updateNormSteps {self.updateNormSteps} is above an eighth of windowSteps {self.windowSteps}: too "
+            "few updates to compare with; lower updateNormSteps or raise windowSteps",
+            of_optional=True,
+        ),
+    ),
     "Workers": (
         Rule(
             rule="!has(self.minReplicas) || self.minReplicas <= self.replicas",

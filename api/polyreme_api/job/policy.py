@@ -117,6 +117,18 @@ class LossSpike(Part):
     """Steps that a step is compared with."""
     deviations: Annotated[int, Field(ge=4, le=1000)] = 12
     """Median deviations above the median that are a spike."""
+    update_norm_steps: Annotated[int, Field(ge=0, le=1000)] = 0
+    """Compare the norm of AdamW's update too, every so many steps, and train a step in which it jumps once more on the
+    same and on another rank, to find a rank that computes wrongly; 0: never. At most an eighth of ``windowSteps``."""
+
+    @model_validator(mode="after")
+    def _measures_enough(self) -> "LossSpike":
+        if self.update_norm_steps * 8 > self.window_steps:
+            raise ValueError(
+                f"updateNormSteps {self.update_norm_steps} is above an eighth of windowSteps {self.window_steps}: too "
+                "few updates to compare with; lower updateNormSteps or raise windowSteps"
+            )
+        return self
 
 
 class Health(Part):

@@ -106,6 +106,8 @@ def point_of(record: StepRecord) -> Point:
         "train/data_wait_s": record.data_wait_s,
         ATTEMPT: record.attempt,
     }
+    if record.update_norm is not None:
+        values["train/update_norm"] = record.update_norm
     if record.expert_load_max:
         values["router/load_max"] = record.expert_load_max
         values["router/entropy"] = record.router_entropy

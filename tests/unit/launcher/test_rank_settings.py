@@ -83,6 +83,7 @@ CHANGES: dict[str, Any] = {
     "health.loss.action": "Skip",
     "health.loss.windowSteps": 77,
     "health.loss.deviations": 77,
+    "health.loss.updateNormSteps": 7,
 }
 """A value for each field that is not its default."""
 OF_THE_PLAN = {"checkpoint.plan_hash", "checkpoint.plan"}

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 from polyreme_api.batch import BatchSource, EvaluationSource
 from polyreme_api.clock import Clock
-from polyreme_api.errors import StepFailedError
 from polyreme_api.progress import ALL_SETS, RankPhase, StepRecord
 from polyreme_api.rank_state import RankActivity
 from polyreme_trainer.checkpoint.save import AfterStep, CheckpointWriter
@@ -23,18 +22,19 @@ from polyreme_trainer.rank_page import activity, check_lease, enter_step, leave_
 from polyreme_trainer.train.checkpoint_content import content
 from polyreme_trainer.train.evaluation import HeldOut, held_out
 from polyreme_trainer.train.learning_rate import rate_of
-from polyreme_trainer.train.loss_health import Spike, check_finite, is_corner, times_updated
+from polyreme_trainer.train.loss_health import times_updated
 from polyreme_trainer.train.microbatches import PackReader, ReadPacks, to_microbatches
 from polyreme_trainer.train.online_reference import compared, hold, reference_in_place
 from polyreme_trainer.train.parameter_hash import compare_copies
+from polyreme_trainer.train.recomputation import mark_of
 from polyreme_trainer.train.records import ObjectStepLog, Reporter, StepLog
-from polyreme_trainer.train.rollback import RollBack, no_rollback, rolled_back
 from polyreme_trainer.train.rollouts.rollouts import RolledOut, Rollouts
 from polyreme_trainer.train.routing_tables import RoutingTable
 from polyreme_trainer.train.scoring import Scoring
 from polyreme_trainer.train.settings import TrainSettings
 from polyreme_trainer.train.signals import Requests
 from polyreme_trainer.train.state import TrainState, backward, enter, reduce, update
+from polyreme_trainer.train.step_judge import Attempted, JudgedStep, StepJudge
 from polyreme_trainer.train.step_work import work_of
 
 Renew = Callable[[TrainSettings], TrainSettings]
@@ -92,9 +92,9 @@ class Loop:
     evaluation: EvaluationSource | None
     """Held-out samples, for their loss during training."""
     clock: Clock
+    judge: StepJudge
     amend: Amend = no_changes
     renew: Renew = unchanged
-    roll_back: RollBack = no_rollback
 
     def run(self) -> LoopEnd:
         """Train to the end or until asked to stop, and leave a committed checkpoint of the last step taken.
@@ -178,18 +178,18 @@ class Loop:
         rolled = self._rolled(packs, number)
         microbatches = compared(self.state, to_microbatches(self.state, rolled.packs, settings), self.meshes)
         stop, save = self.requests.stop, self.requests.save
-        local = backward(
-            self.state, *microbatches, stop=stop, save=save, refresh=self.amend(number, self.reporter.note)
-        )
+        refresh, whole = self.amend(number, self.reporter.note), settings.spikes.measures_update(number)
+        local = backward(self.state, *microbatches, stop=stop, save=save, refresh=refresh, whole=whole)
+        attempted = Attempted(packs=rolled.packs, local=local, mark=mark_of(self.state, local)) if whole else None
         total = reduce(self.state, local, self.meshes)
         self.requests.save &= not save
         if total.refresh:
             settings = self.settings = self.renew(settings)
             self.reader.refresh(settings)
             self.reporter.steps(settings.steps)
-        self._check(total, number)
-        spike = self._judge(total, number)
-        rate = self._update(total, number, skip=spike is not None and settings.spikes.action == "Skip")
+        judged = self.judge.judge(total, number, settings, attempted)
+        total = judged.total
+        rate = self._update(total, number, skip=judged.spike is not None and settings.spikes.action == "Skip")
         # An accelerator may still update: the next step's one wait is for that too, so no time is lost between steps.
         routing = None if settings.rank.rank else self._summary(total)
         step_s = self.clock.steady_s() - begun_s
@@ -198,7 +198,7 @@ class Loop:
         if routing is not None:
             measured = {**rolled.measures, **self._measured(total)}
             timed = Timed(step_s=step_s, data_wait_s=data_wait_s)
-            self._record(total, rate, routing, measured, timed=timed, held_out=held_out, spike=spike)
+            self._record(judged, rate, routing, measured, timed=timed, held_out=held_out)
         return total, held_out
 
     def _rolled(self, packs: Sequence[ReadPacks], number: int) -> RolledOut:
@@ -220,37 +220,6 @@ class Loop:
         losses.held_out = losses.held_out.after(step, measured.losses.get(ALL_SETS), rule)
         return measured
 
-    def _check(self, total: GlobalStep, number: int) -> None:
-        if not total.counted:
-            raise StepFailedError(f"step {number} has nothing to learn from: 0 unmasked tokens", field="spec.data")
-        check_finite(self.state.losses, number, total.loss, total.gradient_norm, self.settings.spikes)
-
-    def _judge(self, total: GlobalStep, number: int) -> Spike | None:
-        """Find out whether the step is a spike; every rank finds the same.
-
-        Raises:
-            StepFailedError: On all ranks, if it is one and the job stops then.
-            PolyremeError: On all ranks, if the job rolls back then.
-        """
-        settings, losses = self.settings, self.state.losses
-        stage = settings.stage_at(number)
-        if total.finite and not stage.objective.judges_loss:
-            return None
-        declared = stage.first_step == number or number in settings.mixture_steps
-        if declared or is_corner(number, settings, losses.skipped):
-            losses.forget()
-        spike = losses.judge(number, total.loss, total.gradient_norm, settings.spikes)
-        if spike is None:
-            return None
-        if settings.spikes.action == "Stop":
-            raise StepFailedError(f"{spike}", field="spec.health.loss, or the data of that step")
-        if settings.spikes.action == "Rollback":
-            self.writer.wait()  # a save in flight uses the same group, and may commit what is rejected
-            raise rolled_back(spike, self.roll_back, self.meshes.control_group)
-        skipped = settings.spikes.action == "Skip"
-        self.reporter.note(f"{spike}; {'the step was skipped' if skipped else 'training continues'}")
-        return spike
-
     def _update(self, total: GlobalStep, number: int, *, skip: bool) -> float:
         """Update the model, unless the step is skipped: then nothing advances but its number. Return the rate."""
         settings, losses = self.settings, self.state.losses
@@ -269,15 +238,15 @@ class Loop:
 
     def _record(
         self,
-        total: GlobalStep,
+        judged: JudgedStep,
         rate: float,
         routing: Summary,
         measured: Mapping[str, float],
         *,
         timed: Timed,
         held_out: HeldOut,
-        spike: Spike | None,
     ) -> None:
+        total, spike = judged.total, judged.spike
         record = StepRecord(
             attempt=self.settings.rank.attempt,
             step=self.state.step,
@@ -288,6 +257,8 @@ class Loop:
             tokens=self.source.packs_in(self.state.step) * self.source.pack_tokens_in(self.state.step),
             step_s=timed.step_s,
             data_wait_s=timed.data_wait_s,
+            update_norm=judged.update_norm,
+            recomputed=judged.recomputed,
             spike_limit=None if spike is None else spike.limit,
             skipped=self.state.step in self.state.losses.skipped[-1:],
             held_out=held_out.losses,

@@ -38,6 +38,9 @@ from polyreme_trainer.train.settings import OptimizerSettings
 AT_ONCE_SCALARS = 1 << 30
 """Scalars of one call of the fused kernel: on CUDA, some of its releases count in 32 bits, and one buffer with the
 experts of a few layers has more scalars."""
+MEASURED_AT_ONCE_SCALARS = {"cpu": 1 << 15}
+"""Scalars whose update is measured at a time: on a processor, what its cache holds."""
+MEASURED_AT_ONCE_DEFAULT = 1 << 24
 Updated = Callable[[FlatParameters, Piece], None]
 
 
@@ -162,11 +165,8 @@ class Optimizer:
                 the others stay. None: all of them, at every step.
             updated: Called after each piece, also if it stays; pieces that the next forward pass reads first lead.
         """
+        learned = self._next_times(learned)
         self.steps += 1
-        before = self.steps_before
-        if learned is None:
-            learned = dict.fromkeys(Learner, self.steps)
-        learned = {learner: before + times for learner, times in learned.items()}
         if self._visits is not None:
             self._visits.begin()
         for number, piece in self._order:
@@ -176,6 +176,39 @@ class Optimizer:
                 (self._turn if piece.bucket.whole else self._move)(state, piece, due)
             if updated is not None:
                 updated(state.part, piece)
+
+    def directions(
+        self, *, gradient_scale: float, learned: Mapping[Learner, int] | None = None
+    ) -> Iterator[tuple[FlatParameters, Tensor]]:
+        """Yield what the next step would subtract at a learning rate of one, without decay; nothing changes.
+
+        Only of AdamW: the size of Muon's directions is fixed. Tensors are short, and belong to the caller.
+
+        Args:
+            gradient_scale: As for ``step``.
+            learned: As for ``step``.
+        """
+        times = self._next_times(learned)
+        for state in self.states:
+            part, begin = state.part, state.part.own_whole_length
+            device = part.values.device
+            at_once = MEASURED_AT_ONCE_SCALARS.get(device.type, MEASURED_AT_ONCE_DEFAULT)
+            for piece in part.pieces:
+                runs = () if piece.bucket.whole else self._runs(part, piece, times)
+                for cut, count, _ in _cuts(runs, decayed=0, weight_decay=0.0, at_once=at_once):
+                    first, second = (
+                        piece.of_own(of, begin=begin)[cut].to(device, copy=True) for of in (state.first, state.second)
+                    )
+                    direction = torch.zeros_like(first)
+                    gradients = piece.of_own(part.own_gradients)[cut].clone()  # the kernel scales them in place
+                    change = _Change(part, piece, 1.0, gradient_scale, count, 0.0)
+                    _fused(self._settings, change, gradients, (direction, first, second))
+                    yield part, direction.neg_()
+
+    def _next_times(self, learned: Mapping[Learner, int] | None) -> dict[Learner, int]:
+        """Return how often each part that learns will have learned after the next step, for the bias correction."""
+        counted = dict.fromkeys(Learner, self.steps + 1) if learned is None else learned
+        return {learner: self.steps_before + times for learner, times in counted.items()}
 
     def _runs(self, part: FlatParameters, piece: Piece, learned: Mapping[Learner, int]) -> list[_Run]:
         """Return the scalars of a piece that learn; neighbours that have learned equally often are one run."""
@@ -307,9 +340,18 @@ def _cuts(
 
 def _adamw(settings: OptimizerSettings, change: _Change, values: Tensor, first: Tensor, second: Tensor) -> None:
     """Update values and moments in place, and publish the values."""
+    _fused(settings, change, change.piece.of_own(change.part.own_gradients), (values, first, second))
+    change.part.publish(change.piece, values)
+
+
+def _fused(
+    settings: OptimizerSettings, change: _Change, gradients: Tensor, updated: tuple[Tensor, Tensor, Tensor]
+) -> None:
+    """Update values and both moments in place, by torch's fused kernel."""
+    values, first, second = updated
     torch._fused_adamw_(
         [values],
-        [change.piece.of_own(change.part.own_gradients)],
+        [gradients],
         [first],
         [second],
         [],
@@ -324,7 +366,6 @@ def _adamw(settings: OptimizerSettings, change: _Change, values: Tensor, first: 
         grad_scale=torch.full((), 1.0 / change.scale, device=values.device),
         found_inf=None,
     )
-    change.part.publish(change.piece, values)
 
 
 def _visit_scalars(settings: OptimizerSettings) -> int:

@@ -37,6 +37,7 @@ from polyreme_trainer.train.routing_tables import RoutingTable
 from polyreme_trainer.train.settings import TrainSettings
 from polyreme_trainer.train.signals import Requests, listen
 from polyreme_trainer.train.state import TrainState, enter, open_state
+from polyreme_trainer.train.step_judge import StepJudge
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ def train_rank(
         rewards: Rewards the model's own answers; None: no stage needs it.
         amend: See ``loop.Loop``.
         renew: See ``loop.Loop``.
-        roll_back: See ``loop.Loop``.
+        roll_back: See ``step_judge.StepJudge``.
 
     Returns:
         The exit code of the rank's process.
@@ -150,9 +151,9 @@ def _train(
                     rewards=rewards,
                     generation=generation,
                 ),
+                judge=StepJudge(state, world.meshes, writer, reporter, roll_back),
                 amend=amend,
                 renew=renew,
-                roll_back=roll_back,
             )
             if loop.run() is LoopEnd.STOPPED:
                 return ExitCode.STOPPED

@@ -169,6 +169,12 @@ class SpikeRule:
     window_steps: int = 128
     deviations: int = 12
     """Median deviations above the median that are a spike."""
+    update_norm_steps: int = 0
+    """The norm of the update is measured every so many steps; 0: never."""
+
+    def measures_update(self, step: int) -> bool:
+        """Whether the norm of a step's update is measured."""
+        return self.update_norm_steps > 0 and step % self.update_norm_steps == 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

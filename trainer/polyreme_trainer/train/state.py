@@ -344,9 +344,16 @@ def router_biases(model: KimiVL) -> dict[int, Tensor]:
 
 
 def backward(
-    state: TrainState, *microbatches: Inputs, stop: bool = False, save: bool = False, refresh: bool = False
+    state: TrainState,
+    *microbatches: Inputs,
+    stop: bool = False,
+    save: bool = False,
+    refresh: bool = False,
+    whole: bool = False,
 ) -> LocalStep:
     """Run forward and backward on this rank's tokens: gradients of the loss **sum** accumulate in the flat buffers.
+
+    With ``whole``, none is summed over ranks before ``reduce``.
 
     Raises:
         InvalidConfigError: If microbatches do not fit the model or each other.
@@ -354,7 +361,7 @@ def backward(
     # No ``settle``: modules wait for their own parameters when they run.
     state.flat.clear_gradients()
     if state.zero1 is not None:
-        state.zero1.begin(len(microbatches))
+        state.zero1.begin(len(microbatches) + whole)  # a pass that never comes
     loss_sum = state.pipeline.run(microbatches)
     last = max(state.models.items())[1]
     # Tensor ranks, and the ranks of a pipeline, have the same tokens: the one that computes the loss reports it.

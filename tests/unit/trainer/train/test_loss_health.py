@@ -37,6 +37,24 @@ def test_a_jump_of_the_loss_or_of_the_norm_is_a_spike(loss: float, norm: float, 
     assert history.judge(34, 3.0, 1.0, RULE) is None
 
 
+def test_a_jump_of_the_update_norm_is_a_spike_once_half_of_its_window_is_measured() -> None:
+    rule = SpikeRule(window_steps=32, update_norm_steps=4)
+    history = LossHistory()
+    found = [history.judge(step, 3.0, 1.0, rule, 40.0 if rule.measures_update(step) else None) for step in range(1, 17)]
+    assert found == [None] * 16
+    assert history.update_norms == [40.0] * 4
+    spike = history.judge(20, 3.0, 1.0, rule, 90.0)
+    assert spike is not None
+    assert str(spike) == "spike in step 20: update norm 90, limit 80"
+    assert history.judge(20, 3.0, 1.0, rule, 79.0) is None
+    assert LossHistory.of(history.saved()).judge(24, 3.0, 1.0, rule, 90.0) == history.judge(24, 3.0, 1.0, rule, 90.0)
+    for step in range(24, 124, 4):
+        history.judge(step, 3.0, 1.0, rule, 40.0)
+    assert len(history.update_norms) == 8, "as many as the window measures"
+    early = LossHistory(losses=[3.0] * 32, norms=[1.0] * 32, update_norms=[40.0] * 3)
+    assert early.judge(20, 3.0, 1.0, rule, 90.0) is None
+
+
 def test_nothing_is_a_spike_until_half_the_window_is_filled_again() -> None:
     assert filled(15).judge(16, 9.0, 9.0, RULE) is None
     assert filled(16).judge(17, 9.0, 9.0, RULE) is not None

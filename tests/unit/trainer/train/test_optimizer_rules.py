@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from polyreme_api.errors import InvalidConfigError
+from polyreme_planner.curriculum import Learner
 from polyreme_trainer.parallel.flat_buffers import FlatParameters, flatten
 from polyreme_trainer.parallel.flat_layout import Piece
 from polyreme_trainer.train import optimizer
@@ -41,6 +42,29 @@ def test_ten_steps_are_those_of_torch_with_decay_on_matrices_only() -> None:
         peer.step()
     torch.testing.assert_close(ours.weight, theirs.weight, rtol=1e-6, atol=1e-7)
     torch.testing.assert_close(ours.bias, theirs.bias, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("learned", [None, {Learner.DECODER: 3}], ids=["all", "a part"])
+def test_the_update_is_known_before_it_is_made(
+    monkeypatch: pytest.MonkeyPatch, learned: dict[Learner, int] | None
+) -> None:
+    monkeypatch.setattr(optimizer, "MEASURED_AT_ONCE_SCALARS", {"cpu": 16})
+    torch.manual_seed(0)
+    named = {"lm_head.weight": nn.Parameter(torch.randn(7, 5)), "vision_tower.bias": nn.Parameter(torch.randn(5))}
+    flat = flatten(named, piggybacked=0)
+    mine = Optimizer(flat, OptimizerSettings(weight_decay=0.0))
+    for _ in range(3):
+        flat.dense.gradients.normal_()
+        gradients, before = flat.dense.gradients.clone(), flat.dense.values.clone()
+        state = [buffer.clone() for _, buffer, _ in mine.states[0].buffers()]
+        said = torch.cat([each for _, each in mine.directions(gradient_scale=0.25, learned=learned)])
+        assert torch.equal(flat.dense.values, before)
+        assert torch.equal(flat.dense.gradients, gradients)
+        assert all(torch.equal(old, new) for old, (_, new, _) in zip(state, mine.states[0].buffers(), strict=True))
+        mine.step(learning_rate=1.0, gradient_scale=0.25, learned=learned)
+        made = (before - flat.dense.values)[: len(said)]
+        assert (len(said) == flat.dense.length) == (learned is None)
+        torch.testing.assert_close(said, made, rtol=1e-5, atol=1e-6)
 
 
 def test_a_busy_expert_is_made_less_likely_and_an_idle_one_more() -> None:

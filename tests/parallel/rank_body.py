@@ -231,10 +231,9 @@ def train(request: Mapping[str, Any], rank: int, settings: TrainSettings) -> int
     if request.get("full_disk_rank") == rank:
         fill_disk()
     watched(request, rank)
-    if request.get("flips", {}).get("rank") == rank:
-        flip_bit(**request["flips"]["how"])
-    if request.get("wrong", {}).get("rank") == rank:
-        compute_wrongly(**request["wrong"]["how"])
+    for name, fault in (("flips", flip_bit), ("wrong", compute_wrongly)):
+        if request.get(name, {}).get("rank") == rank:
+            fault(**request[name]["how"])
     if broken := request.get("killed_at", {}).get(str(rank)):
         kill_at(broken)
     if request.get("bug") == "batches are not copied":

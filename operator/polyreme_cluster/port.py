@@ -152,6 +152,10 @@ class ServerError(PortError, RetryableError):
     """The server failed (5xx). Whether the write was committed is unknown."""
 
 
+class UnauthorizedError(ServerError):
+    """The server does not accept the credentials (401); those of a source that renews them may do next time."""
+
+
 class PortTimeoutError(PortError, RetryableError):
     """No answer in time, or the connection broke. Whether the write was committed is unknown."""
 

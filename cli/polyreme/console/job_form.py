@@ -26,7 +26,7 @@ LEFT_OUT = ("workers.template", "suspend", "managedBy")
 GENERAL = "general"
 OPEN = ("training",)
 """Groups that are unfolded at first."""
-NAME = "metadata.name"
+NAME, NAMESPACE = "metadata.name", "metadata.namespace"
 YAML_CHARACTERS_MAX = 1_000_000
 
 
@@ -82,8 +82,10 @@ def settings_of(base: Mapping[str, Any], form: Mapping[str, Any]) -> list[str]:
         form: What was sent.
     """
     settings = []
-    if name := str(form.get(PREFIX + NAME, "")).strip():
-        settings += [f"{NAME}={name}"] if name != base.get("metadata", {}).get("name") else []
+    for path in (NAME, NAMESPACE):
+        known = base.get("metadata", {}).get(path.rpartition(".")[2], "")
+        wanted = str(form.get(PREFIX + path, "")).strip()
+        settings += [f"{path}={wanted}"] if wanted and wanted != known else []
     for field in job_fields():
         typed = form.get(PREFIX + field.path)
         if not isinstance(typed, str):

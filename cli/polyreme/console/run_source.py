@@ -192,6 +192,11 @@ class RunSource(Protocol):
         ...
 
     @property
+    def states(self) -> Sequence[str]:
+        """States that a run may have."""
+        ...
+
+    @property
     def first_step(self) -> str:
         """What to type where there is no run yet."""
         ...

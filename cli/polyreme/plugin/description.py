@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 
@@ -27,6 +28,17 @@ STACKS_MAX, FRAMES_MAX = 4, 6
 """Groups of ranks with equal stacks, and calls of each, the most recent first."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A table of the page."""
+
+    title: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[object]]
+    more: str = ""
+    """What the rows leave out."""
+
+
 def render(
     seen: Snapshot, job: JobView, events: Sequence[Manifest], *, doubt: str = "", stacks: Sequence[StackGroup] = ()
 ) -> RenderableType:
@@ -39,21 +51,21 @@ def render(
         doubt: Why its state may be old.
         stacks: Of the ranks of its newest attempt that hung.
     """
-    parts: list[RenderableType] = [facts(_head(seen, job, doubt))]
-    for title, part in (
-        ("Conditions", _conditions(seen, job)),
-        ("Workers", _workers(seen, job)),
-        ("Restarts", _restarts(seen, job)),
-        ("Stacks", _stacks(stacks)),
-        ("Device time", _spent(job)),
-        ("Events", _events(seen, events)),
-    ):
-        if part is not None:
-            parts += [Text(), Text(title, style="bold"), part]
+    parts: list[RenderableType] = [facts(head(seen, job, doubt))]
+    for section in [*sections(seen, job, events), *_stacks(stacks)]:
+        parts += [Text(), Text(section.title, style="bold"), columns(section.headings, section.rows)]
+        parts += [Text(section.more)] if section.more else []
     return Group(*parts)
 
 
-def _head(seen: Snapshot, job: JobView, doubt: str) -> list[tuple[str, object]]:
+def sections(seen: Snapshot, job: JobView, events: Sequence[Manifest]) -> list[Section]:
+    """Return the tables of the page that have rows."""
+    found = [_conditions(seen, job), _workers(seen, job), _restarts(seen, job), _spent(job), _events(seen, events)]
+    return [section for section in found if section is not None and section.rows]
+
+
+def head(seen: Snapshot, job: JobView, doubt: str) -> list[tuple[str, object]]:
+    """Return the facts at the top, each with its name; what has no value is left out by those who show them."""
     spec, status, attempt, record = job.spec, job.status, job.attempt, progress_of(seen, job)
     steps = steps_of(job, record)
     step = status.step if record is None or status.finished else max(status.step, record.step)
@@ -111,7 +123,7 @@ def _held_out(record: ProgressRecord | None) -> str | None:
     return f"loss {record.held_out_loss:.4f} after step {record.held_out_step}"
 
 
-def _conditions(seen: Snapshot, job: JobView) -> RenderableType | None:
+def _conditions(seen: Snapshot, job: JobView) -> Section:
     rows = [
         (
             entry.type,
@@ -122,10 +134,10 @@ def _conditions(seen: Snapshot, job: JobView) -> RenderableType | None:
         )
         for entry in job.status.conditions
     ]
-    return columns(("TYPE", "STATUS", "REASON", "SINCE", "MESSAGE"), rows) if rows else None
+    return Section(title="Conditions", headings=("TYPE", "STATUS", "REASON", "SINCE", "MESSAGE"), rows=rows)
 
 
-def _workers(seen: Snapshot, job: JobView) -> RenderableType | None:
+def _workers(seen: Snapshot, job: JobView) -> Section | None:
     """Say how many workers sit on which node, and how their pods are."""
     if job.attempt is None or not job.admitted:
         return None
@@ -140,12 +152,12 @@ def _workers(seen: Snapshot, job: JobView) -> RenderableType | None:
         (node, count, ", ".join(f"{word} {n}" for word, n in sorted(phases.get(node, Counter()).items())) or None)
         for node, count in list(counts.items())[:NODES_MAX]
     ]
-    table = columns(("NODE", "WORKERS", "PODS"), rows)
     more = len(counts) - NODES_MAX
-    return Group(table, Text(f"and {more} more nodes")) if more > 0 else table
+    words = f"and {more} more nodes" if more > 0 else ""
+    return Section(title="Workers", headings=("NODE", "WORKERS", "PODS"), rows=rows, more=words)
 
 
-def _restarts(seen: Snapshot, job: JobView) -> RenderableType | None:
+def _restarts(seen: Snapshot, job: JobView) -> Section:
     rows = [
         (
             record.attempt,
@@ -158,25 +170,26 @@ def _restarts(seen: Snapshot, job: JobView) -> RenderableType | None:
         )
         for record in list(job.status.restart_records)[-RESTARTS_MAX:]
     ]
-    return columns(("ATTEMPT", "CAUSE", "SCOPE", "STEP", "CHECKPOINT", "AGE", "MESSAGE"), rows) if rows else None
+    headings = ("ATTEMPT", "CAUSE", "SCOPE", "STEP", "CHECKPOINT", "AGE", "MESSAGE")
+    return Section(title="Restarts", headings=headings, rows=rows)
 
 
-def _spent(job: JobView) -> RenderableType | None:
+def _spent(job: JobView) -> Section:
     """Say what the devices' time was spent on, and why."""
     spent = sorted(job.status.accounting.table.items(), key=lambda cell: -cell[1])
     rows = [(what, why or None, duration(time_ms / 1_000)) for (what, why), time_ms in spent]
-    return columns(("WHAT", "WHY", "TIME x DEVICES"), rows) if rows else None
+    return Section(title="Device time", headings=("WHAT", "WHY", "TIME x DEVICES"), rows=rows)
 
 
-def _stacks(stacks: Sequence[StackGroup]) -> RenderableType | None:
-    rows = []
+def _stacks(stacks: Sequence[StackGroup]) -> list[Section]:
+    rows: list[tuple[object, ...]] = []
     for each in stacks[:STACKS_MAX]:
         frames = [line.strip() for line in each.lines[:FRAMES_MAX]] or ["none: stopped, or ended before"]
         rows += [(each.attempt, ", ".join(map(str, each.ranks)), frames[0]), *(("", "", frame) for frame in frames[1:])]
-    return columns(("ATTEMPT", "RANKS", "STACK"), rows) if rows else None
+    return [Section(title="Stacks", headings=("ATTEMPT", "RANKS", "STACK"), rows=rows)] if rows else []
 
 
-def _events(seen: Snapshot, events: Sequence[Manifest]) -> RenderableType | None:
+def _events(seen: Snapshot, events: Sequence[Manifest]) -> Section:
     def at_s(event: Manifest) -> float:
         said = event.get("lastTimestamp") or event.get("eventTime") or event["metadata"].get("creationTimestamp")
         return parse_time_or(said, 0.0)
@@ -186,4 +199,4 @@ def _events(seen: Snapshot, events: Sequence[Manifest]) -> RenderableType | None
         (age(seen.now_s - at_s(event)), event.get("type"), event.get("reason"), event.get("message"))
         for event in newest
     ]
-    return columns(("AGE", "TYPE", "REASON", "MESSAGE"), rows) if rows else None
+    return Section(title="Events", headings=("AGE", "TYPE", "REASON", "MESSAGE"), rows=rows)

@@ -32,6 +32,8 @@ Examples:
 
   kubectl polyreme incidents             when nodes were out of service, and what it cost
 
+  kubectl polyreme console               all of this in a browser, and a form that submits jobs
+
 Exit codes: 0 success, 1 internal error, 2 usage, 3 not found, 4 refused by the state, the operator or the API server,
 5 timed out, 6 stopped on request, 7 the cluster does not answer or no operator works on it, 100 the job failed.
 """
@@ -47,6 +49,7 @@ COMMANDS: tuple[Declared, ...] = (
     *commands("polyreme.plugin.commands.incidents", "incidents", "incident"),
     *commands("polyreme.plugin.commands.nodes", "quarantine", "release"),
     *commands("polyreme.plugin.commands.change", "suspend", "resume", "scale", "cancel"),
+    *commands("polyreme.plugin.commands.console", "console"),
 )
 app = typer.Typer(
     name=NAME,

@@ -73,13 +73,14 @@ class QueueRow:
         }
 
 
-def queue_rows(seen: Snapshot, *, only: str | None = None, whole: bool = True) -> list[QueueRow]:
+def queue_rows(seen: Snapshot, *, only: str | None = None, whole: bool = True, heads: bool = False) -> list[QueueRow]:
     """Work out the rows of the tree.
 
     Args:
         seen: Queues and jobs.
         only: Keep one queue and those below it, with the jobs that wait there.
         whole: Whether the jobs are those of all namespaces; if not, what the queues' statuses say is shown.
+        heads: Whether the first waiting jobs of each queue are listed; of one queue they always are.
     """
     positions = queue_positions(seen)
     order = [(name, depth) for root in positions.tree.children("") for name, depth in _walk(positions, root, 0)]
@@ -91,7 +92,7 @@ def queue_rows(seen: Snapshot, *, only: str | None = None, whole: bool = True) -
         kept = set(_below(positions, only))
         order = [(name, depth) for name, depth in order if name in kept]
     draw = _row if whole else _row_of_status
-    return [draw(seen, positions, name, depth, head=only is not None) for name, depth in order]
+    return [draw(seen, positions, name, depth, head=heads or only is not None) for name, depth in order]
 
 
 def render(rows: list[QueueRow]) -> RenderableType:

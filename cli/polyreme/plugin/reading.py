@@ -54,6 +54,8 @@ class Sight:
     seen: Snapshot
     hidden: tuple[Hidden, ...] = ()
     events: tuple[Manifest, ...] = ()
+    found: Mapping[str, list[Manifest]] = dataclasses.field(default_factory=dict)
+    """Objects as they came, by kind."""
 
     def job(self, uid: str) -> JobView:
         """Return one of the jobs that were read.
@@ -107,7 +109,7 @@ async def look(
     jobs = {item["metadata"]["uid"]: item for item in (*known, *lists.get(KIND_JOB, ()))}
     seen = snapshot_of({**lists, KIND_JOB: list(jobs.values())}, now_s=now_s)
     hidden = tuple(hidden for _, hidden in found if hidden is not None)
-    return Sight(seen, hidden, tuple(lists.get("Event", ())))
+    return Sight(seen, hidden, tuple(lists.get("Event", ())), lists)
 
 
 async def _visible(

@@ -49,6 +49,7 @@ class HomeSource:
 
     poll_s = POLL_S
     namespace = ""
+    states = ("Running", "Starting", "Waiting", "Stopped", "Succeeded", "Failed")
     first_step = "polyreme run job.yaml"
 
     def __init__(self, home: Home, clock: Clock, on_end: Callable[[], object] = lambda: None) -> None:

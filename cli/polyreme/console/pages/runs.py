@@ -9,6 +9,7 @@ from aiohttp import web
 
 from polyreme.console import markup
 from polyreme.console.context import Console
+from polyreme.console.guard import RefusedRequestError
 from polyreme.console.live import live_part, opened, stream
 from polyreme.console.route import Route
 from polyreme.console.run_source import ALL_NAMESPACES, RunList, RunQuery, RunRow, RunSource
@@ -20,7 +21,6 @@ PATH = "/"
 ROWS = 50
 FIELDS_MAX = 8
 """Columns of fields that differ; the others are on the page that compares."""
-STATES = ("Running", "Starting", "Waiting", "Stopped", "Succeeded", "Failed")
 _FIGURES = (
     ("state", "state"),
     ("step", "step"),
@@ -34,10 +34,16 @@ _FIGURES = (
 async def show(console: Console, request: web.Request) -> web.StreamResponse:
     """Show the table."""
     query, values, source = _query(request.query), _values(request.query), console.source(request)
-    part = await opened(lambda: _part(source, query, values))
-    filters = _filters(values, await _namespaces(source), source.namespace)
-    body = f"<h1>Runs</h1>{filters}{live_part(markup.query('/live/runs', values), part)}"
-    return console.page("Runs", body, current=PATH)
+    status = 200
+    try:
+        part = live_part(markup.query("/live/runs", values), await opened(lambda: _part(source, query, values)))
+    except RefusedRequestError as error:
+        if error.status != web.HTTPForbidden.status_code:
+            raise
+        # With the filter: another namespace may be the user's.
+        part, status = markup.notice(str(error), "bad"), error.status
+    filters = _filters(values, source, await _namespaces(source))
+    return console.page("Runs", f"<h1>Runs</h1>{filters}{part}", current=PATH, status=status)
 
 
 async def follow(console: Console, request: web.Request) -> web.StreamResponse:
@@ -92,15 +98,15 @@ async def _namespaces(source: RunSource) -> Sequence[str]:
         return ()
 
 
-def _filters(values: Mapping[str, str], namespaces: Sequence[str], own: str) -> str:
+def _filters(values: Mapping[str, str], source: RunSource, namespaces: Sequence[str]) -> str:
     options = "".join(
-        f"<option{' selected' if values.get('state') == state else ''}>{state}</option>" for state in STATES
+        f"<option{' selected' if values.get('state') == state else ''}>{state}</option>" for state in source.states
     )
     offered = "".join(f'<option value="{safe(each)}">' for each in (*namespaces, ALL_NAMESPACES))
     return (
         '<form class="bar" method="get" action="/" role="search">'
         f'<label>Namespace <input name="namespace" size="14" list="namespaces" autocomplete="off" '
-        f'value="{safe(values.get("namespace", ""))}" placeholder="{safe(own or "all")}"></label>'
+        f'value="{safe(values.get("namespace", ""))}" placeholder="{safe(source.namespace or "all")}"></label>'
         f'<datalist id="namespaces">{offered}</datalist>'
         f'<label>Name <input type="search" name="text" value="{safe(values.get("text", ""))}"></label>'
         f'<label>State <select name="state"><option value="">any</option>{options}</select></label>'

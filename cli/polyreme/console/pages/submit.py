@@ -11,7 +11,7 @@ from aiohttp import web
 from polyreme.console import markup
 from polyreme.console.assets import static_text
 from polyreme.console.context import Console
-from polyreme.console.job_form import NAME, PREFIX, as_yaml, changed, fields_html, read_base, settings_of
+from polyreme.console.job_form import NAME, NAMESPACE, PREFIX, as_yaml, changed, fields_html, read_base, settings_of
 from polyreme.console.route import Route
 from polyreme.console.run_source import RunName, RunQuery, RunSource, Verdict
 from polyreme.report.svg import safe
@@ -72,13 +72,13 @@ ROUTES = (
 
 async def _base_of(source: RunSource, start: str) -> dict[str, Any]:
     if not start:
-        return read_base(static_text(EXAMPLE))
-    base = await source.manifest(RunName.read(start))
-    metadata = base.get("metadata") or {}
+        base = read_base(static_text(EXAMPLE))
+        return base | {"metadata": base["metadata"] | ({"namespace": source.namespace} if source.namespace else {})}
+    found = await source.manifest(RunName.read(start))
+    metadata = found.get("metadata") or {}
     kept = {key: metadata[key] for key in ("name", "namespace") if key in metadata}
-    name = _next_name(str(kept.get("name", "")))
-    parts = {key: base[key] for key in ("apiVersion", "kind", "spec") if key in base}
-    return {**parts, "metadata": kept | {"name": name}}
+    parts: dict[str, Any] = {key: found[key] for key in ("apiVersion", "kind", "spec") if key in found}
+    return parts | {"metadata": kept | {"name": _next_name(str(kept.get("name", "")))}}
 
 
 def _next_name(name: str) -> str:
@@ -88,10 +88,12 @@ def _next_name(name: str) -> str:
 
 
 def _form(base: Mapping[str, Any], starts: str, form_token: str) -> str:
-    name = safe(base.get("metadata", {}).get("name", ""))
+    name, space = (safe(base.get("metadata", {}).get(key, "")) for key in ("name", "namespace"))
     head = (
         f'<div class="fields"><div><label>Name of the run <input name="{PREFIX}{NAME}" value="{name}" required '
-        'autocomplete="off"></label></div></div>'
+        'autocomplete="off"></label></div>'
+        f'<div><label>Namespace <input name="{PREFIX}{NAMESPACE}" value="{space}" autocomplete="off" '
+        'placeholder="default"></label></div></div>'
     )
     buttons = (
         f'<div class="bar"><button formaction="{PATH}/check" data-hx-post="{PATH}/check" data-hx-target="#result" '

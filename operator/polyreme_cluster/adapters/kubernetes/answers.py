@@ -17,6 +17,7 @@ from polyreme_cluster.port import (
     PortTimeoutError,
     ServerError,
     TooManyRequestsError,
+    UnauthorizedError,
 )
 
 RETRY_AFTER_S = 1.0
@@ -56,6 +57,8 @@ def error_of_status(what: str, status: Mapping[str, Any], *, delay_s: float = RE
         return TooManyRequestsError(text, delay_s=delay_s)
     if code in {408, 504}:
         return PortTimeoutError(text, delay_s=delay_s)
+    if code == 401:
+        return UnauthorizedError(text, delay_s=delay_s)
     if code == 403:
         return ForbiddenError(text)
     if code in _REFUSED:

@@ -8,6 +8,7 @@ whose ``metadata.resourceVersion`` and ``metadata.uid`` are preconditions.
 from __future__ import annotations
 
 import asyncio
+import copy
 import io
 import json
 from collections.abc import AsyncIterator, Mapping
@@ -103,6 +104,12 @@ class KubernetesCluster:
                 await session.close()
         # Those that a cancelled call left half closed were aborted: their sockets close in the loop's next turn.
         await asyncio.sleep(0)
+
+    def acting_as(self, connection: Connection) -> KubernetesCluster:
+        """Return the same open cluster for another user, by the same connections."""
+        twin = copy.copy(self)
+        twin._connection = connection  # noqa: SLF001 - of this class
+        return twin
 
     async def list(
         self, kind: str, *, namespace: str | None = None, limit: int = PAGE_OBJECTS, continue_: str | None = None
@@ -299,7 +306,10 @@ class KubernetesCluster:
         connector = aiohttp.TCPConnector(
             limit=connections_max, ssl=self._connection.tls or True, enable_cleanup_closed=NEEDS_CLEANUP_CLOSED
         )
-        return aiohttp.ClientSession(connector=connector, read_bufsize=LINE_BYTES_MAX, trust_env=False)
+        # No cookies: a proxy's for one user must not go with the calls of another.
+        return aiohttp.ClientSession(
+            connector=connector, read_bufsize=LINE_BYTES_MAX, trust_env=False, cookie_jar=aiohttp.DummyCookieJar()
+        )
 
 
 def _event(line: bytes, *, kind: str, what: str) -> WatchEvent:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,6 +53,16 @@ class Connection:
             self._known_until_s = time.monotonic() + TOKEN_FRESH_S
         return {} if self._known is None else {"Authorization": self._known}
 
+    def with_token(self, token: str) -> Connection:
+        """Return a connection to the same server with another token; certificates of this client go with it."""
+        return Connection(
+            url=self.url,
+            tls=self.tls,
+            authorization=lambda: f"Bearer {token}",
+            server_hostname=self.server_hostname,
+            proxy=self.proxy,
+        )
+
     def forget_token(self) -> None:
         """Ask the token's source again next time: the server refused what it gave."""
         self._known_until_s = float("-inf")
@@ -85,6 +95,29 @@ def from_service_account() -> Connection:
     return _connection(
         lambda configuration: load_incluster_config(client_configuration=configuration), what="service account"
     )
+
+
+def from_pod_environment(authority: Path, environment: Mapping[str, str]) -> Connection:
+    """Find the API server of the pod that this process runs in, without an account: calls need a token of their own.
+
+    Args:
+        authority: File with the certificate of the cluster's authority.
+        environment: Of the process.
+
+    Raises:
+        InvalidConfigError: If this is no pod, or there is no such file.
+    """
+    host, port = environment.get("KUBERNETES_SERVICE_HOST", ""), environment.get("KUBERNETES_SERVICE_PORT", "")
+    if not host or not port.isdigit():
+        raise InvalidConfigError(
+            f"no API server: KUBERNETES_SERVICE_HOST is {host!r}, KUBERNETES_SERVICE_PORT {port!r}, as in no pod"
+        )
+    try:
+        tls = ssl.create_default_context(cafile=str(authority))
+    except OSError as error:
+        raise InvalidConfigError(f"certificate of the cluster can't be read: {authority}: {error}") from error
+    named = f"[{host}]" if ":" in host else host
+    return Connection(url=f"https://{named}:{port}", tls=tls, authorization=lambda: None)
 
 
 def _connection(load: Callable[[Configuration], None], *, what: str) -> Connection:

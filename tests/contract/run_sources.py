@@ -118,9 +118,7 @@ async def open_embedded_cluster(folder: Path) -> AsyncIterator[RunHarness]:
     connection = Connection(url=await server.start(), tls=None, authorization=lambda: f"Bearer {tokens.admin}")
     try:
         async with KubernetesCluster(connection) as cluster:
-            yield cluster_harness(
-                Reached(cluster=cluster, connection=connection), folder, own="default", other="team"
-            )
+            yield cluster_harness(Reached(cluster=cluster, connection=connection), folder, own="default", other="team")
     finally:
         await server.close()
 

@@ -62,6 +62,11 @@ def cluster_for_tests() -> Iterator[str]:
             down(folder)
 
 
+def named_kubeconfig() -> str:
+    """Return the path of the kubeconfig of the cluster under test, for suites that take no fixture."""
+    return _named["kubeconfig"]
+
+
 def api_client(kubeconfig: str) -> Any:
     """Return the library's client, with which tests prepare things: another one than that under test."""
     return config.new_client_from_config(config_file=kubeconfig)

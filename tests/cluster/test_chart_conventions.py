@@ -23,6 +23,8 @@ EVERYTHING = (
     "topics.url=pulsar://broker.example:6650/a/b",
     "datahub.workers.gpu.maxReplicas=1",
     "agent.enabled=true",
+    "console.enabled=true",
+    "console.url=https://polyreme.example.com",
 )
 NOT_SERVED = ("ServiceMonitor", "PrometheusRule")
 """Kinds of the Prometheus operator, which the cluster lacks."""

@@ -135,6 +135,11 @@ def test_runbook_links_begin_as_the_values_say() -> None:
             [*PRODUCTION, "topics.url=pulsar://[fd00::1]:6650"],
             "topics.url names an IPv6 address, which Pulsar's client",
         ),
+        (["console.enabled=true"], "console.url is empty: the console answers under one address alone; name it"),
+        (
+            ["console.url=http://polyreme.example.com"],
+            "at '/console/url': 'http://polyreme.example.com' does not match",
+        ),
         (["services.ipFamilies={IPv5}"], "at '/services/ipFamilies/0': value must be one of 'IPv4', 'IPv6'"),
     ],
     ids=lambda value: value if isinstance(value, str) else value[-1].partition("=")[0],

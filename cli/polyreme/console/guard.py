@@ -97,6 +97,11 @@ class Guard(abc.ABC):
         """Return what a page without a session offers, as HTML."""
         return ""
 
+    def way_out(self, request: web.Request) -> str:
+        """Return what ends a session, as HTML."""
+        del request
+        return ""
+
 
 class LinkGuard(Guard):
     """One session of the user of this machine, which a link opens.

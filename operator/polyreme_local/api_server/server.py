@@ -58,6 +58,7 @@ _APIS = {
     "/apis/scheduling.k8s.io/v1": {"priorityclasses": "PriorityClass"},
     "/apis/node.k8s.io/v1": {"runtimeclasses": "RuntimeClass"},
 }
+_AUTHENTICATION = "/apis/authentication.k8s.io/v1"
 _REASONS: tuple[tuple[type[PortError], int, str], ...] = (
     (AlreadyExistsError, 409, "AlreadyExists"),
     (ConflictError, 409, "Conflict"),
@@ -91,6 +92,7 @@ class ApiServer:
             for scope in ("", "/namespaces/{namespace}"):
                 for plural, kind in kinds.items():
                     self._route(app, f"{prefix}{scope}/{plural}", kind)
+        app.router.add_post(f"{_AUTHENTICATION}/selfsubjectreviews", self._review)
         # Without cancellation a watch whose client is gone would stay until its kind changes.
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S, handler_cancellation=True)
         await runner.setup()
@@ -137,6 +139,13 @@ class ApiServer:
         if rights is None:
             raise web.HTTPUnauthorized(text=_status(401, "Unauthorized", "no valid bearer token"), content_type=_JSON)
         return rights
+
+    async def _review(self, request: web.Request) -> web.StreamResponse:
+        """Answer each caller whose token it has brought."""
+        rights = self._authenticated(request)
+        name = "admin" if rights.job is None else f"job:{rights.job.namespace}:{rights.job.name}"
+        review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview", "metadata": {}}
+        return web.json_response(review | {"status": {"userInfo": {"username": f"polyreme:{name}"}}}, status=201)
 
     async def _list(self, request: web.Request, ref: ObjectRef) -> web.StreamResponse:
         limit = _number(request, "limit", PAGE_OBJECTS)

@@ -31,6 +31,7 @@ from polyreme.console.run_source import (
 from polyreme.plugin import change
 from polyreme.plugin.console.job_list import named_states, page_of, row_of
 from polyreme.plugin.console.overview import JobSight, overview
+from polyreme.plugin.identity import who_acts
 from polyreme.plugin.log_view import Workers, nothing, wanted
 from polyreme.plugin.logs import Position, read_lines, size_of
 from polyreme.plugin.operator_lease import doubt_of, silence
@@ -110,6 +111,11 @@ class ClusterSource:
         """Return the namespaces, if the user may list them."""
         with self._in_words():
             return [str(item["metadata"]["name"]) for item in await list_all(self._cluster, "Namespace")]
+
+    async def user(self) -> str:
+        """Return the name under which the API server knows the user."""
+        with self._in_words():
+            return await who_acts(self._cluster)
 
     async def look(self, wanted: Mapping[str, str | None], **options: Any) -> Sight:
         """Read kinds that a page shows, as ``plugin.reading.look``."""

@@ -3,12 +3,16 @@
 import asyncio
 import contextlib
 import dataclasses
+import os
 import ssl
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
-from aiohttp import ClientSession, DummyCookieJar
+from aiohttp import ClientConnectorError, ClientSession, DummyCookieJar
 from aiohttp.test_utils import TestServer
 
 from polyreme.console.guard import FORM_TOKEN
@@ -22,8 +26,9 @@ from polyreme_system.clock import SystemClock
 from tests.cluster.kube import api_client, kubectl, new_namespace
 from tests.cluster.outages import Line
 from tests.contract.run_sources import job_of
+from tools.cluster.servers import free_ports
 
-URL, HOST = "https://polyreme.example.com", "polyreme.example.com"
+URL = "https://polyreme.example.com"
 STORY_S, WITHDRAWN_S = 120, 60
 READS = "--verb=get,list"
 SHOWN = "--resource=trainingjobs.polyreme.dev,pods,events,leases.coordination.k8s.io"
@@ -58,9 +63,9 @@ class User:
 class Office:
     """A console, and users with tokens of their own."""
 
-    def __init__(self, kubeconfig: str, cluster: ClusterPort, address: str, session: ClientSession) -> None:
-        self._kubeconfig, self.cluster = kubeconfig, cluster
-        self._address, self._session = address, session
+    def __init__(self, kubeconfig: str, address: str, session: ClientSession, *, origin: str = URL) -> None:
+        self._kubeconfig = kubeconfig
+        self._address, self._session, self._origin = address, session, origin
         self.routes: list[tuple[str, str]] = []
 
     def account(self, namespace: str, name: str, *rules: str) -> str:
@@ -76,7 +81,7 @@ class Office:
         kubectl(self._kubeconfig, "delete", "serviceaccount", name, "-n", namespace)
 
     async def log_in(self, token: str) -> User:
-        own = {"Host": HOST, "Origin": URL}
+        own = {"Host": self._origin.partition("//")[2], "Origin": self._origin}
         async with self._session.post(
             self._address + LOGIN, headers=own, data={"token": token}, allow_redirects=False
         ) as response:
@@ -86,13 +91,12 @@ class Office:
 
 
 @contextlib.asynccontextmanager
-async def office(kubeconfig: str, folder: Path, namespace: str, *, url: str = "") -> AsyncIterator[Office]:
+async def office(
+    kubeconfig: str, folder: Path, namespace: str, *, url: str = ""
+) -> AsyncIterator[tuple[Office, ClusterPort]]:
     with_account = from_kubeconfig(kubeconfig)
     # The certificate of the cluster's authority, and no account, as in a pod of the chart.
-    certificate = kubectl(
-        kubeconfig, "get", "configmap", "kube-root-ca.crt", "-n", "default", "-o", r"jsonpath={.data.ca\.crt}"
-    )
-    tls = ssl.create_default_context(cadata=certificate)
+    tls = ssl.create_default_context(cadata=authority(kubeconfig))
     connection = Connection(url=url or with_account.url, tls=tls, authorization=lambda: None)
     console = served_console(connection, folder, SystemClock(), url=URL, login=Login.FORM, namespace=namespace)
     application = console.application()
@@ -102,11 +106,17 @@ async def office(kubeconfig: str, folder: Path, namespace: str, *, url: str = ""
         ClientSession(cookie_jar=DummyCookieJar()) as session,
         asyncio.timeout(STORY_S),
     ):
-        made = Office(kubeconfig, cluster, str(server.make_url("/")).rstrip("/"), session)
+        made = Office(kubeconfig, str(server.make_url("/")).rstrip("/"), session)
         made.routes = [
             (route.method, route.resource.canonical) for route in application.router.routes() if route.resource
         ]
-        yield made
+        yield made, cluster
+
+
+def authority(kubeconfig: str) -> str:
+    """Return the certificate of the cluster's authority, which each namespace has."""
+    path = r"jsonpath={.data.ca\.crt}"
+    return kubectl(kubeconfig, "get", "configmap", "kube-root-ca.crt", "-n", "default", "-o", path)
 
 
 @pytest.fixture
@@ -119,9 +129,9 @@ def test_two_users_see_and_do_theirs_alone(kubeconfig: str, namespaces: tuple[st
     own, other = namespaces
 
     async def story() -> None:
-        async with office(kubeconfig, tmp_path, own) as made:
+        async with office(kubeconfig, tmp_path, own) as (made, cluster):
             for namespace in (own, other):
-                await made.cluster.create(job_of(namespace, f"big-{namespace[-4:]}"))
+                await cluster.create(job_of(namespace, f"big-{namespace[-4:]}"))
             writes = ("--verb=get,list,create,patch,delete", SHOWN)
             ada = await made.log_in(await asyncio.to_thread(made.account, own, "ada", *writes))
             bob = await made.log_in(await asyncio.to_thread(made.account, other, "bob", *writes))
@@ -147,7 +157,7 @@ def test_two_users_see_and_do_theirs_alone(kubeconfig: str, namespaces: tuple[st
             assert (await eve.ask("POST", f"{mine}/actions/suspend", **await ada.form()))[0] == 403
             assert (await ada.ask("POST", "/submit", **await ada.form(), **job)) == (303, f"/runs/{own}/new")
             assert (await ada.ask("POST", f"{mine}/actions/suspend", **await ada.form()))[0] == 303
-            found = await made.cluster.get(ObjectRef(kind="TrainingJob", namespace=own, name=f"big-{own[-4:]}"))
+            found = await cluster.get(ObjectRef(kind="TrainingJob", namespace=own, name=f"big-{own[-4:]}"))
             assert found["spec"]["suspend"] is True
             assert "may not list" in await ada.get("/queues")
 
@@ -158,8 +168,8 @@ def test_each_route_refuses_a_foreign_namespace(kubeconfig: str, namespaces: tup
     own, other = namespaces
 
     async def story() -> None:
-        async with office(kubeconfig, tmp_path, own) as made:
-            job = await made.cluster.create(job_of(other, "big"))
+        async with office(kubeconfig, tmp_path, own) as (made, cluster):
+            job = await cluster.create(job_of(other, "big"))
             rules = ("--verb=get,list,create,patch,delete", SHOWN)
             ada = await made.log_in(await asyncio.to_thread(made.account, own, "ada", *rules))
             form, tried = await ada.form(), 0
@@ -175,7 +185,7 @@ def test_each_route_refuses_a_foreign_namespace(kubeconfig: str, namespaces: tup
             assert tried >= 7
             foreign = {"base": as_yaml(job_of(other, "new"))}
             assert (await ada.ask("POST", "/submit", **form, **foreign))[0] == 403
-            assert await made.cluster.get(ObjectRef.of(job)) == job
+            assert await cluster.get(ObjectRef.of(job)) == job
 
     asyncio.run(story())
 
@@ -184,8 +194,8 @@ def test_a_withdrawn_token_is_asked_for_again(kubeconfig: str, namespaces: tuple
     own, _ = namespaces
 
     async def story() -> None:
-        async with office(kubeconfig, tmp_path, own) as made:
-            await made.cluster.create(job_of(own, "big"))
+        async with office(kubeconfig, tmp_path, own) as (made, cluster):
+            await cluster.create(job_of(own, "big"))
             ada = await made.log_in(await asyncio.to_thread(made.account, own, "ada", READS, SHOWN))
             async with ada.session.get(f"{ada.address}/live/runs", headers=ada.headers) as live:
                 assert f"/runs/{own}/big" in (await live.content.readuntil(b"\n\n")).decode()
@@ -207,8 +217,8 @@ def test_a_cluster_that_goes_away_comes_back_to_the_open_page(
     async def story() -> None:
         line = Line(from_kubeconfig(kubeconfig).url)
         try:
-            async with office(kubeconfig, tmp_path, own, url=line.url) as made:
-                await made.cluster.create(job_of(own, "big"))
+            async with office(kubeconfig, tmp_path, own, url=line.url) as (made, cluster):
+                await cluster.create(job_of(own, "big"))
                 ada = await made.log_in(await asyncio.to_thread(made.account, own, "ada", READS, SHOWN))
                 async with ada.session.get(f"{ada.address}/live/runs", headers=ada.headers) as live:
                     assert f"/runs/{own}/big" in (await live.content.readuntil(b"\n\n")).decode()
@@ -220,3 +230,47 @@ def test_a_cluster_that_goes_away_comes_back_to_the_open_page(
             await asyncio.to_thread(line.close)
 
     asyncio.run(story())
+
+
+def test_the_process_of_the_chart_answers_and_ends(
+    kubeconfig: str, namespaces: tuple[str, str], tmp_path: Path
+) -> None:
+    own, _ = namespaces
+    (port,) = free_ports(1)
+    server = urlsplit(from_kubeconfig(kubeconfig).url)
+    (tmp_path / "ca.crt").write_text(authority(kubeconfig))
+    variables = {"KUBERNETES_SERVICE_HOST": str(server.hostname), "KUBERNETES_SERVICE_PORT": str(server.port)}
+    words = [f"--url=http://localhost:{port}", f"--listen=127.0.0.1:{port}", f"--authority={tmp_path / 'ca.crt'}"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "polyreme.plugin.console", *words, f"--namespace={own}"],
+        env={**os.environ, **variables, "HOME": str(tmp_path)},
+        stderr=subprocess.PIPE,
+    )
+
+    async def story() -> None:
+        async with ClientSession(cookie_jar=DummyCookieJar()) as session, asyncio.timeout(STORY_S):
+            await answers(session, f"http://127.0.0.1:{port}/ready")
+            rules = ("--verb=get,list,create", SHOWN)
+            made = Office(kubeconfig, f"http://localhost:{port}", session, origin=f"http://localhost:{port}")
+            ada = await made.log_in(await asyncio.to_thread(made.account, own, "ada", *rules))
+            checked = await ada.ask("POST", "/submit/check", **await ada.form(), base=as_yaml(job_of(own, "new")))
+            assert "The API server accepts it (dry run)" in checked[1]
+            assert "no run here yet" in await ada.get("/")
+
+    try:
+        asyncio.run(story())
+    finally:
+        process.terminate()
+        _, said = process.communicate(timeout=STORY_S)
+    assert process.returncode == 0, said
+    assert b"eyJ" not in said, "no token is in the log"
+
+
+async def answers(session: ClientSession, url: str) -> None:
+    """Wait until a server answers."""
+    while True:
+        with contextlib.suppress(ClientConnectorError):
+            async with session.get(url) as response:
+                assert response.status == 200
+                return
+        await asyncio.sleep(0.1)

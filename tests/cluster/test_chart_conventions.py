@@ -85,7 +85,7 @@ def test_a_setting_for_all_pods_holds_for_each_component_that_has_none_of_its_ow
     own = {"priorityClassName": {"polyreme-operator", "polyreme-agent"}}
     own |= {"tolerations": {"polyreme-agent"}, "terminationGracePeriodSeconds": {"polyreme-agent"}}
     templates = pods(objects(settings=(*EVERYTHING, *set_json(**{f"global__{key}": value}))))
-    assert len(templates) == 5
+    assert len(templates) == 6
     assert {name for name, pod in templates.items() if found(pod) != value} == own.get(key, set())
 
 
@@ -151,7 +151,7 @@ def test_every_image_of_an_installation_is_in_the_charts_list() -> None:
             found |= {container["image"] for container in containers(template)}
             words = [word for container in containers(template) for word in container.get("args", ())]
             found |= {word.partition("=")[2] for word in words if word.startswith("--image=")}
-    assert found == {image for name, image in listed.items() if name != "cli"}
+    assert found == set(listed.values())
 
 
 def test_a_proxy_reaches_every_http_client_and_is_not_asked_for_the_cluster() -> None:

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from polyreme_api.job.placement import Placement
+from polyreme_api.job.policy import FailurePolicy
 from polyreme_api.job.status import replacements_by_index
 from polyreme_cluster.port import Manifest
 from polyreme_simulator.cluster_view import ClusterView
@@ -106,7 +107,8 @@ class JobFacts:
             self.rules.places.admitted(uid, world)
             self.rules.data.admitted(uid, before, world)
         spec = self.observed.jobs[uid]["spec"]
-        most = (spec.get("failurePolicy") or {}).get("maxRestarts", 10)
+        policy = FailurePolicy.model_validate(spec.get("failurePolicy") or {})
+        most = policy.restarts_allowed(new["replicas"] * new["devices"])
         counted = sum(record.get("counts", True) for record in status.get("restartRecords") or ())
         if counted > most:
             self.observed.broke(

@@ -7,6 +7,10 @@ from pydantic import Field, model_validator
 from polyreme_api.fields import SECONDS_MAX, Name, Part, Seconds
 from polyreme_api.job.status import COUNTED_RESTARTS_MAX, RESTART_RECORDS_MAX
 
+RESTARTS_DEFAULT = 10
+"""Restarts within the window of a small job that names no number."""
+DEVICES_PER_RESTART = 512
+"""Devices for which such a job has one restart more: in a day, four times the faults of Llama 3's training."""
 RestartScope = Literal["RestartProcess", "RestartPod", "RestartGang", "Fail", "Ignore"]
 
 
@@ -76,8 +80,8 @@ class OnNodeFault(Part):
 class FailurePolicy(Part):
     """Rules and budgets of recovery."""
 
-    max_restarts: Annotated[int, Field(ge=0, le=COUNTED_RESTARTS_MAX)] = 10
-    """Restarts within the window before the job fails."""
+    max_restarts: Annotated[int, Field(ge=0, le=COUNTED_RESTARTS_MAX)] | None = None
+    """Restarts within the window before the job fails; none: 10, and one more for each 512 devices of the job."""
     window_seconds: Annotated[int, Field(ge=1, le=31_536_000)] = 86_400
     """Sliding window of ``maxRestarts``."""
     no_progress_max: Annotated[int, Field(ge=1, le=1000)] = 3
@@ -90,6 +94,12 @@ class FailurePolicy(Part):
     """Ordered rules; the first match decides. Without a match the default sequence of recovery applies."""
     on_node_fault: OnNodeFault = Field(default_factory=OnNodeFault)
     """What happens when a node is taken out of service."""
+
+    def restarts_allowed(self, devices: int) -> int:
+        """Return the restarts within the window that a job with so many devices may have."""
+        if self.max_restarts is not None:
+            return self.max_restarts
+        return min(RESTARTS_DEFAULT + devices // DEVICES_PER_RESTART, COUNTED_RESTARTS_MAX)
 
 
 class Hang(Part):

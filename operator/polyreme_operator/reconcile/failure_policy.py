@@ -136,7 +136,7 @@ def answer(snapshot: JobSnapshot, spec: TrainingJobSpec, failure: Failure, now_s
     if given_up is not None and not excused:
         return given_up
     refused = failure.cause is Cause.CREATE_REFUSED and not _has_grown(status)
-    if refused and (most := _refusals_allowed(spec)) <= _refusals(status):
+    if refused and (most := _refusals_allowed(status, spec)) <= _refusals(status):
         message = f"refused {most + 1} times in a row, at most {most} retries are allowed; last: {failure.message}"
         return GiveUp(failure=failure, reason=Reason.CREATE_REFUSED, message=message)
     return Restart(
@@ -226,8 +226,13 @@ def _has_grown(status: TrainingJobStatus) -> bool:
     return status.attempt is not None and 0 < status.replicas_in_force < status.attempt.replicas
 
 
-def _refusals_allowed(spec: TrainingJobSpec) -> int:
-    return min(spec.failure_policy.max_restarts, REFUSALS_MAX)
+def _refusals_allowed(status: TrainingJobStatus, spec: TrainingJobSpec) -> int:
+    return min(spec.failure_policy.restarts_allowed(_devices(status)), REFUSALS_MAX)
+
+
+def _devices(status: TrainingJobStatus) -> int:
+    attempt = status.attempt
+    return 0 if attempt is None else attempt.replicas * attempt.devices
 
 
 def _matching_rule(snapshot: JobSnapshot, spec: TrainingJobSpec, failure: Failure) -> FailureRule | None:
@@ -321,8 +326,8 @@ def _budget_spent(
         reason = Reason.ENVIRONMENT_FAILED if environment else Reason.NO_PROGRESS
         return GiveUp(failure=failure, reason=reason, message=f"{words}; last: {failure.message}")
     spent = _counted_restarts(status, window_s=policy.window_seconds, now_s=now_s)
-    if counts and spent >= policy.max_restarts:
-        words = f"{spent} restarts in {policy.window_seconds} s, at most {policy.max_restarts} are allowed"
+    if counts and spent >= (most := policy.restarts_allowed(_devices(status))):
+        words = f"{spent} restarts in {policy.window_seconds} s, at most {most} are allowed"
         reason = Reason.ENVIRONMENT_FAILED if environment else Reason.MAX_RESTARTS_EXCEEDED
         return GiveUp(failure=failure, reason=reason, message=f"{words}; last: {failure.message}")
     return None

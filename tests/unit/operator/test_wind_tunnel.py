@@ -150,6 +150,22 @@ def test_the_failure_policy_of_the_job_decides_when_it_gives_up() -> None:
     assert at_full_length(scenario(CRASH)).given_up_ms is None
 
 
+@pytest.mark.parametrize(("max_restarts", "lasts"), [(None, True), (10, False)])
+def test_the_default_budget_suffices_for_llama3s_training(max_restarts: int | None, lasts: bool) -> None:
+    """54 days on 16,384 devices, which meet eight faults a day."""
+    policy = FailurePolicy(max_restarts=max_restarts)
+    large = scenario(*LLAMA3, nodes=2048, devices=8, spares=64, device_mttf_hours=DEVICE_MTTF_HOURS, policy=policy)
+    outcomes = [at_full_length(large, days=54, seed=seed) for seed in range(5)]
+    assert [outcome.given_up_ms is None for outcome in outcomes] == [lasts] * 5, outcomes[0].reason
+    assert min(sum(outcome.faults.values()) for outcome in outcomes) > (300 if lasts else 0)
+
+
+def test_the_default_budget_grows_with_the_devices_of_the_job() -> None:
+    allowed = FailurePolicy().restarts_allowed
+    assert [allowed(devices) for devices in (1, 511, 512, 16_384, 10**6)] == [10, 10, 11, 42, 1000]
+    assert FailurePolicy(max_restarts=3).restarts_allowed(16_384) == 3
+
+
 def test_a_restart_in_place_resumes_from_memory_and_a_new_pod_from_storage() -> None:
     slow_storage = {"interval_ms": 900_000, "durable_ms": 800_000}
     in_place = at_full_length(scenario(CRASH, **slow_storage))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import yaml
-from aiohttp import ClientSession, DummyCookieJar
+from aiohttp import ClientSession, CookieJar, DummyCookieJar
 from aiohttp.test_utils import TestServer
 
 from polyreme.console.guard import FORM_TOKEN, LinkGuard
@@ -199,5 +201,24 @@ def test_refused_credentials_are_a_sentence_until_the_kubeconfig_has_others(tmp_
             assert "log in again as you do for kubectl" in await made.get("/")
             write_kubeconfig(made.kubeconfig, made.api.url, made.tokens.admin)
             assert "/runs/team/big" in await made.get("/")
+
+    asyncio.run(story())
+
+
+def test_the_command_prints_a_link_to_the_jobs_of_the_kubeconfig(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with stage(tmp_path) as made:
+            await fill(made)
+            words = [sys.executable, "-m", "polyreme.plugin", "console", "--kubeconfig", str(made.kubeconfig)]
+            process = await asyncio.create_subprocess_exec(*words, "--port", "0", stdout=subprocess.PIPE)
+            assert process.stdout is not None
+            try:
+                assert f"console of {made.api.url}, namespace team" in (await process.stdout.readline()).decode()
+                link = (await process.stdout.readline()).decode().strip()
+                async with ClientSession(cookie_jar=CookieJar(unsafe=True)) as browser, browser.get(link) as response:
+                    assert "/runs/team/big" in await response.text()
+            finally:
+                process.terminate()
+                assert await process.wait() == 0
 
     asyncio.run(story())

@@ -13,12 +13,14 @@ from pathlib import Path
 
 from polyreme.console.run_source import Verdict
 from polyreme_api.clock import Clock
-from polyreme_api.errors import WaitTimeoutError
+from polyreme_api.errors import RefusedError, WaitTimeoutError
 from polyreme_api.exit_codes import ExitCode
 
 CHECK_S = 60
 CHECKS_MAX = 2
 """Checks at once; more wait for their turn."""
+CHECKS_WAITING_MAX = 16
+"""Checks that wait or are under way; more are refused."""
 KEPT = 50
 """Commands that are remembered."""
 LINES_MAX = 40
@@ -57,7 +59,7 @@ class Commands:
         self._home, self._clock, self._on_end = home, clock, on_end
         self._started: collections.deque[Started] = collections.deque(maxlen=KEPT)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._checks = asyncio.Semaphore(CHECKS_MAX)
+        self._checks, self._checking = asyncio.Semaphore(CHECKS_MAX), 0
 
     def of(self, subject: str) -> list[Started]:
         """Return what was started about something, newest first."""
@@ -90,10 +92,19 @@ class Commands:
             options: More options of the command.
 
         Raises:
+            RefusedError: If too many wait.
             WaitTimeoutError: If it takes too long.
         """
-        async with self._checks:
-            checked = await self._check(["validate", "-", *options], text.encode())
+        if self._checking >= CHECKS_WAITING_MAX:
+            raise RefusedError(
+                f"{self._checking} checks of jobs wait already, at most {CHECKS_WAITING_MAX} may; try later"
+            )
+        self._checking += 1
+        try:
+            async with self._checks:
+                checked = await self._check(["validate", "-", *options], text.encode())
+        finally:
+            self._checking -= 1
         good = checked.code == ExitCode.OK
         notes = [checked.errors] if good and checked.errors else []
         return Verdict(good=good, said=checked.errors, notes=notes, plan=checked.output if good else "")

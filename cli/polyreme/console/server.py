@@ -61,6 +61,8 @@ class ConsoleServer:
             response = await handler(request)
         except RefusedRequestError as error:
             response = self._error_page(error.status, error.message)
+            if error.status == web.HTTPServiceUnavailable.status_code and request.method == "GET":
+                response.headers["Refresh"] = str(AWAY_RELOAD_S)
         except PolyremeError as error:
             response = self._error_page(404 if isinstance(error, NotFoundError) else 422, str(error))
         except web.HTTPException as error:
@@ -85,10 +87,7 @@ class ConsoleServer:
         way_in = self.guard.way_in() if status == 401 else ""
         body = f"<h1>{head}</h1>{markup.notice(words, 'bad')}{way_in}"
         entries = () if status == 401 else self.console.navigation
-        response = markup.html(markup.page(head, body, navigation=entries), status=status)
-        if status == 503:
-            response.headers["Refresh"] = str(AWAY_RELOAD_S)
-        return response
+        return markup.html(markup.page(head, body, navigation=entries), status=status)
 
     async def _asset(self, request: web.Request) -> web.StreamResponse:
         return asset(request.match_info["name"])

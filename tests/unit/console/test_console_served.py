@@ -14,7 +14,7 @@ from aiohttp.test_utils import TestServer
 
 from polyreme.console.guard import FORM_TOKEN
 from polyreme.console.token_guard import LOGIN, READY, TOKEN_CHARACTERS_MAX, Login
-from polyreme.plugin.console.served import served_console
+from polyreme.plugin.console.served import REVIEWS_WAITING_MAX, served_console
 from polyreme_api.errors import InvalidConfigError
 from polyreme_cluster.adapters.kubernetes.connection import Connection
 from polyreme_local.api_server.cluster import EmbeddedCluster
@@ -211,3 +211,15 @@ def test_an_address_that_is_none_or_sends_tokens_in_the_clear_is_refused(tmp_pat
     connection = Connection(url="https://api", tls=None, authorization=lambda: None)
     with pytest.raises(InvalidConfigError, match="address"):
         served_console(connection, tmp_path, SystemClock(), url=url, login=Login.FORM, namespace="default")
+
+
+def test_tokens_that_wait_to_be_checked_are_bounded(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with served(tmp_path) as made:
+            own = {"Host": HOST, "Origin": URL}
+            guesses = [made.ask("POST", LOGIN, own, {"token": f"guess-{at}"}) for at in range(2 * REVIEWS_WAITING_MAX)]
+            statuses = {status for status, _, _ in await asyncio.gather(*guesses)}
+            assert statuses == {401, 503}
+            assert await made.status("GET", "/you", made.bearing(made.tokens.admin)) == 200
+
+    asyncio.run(story())

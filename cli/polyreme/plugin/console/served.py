@@ -43,6 +43,8 @@ PREFIX = "POLYREME_CONSOLE_"
 AUTHORITY = "/var/run/polyreme/cluster/ca.crt"
 REVIEWS_MAX = 8
 """Tokens that the API server is asked about at once."""
+REVIEWS_WAITING_MAX = 64
+"""Tokens that wait for that or are asked about; more are refused, so that strangers fill no memory."""
 STOP_S = 2.0
 ENDED = "the cluster does not accept your token any more (401): it has expired or was withdrawn; log in again"
 
@@ -75,7 +77,7 @@ class ServedBackend:
         self._own, self._connection, self._commands = own, connection, commands
         self._clock, self._namespace = clock, namespace
         self._cluster = KubernetesCluster(connection, request_s=REQUEST_S, selectors=SELECTORS)
-        self._reviews = asyncio.Semaphore(REVIEWS_MAX)
+        self._reviews, self._reviewing = asyncio.Semaphore(REVIEWS_MAX), 0
 
     def source(self, request: web.Request) -> ClusterSource:
         """Return the jobs as the user sees them whose token the request brings."""
@@ -85,8 +87,13 @@ class ServedBackend:
         """Ask the API server whose token this is: it answers that to each user, and the console needs no right for it.
 
         Raises:
-            RefusedRequestError: If it accepts no such token, or does not answer.
+            RefusedRequestError: If it accepts no such token or does not answer, or too many wait.
         """
+        if self._reviewing >= REVIEWS_WAITING_MAX:
+            raise RefusedRequestError(
+                503, f"{self._reviewing} tokens wait to be checked; this page looks again by itself"
+            )
+        self._reviewing += 1
         try:
             async with self._reviews:
                 answer = await self._as(token).cluster.create(dict(REVIEW))
@@ -96,6 +103,8 @@ class ServedBackend:
             raise RefusedRequestError(
                 503, f"the cluster does not answer; this page looks again by itself. {str(error)[:300]}"
             ) from error
+        finally:
+            self._reviewing -= 1
         return str(((answer.get("status") or {}).get("userInfo") or {}).get("username") or "")
 
     @contextlib.asynccontextmanager

@@ -38,6 +38,10 @@ class Queue(Protocol):
         """Run no later work before another queue has reached its mark."""
         ...
 
+    def uses(self, buffer: Tensor) -> None:
+        """Keep a buffer's memory, once it is dropped, until all work so far has run."""
+        ...
+
     def settle(self) -> None:
         """Let the host wait for all work so far."""
         ...
@@ -67,6 +71,10 @@ class StreamQueue:
         """Let later work wait for an event."""
         self._own.wait_event(mark)
 
+    def uses(self, buffer: Tensor) -> None:
+        """Let the allocator wait for the stream before it gives the memory to others."""
+        buffer.record_stream(self._own)
+
     def settle(self) -> None:
         """Wait for the stream."""
         self._own.synchronize()
@@ -83,7 +91,7 @@ class Visits:
     """Visits of state to one device."""
 
     def __init__(self, coming: Queue, updating: Queue, going: Queue, *, device: torch.device, length: int) -> None:
-        """Allocate the buffers.
+        """Visit a device by three queues.
 
         Args:
             coming: Copies to the device.
@@ -93,13 +101,22 @@ class Visits:
             length: Numbers of the largest visit.
         """
         self._coming, self._updating, self._going = coming, updating, going
-        self._places = [_Place(torch.empty(length, device=device)) for _ in range(BUFFERS)]
+        self._device, self._length = device, length
+        self._places: list[_Place] = []
         self._next = 0
-        coming.wait(updating.mark())  # the buffers' memory may still be in use
 
     def begin(self) -> None:
-        """Start a step: nothing comes before all that left in the step before is back."""
+        """Allocate the buffers of a step; nothing comes before all that left in the step before is back."""
+        self._places = [_Place(torch.empty(self._length, device=self._device)) for _ in range(BUFFERS)]
         self._coming.wait(self._going.mark())
+        self._coming.wait(self._updating.mark())  # the buffers' memory may still be in use
+
+    def end(self) -> None:
+        """Give the buffers back: forward and backward passes have the memory."""
+        for place in self._places:
+            self._coming.uses(place.buffer)
+            self._going.uses(place.buffer)
+        self._places = []
 
     def update(self, homes: Sequence[Tensor], update: Callable[..., None]) -> None:
         """Bring some tensors to the device, update them there in place, and copy them back.

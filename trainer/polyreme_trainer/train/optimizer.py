@@ -176,6 +176,8 @@ class Optimizer:
                 (self._turn if piece.bucket.whole else self._move)(state, piece, due)
             if updated is not None:
                 updated(state.part, piece)
+        if self._visits is not None:
+            self._visits.end()
 
     def directions(
         self, *, gradient_scale: float, learned: Mapping[Learner, int] | None = None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -68,6 +70,9 @@ class LateQueue:
     def wait(self, mark: int) -> None:
         self.work.append(("wait", mark))
 
+    def uses(self, buffer: Tensor) -> None:
+        """Python's counts keep what later work holds."""
+
     def settle(self) -> None:
         self._device.run()
 
@@ -110,6 +115,28 @@ def test_state_that_visits_the_device_is_updated_bit_by_bit(
     for seed in range(SEEDS):
         seen = trained(settings, Device(seed), shapes)
         assert all(torch.equal(one, other) for one, other in zip(seen, expected, strict=True)), seed
+
+
+def test_the_device_has_no_buffers_between_steps() -> None:
+    """Activations of the next step are there then."""
+    device = Device(0)
+    queues = [device.queue() for _ in range(3)]
+    visits = Visits(*queues, device=torch.device("cpu"), length=64)
+    home = torch.zeros(64)
+    visits.begin()
+    buffers: list[weakref.ref[Tensor]] = []
+
+    def update(visiting: Tensor) -> None:
+        buffers.append(weakref.ref(visiting._base if visiting._base is not None else visiting))
+        visiting.add_(1)
+
+    visits.update([home], update)
+    visits.end()
+    visits.settle()
+    del update
+    gc.collect()
+    assert home.sum() == 64
+    assert [buffer() for buffer in buffers] == [None]
 
 
 def test_visits_take_no_more_of_the_device_than_one_exchange() -> None:

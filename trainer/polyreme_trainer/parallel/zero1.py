@@ -8,8 +8,8 @@ itself. NCCL does not promise progress if ranks begin the exchanges of two commu
 Buckets with parameters before the first layer (embedding, projector, tower) go when the backward has ended, and so do
 all buckets under schedules that compute gradients of weights apart from those of inputs (zero-bubble).
 
-Parameters are gathered bucket by bucket after the optimizer, those that the forward pass reads first at the head. A
-module waits for the buckets that it has parameters in, and for no others, when it is next called: later layers' are
+Parameters are gathered bucket by bucket after the optimizer, in the order in which the forward pass reads them. When a
+module is next called, it waits for the buckets that it has parameters in, and for no others: those of later layers are
 received meanwhile. These exchanges have groups apart from the layers', so that they overlap.
 """
 

@@ -17,12 +17,12 @@ from polyreme.report.run_report import verdict
 from polyreme.run_files.data import steps_of, steps_words
 from polyreme.run_files.paths import RunDirectory
 from polyreme.run_files.records import checkpoint_url, read_start
-from polyreme.run_files.steady_time import elapsed_s
 from polyreme.run_files.timeline import Moment, Timeline
 from polyreme.views.formatting import duration
 from polyreme.views.live_table import LiveView, RunView, StageView
 from polyreme_api.clock import Clock
 from polyreme_api.job import TrainingJob
+from polyreme_api.job.accounting import goodput_of
 from polyreme_api.progress import ProgressRecord, RankPhase, name_stopped
 from polyreme_operator.types.views import is_paused
 from polyreme_system.files import write_json
@@ -45,22 +45,6 @@ _NAMED_STATES = {"Succeeded", "Failed", "Restarting", "Waiting"}
 """Words that a sentence alone does not say."""
 
 
-class EffectiveTime:
-    """Time of the steps that count, as far as progress records tell: each step at the pace that its record gives."""
-
-    def __init__(self) -> None:
-        self._step = 0
-        self.seconds = 0.0
-
-    def advance(self, step: int, pace_s: float) -> None:
-        """Add the steps since the last record; a step back means that an attempt resumed, and gives time back."""
-        if step >= self._step:
-            self.seconds += (step - self._step) * pace_s
-        else:
-            self.seconds *= step / self._step
-        self._step = step
-
-
 class Watcher:
     """Follows one job in the embedded store."""
 
@@ -78,7 +62,6 @@ class Watcher:
         self._stages: dict[str, StageView] = {}
         self._said: list[str] = []
         self._state_at_s = 0.0
-        self._effective = EffectiveTime()
         self._moved = (0, 0, 0.0)
         """Attempt and step that were seen last, and since when [s, steady]."""
         self._begun = False
@@ -183,8 +166,8 @@ class Watcher:
             held_out_loss=current.held_out_loss if current else None,
             objective=dict(itertools.islice(current.objective.items(), MEASURES_SHOWN)) if current else {},
             tokens_per_second=current.tokens_per_second if current else None,
-            # At the end the exact figure is printed below, and the screen shows only one.
-            goodput=None if job.status.finished else self._goodput(step, pace_s),
+            # At the end it is printed below, and the screen shows it once.
+            goodput=None if job.status.finished else goodput_of(job.status.accounting.table),
             left_s=(steps - step) * pace_s if pace_s and step < steps and not self._halts(current, pace_s) else None,
             ready=ready,
             replicas=0 if job.status.finished else total,
@@ -192,13 +175,6 @@ class Watcher:
             stages=tuple(self._stages.values()),
             events=tuple(self._said),
         )
-
-    def _goodput(self, step: int, pace_s: float | None) -> float | None:
-        """Time of the steps that count over the time since the first attempt; the report has the exact figure."""
-        if pace_s:
-            self._effective.advance(step, pace_s)
-        passed_s = elapsed_s(self._timeline.moments, self._timeline.now())
-        return min(1.0, self._effective.seconds / passed_s) if passed_s and self._effective.seconds else None
 
     def _stillness(self, progress: ProgressRecord | None, pace_s: float | None) -> str:
         """Say for how long no step has come, when that is long for ranks that train."""

@@ -64,7 +64,7 @@ def _head(data: ReportData) -> str:
         ("Held-out correct", share(figures.held_out_ratio), _held_out_words(data)),
         ("Steps", f"{steps:,}", f"{planned}; {thrown}".removeprefix("; ")),
         ("Wall time", duration(figures.wall_s), f"{figures.attempts} attempt{'s' if figures.attempts != 1 else ''}"),
-        ("Goodput", share(figures.goodput), "time of retained steps, divided by wall time without stops"),
+        ("Goodput", share(figures.goodput), "device time of retained steps, divided by that of all attempts"),
         (
             "Throughput",
             short_number(figures.tokens_per_second or 0) if figures.tokens_per_second else NOTHING,

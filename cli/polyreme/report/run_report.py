@@ -30,6 +30,7 @@ from polyreme.run_files.records import RunRecords, checkpoint_url, read_start
 from polyreme.run_files.timeline import Moment
 from polyreme_api.fields import Condition
 from polyreme_api.job import TrainingJob
+from polyreme_api.job.accounting import goodput_of
 from polyreme_api.job.data import Data
 from polyreme_api.mixture import MixtureRecord
 from polyreme_api.step_columns import column_of
@@ -183,7 +184,7 @@ def figures(job: TrainingJob, times: RunTimes) -> Figures:
         restart_s=times.restart_s,
         tokens_per_second=tokens / trained_s if trained_s else None,
         held_out_ratio=evaluation.get("exactMatchRatio"),
-        goodput=times.goodput,
+        goodput=goodput_of(job.status.accounting.table),
     )
 
 

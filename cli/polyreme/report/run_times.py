@@ -1,6 +1,7 @@
-"""Times of a run: attempts, what each was spent on, goodput and the longest restart.
+"""Times of a run: attempts, what each was spent on, and the longest restart.
 
-The one source of every duration that the report and the commands show. All of them come from the ranks' step records
+The one source of every duration that the report and the commands show; goodput is that of the job's account, which
+charges devices and not the wall clock. All of them come from the ranks' step records
 and from the moments that the serving process saw, on a clock that never steps.
 """
 
@@ -10,7 +11,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from polyreme.report.data import AttemptRow, TimeShare
-from polyreme.report.timeline import STOPPED_NAME, time_shares
+from polyreme.report.timeline import time_shares
 from polyreme.run_files.records import RunRecords
 from polyreme.run_files.steady_time import Steps, without_clock_steps
 from polyreme.run_files.timeline import Moment
@@ -39,13 +40,6 @@ class RunTimes:
     def wall_s(self) -> float:
         """Time from the first attempt to the end, or to now."""
         return sum(share.seconds for share in self.shares)
-
-    @property
-    def goodput(self) -> float | None:
-        """Time of the steps that are history over the time that the run was not stopped; None before the first."""
-        kept_s = sum(share.seconds for share in self.shares if share.counts)
-        asked_s = sum(share.seconds for share in self.shares if share.name != STOPPED_NAME)
-        return kept_s / asked_s if kept_s else None
 
 
 def run_times(job: TrainingJob, records: RunRecords, moments: Sequence[Moment], *, now: Moment) -> RunTimes:

@@ -8,7 +8,6 @@ restart of the machine, and in records that an older version wrote.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Mapping, Sequence
 
 from polyreme.run_files.timeline import Moment
@@ -32,15 +31,6 @@ def without_clock_steps(moments: Sequence[Moment], steps: Steps) -> tuple[list[M
         attempt: [_moved(record, *starts[attempt]) for record in records] if attempt in starts else records
         for attempt, records in steps.items()
     }
-
-
-def elapsed_s(moments: Sequence[Moment], now: Moment) -> float:
-    """Return the time since the first moment without that in which the run was stopped [s]; 0 before it."""
-    return sum(
-        seconds_between(before, after)
-        for before, after in itertools.pairwise([*moments, now])
-        if before.kind != "stopped"
-    )
 
 
 def seconds_between(before: Moment, after: Moment) -> float:

@@ -9,10 +9,10 @@ import pytest
 from polyreme.report.run_report import figures
 from polyreme.report.run_times import RunTimes, restart_s, run_times
 from polyreme.run_files.records import RunRecords
-from polyreme.run_files.steady_time import elapsed_s
 from polyreme.run_files.timeline import Kind, Moment
 from polyreme_api.history import ResumePoint
 from polyreme_api.job import TrainingJob, parse_job
+from polyreme_api.job.accounting import Accounting, TimeCell
 from polyreme_api.progress import StepRecord
 
 BEGAN_S = 1_760_000_000.0
@@ -95,10 +95,19 @@ CLOCKS = [SteppedClock(), *(SteppedClock(step_s=step_s, at_s=8) for step_s in (-
 def test_every_figure_is_the_same_whatever_the_wall_clock_does(clock: SteppedClock) -> None:
     times, ended = disturbed(clock, "RankKilled")
     assert times.wall_s == pytest.approx(40)
-    assert times.goodput == pytest.approx(8 / 40)
+    assert _kept(times) == pytest.approx(8 / 40)
     assert times.restart_s == pytest.approx(22)
     head = figures(ended, times)
-    assert (head.wall_s, head.goodput, head.restart_s) == (times.wall_s, times.goodput, times.restart_s)
+    assert (head.wall_s, head.restart_s) == (times.wall_s, times.restart_s)
+    assert head.goodput is None, "nothing is charged yet"
+
+
+def test_the_goodput_of_a_run_is_that_of_its_account() -> None:
+    times, ended = disturbed(SteppedClock(), "RankKilled")
+    cells = [("Productive", "", 600), ("Recomputed", "RankKilled", 200), ("Queued", "NoCapacity", 900)]
+    charged = [TimeCell(what=what, why=why, device_milliseconds=time) for what, why, time in cells]
+    status = ended.status.model_copy(update={"accounting": Accounting(cells=charged)})
+    assert figures(ended.model_copy(update={"status": status}), times).goodput == pytest.approx(0.75)
 
 
 @pytest.mark.parametrize("clock", CLOCKS, ids=["even", "back 1 h", "back 3 s", "on 3 s", "on 30 h"])
@@ -120,7 +129,7 @@ def test_time_that_retained_steps_waited_for_data_is_a_part_of_its_own_and_no_go
     times = _times_of(waited, clock)
     shares = {share.name: share.seconds for share in times.shares}
     assert (shares["Retained steps"], shares["Steps waiting for data"]) == pytest.approx((1.5, 0.5))
-    assert times.goodput == pytest.approx(1.5 / times.wall_s)
+    assert _kept(times) == pytest.approx(1.5 / times.wall_s)
 
 
 def test_a_hang_is_called_one_and_not_a_start() -> None:
@@ -149,7 +158,7 @@ def test_records_without_a_steady_clock_are_taken_by_the_wall_clock() -> None:
     old = [
         record.model_copy(update={"ended_steady_s": 0.0}) for record in (clock.record(1, 1, 6), clock.record(1, 2, 7))
     ]
-    assert _times_of(old, clock).goodput == pytest.approx(2 / 10)
+    assert _kept(_times_of(old, clock)) == pytest.approx(2 / 10)
 
 
 def test_a_run_that_was_stopped_says_so_and_not_that_it_failed() -> None:
@@ -161,6 +170,12 @@ def test_a_run_that_was_stopped_says_so_and_not_that_it_failed() -> None:
     times = run_times(job(succeeded=False), records, moments, now=clock.moment("now", 0, 101))
     assert {share.name: share.seconds for share in times.shares}["Stopped on request"] == pytest.approx(94)
     assert times.restart_s is None
+
+
+def _kept(times: RunTimes) -> float:
+    """Share of the time that the run was not stopped."""
+    asked_s = sum(share.seconds for share in times.shares if share.name != "Stopped on request")
+    return sum(share.seconds for share in times.shares if share.counts) / asked_s
 
 
 def _times_of(records: Sequence[StepRecord], clock: SteppedClock) -> RunTimes:
@@ -184,6 +199,4 @@ def test_hours_for_which_a_run_was_stopped_are_no_loss_of_goodput(*, killed: boo
     ended = job((1, "HostRestarted")) if killed else job()
     times = run_times(ended, records, moments, now=clock.moment("now", 0, HOUR_S + 20.0))
     assert times.wall_s == pytest.approx(HOUR_S + 16.0)
-    assert times.goodput == pytest.approx(3 / 27)
-    passed_s = elapsed_s(moments[:-1], clock.moment("now", 0, HOUR_S + 16.0))
-    assert passed_s == pytest.approx(28.0)
+    assert _kept(times) == pytest.approx(3 / 27)

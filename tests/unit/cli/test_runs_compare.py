@@ -11,6 +11,7 @@ import pytest
 from polyreme.main import invoke
 from polyreme_api.differences import leaves
 from polyreme_api.exit_codes import ExitCode
+from polyreme_api.job.accounting import Accounting, goodput_of
 from tests.kept.folders import FINISHED, STOPPED, VERSIONS, copy_home
 
 
@@ -38,8 +39,10 @@ def test_only_fields_that_differ_are_shown_with_figures_of_each_run(
     assert (stopped["name"], stopped["state"], stopped["attempts"], stopped["step"]) == (STOPPED, "Stopped", 2, 12)
     assert finished["bestLoss"] < finished["loss"]
     written = json.loads((home / "runs/default" / FINISHED / "state.json").read_text())
-    for name in ("goodputRatio", "tokensPerSecond", "wallSeconds", "heldoutExactMatchRatio"):
+    for name in ("tokensPerSecond", "wallSeconds", "heldoutExactMatchRatio"):
         assert finished[name] == pytest.approx(written[name])
+    account = Accounting.model_validate(written["status"]["accounting"])
+    assert finished["goodputRatio"] == goodput_of(account.table)
 
 
 def test_the_time_of_a_run_that_was_killed_ends_with_its_last_step(

@@ -103,6 +103,14 @@ def test_spikes_are_listed_with_what_followed() -> None:
     assert HOSTILE not in table
 
 
+def test_a_step_that_was_computed_again_is_listed_with_what_was_found() -> None:
+    run = two_kills()
+    found = {"update_norm": 40.5, "recomputed": "computed again, rank 2 (worker-1) had another result"}
+    page = build_report(dataclasses.replace(run, steps=[*run.steps[:20], run.steps[20].model_copy(update=found)]))
+    table = page.partition("<h3>Spikes</h3>")[2].partition("</table>")[0]
+    assert "update norm 40.5</td><td>computed again, rank 2 (worker-1) had another result; trained on" in table
+
+
 def test_device_time_is_a_table_with_both_ratios() -> None:
     spent = (("Productive", "", 60_000), ("Hang", "Hung", 20_000), ("Queued", "Starting", 40_000))
     cells = [TimeCell(what=what, why=why, device_milliseconds=ms) for what, why, ms in spent]

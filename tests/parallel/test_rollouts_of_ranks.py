@@ -117,6 +117,23 @@ def test_a_resumed_run_learns_from_the_same_answers(start: Any, tmp_path: Path) 
     }
 
 
+def test_draws_with_weights_in_4_bits_leave_those_in_training_alone(start: Any, tmp_path: Path) -> None:
+    """The rounding is measured; the steps before are the same, and the records are others."""
+    layout = {"dp": 2, "ep": 2}
+    objective = {"generation": {"weights": "Int4"}, "kl": "0"}
+    whole, rounded = (
+        trained(start, **run(tmp_path / name, layout=layout, steps=TEXT_STEPS + 2, objective=given))
+        for name, given in (("whole", {"generation": None, "kl": "0"}), ("rounded", objective))
+    )
+    losses = [[record["loss"] for record in of[:TEXT_STEPS]] for of in (whole, rounded)]
+    assert losses[0] == losses[1]
+    measured = [of[TEXT_STEPS]["objective"]["mismatch"] for of in (whole, rounded)]
+    assert measured[0] <= 1e-5
+    assert 1e-3 < measured[1] < 1
+    names = [{path.name for path in (tmp_path / name / "rollouts").iterdir()} for name in ("whole", "rounded")]
+    assert not names[0] & names[1]
+
+
 def test_a_reward_that_fails_ends_the_run_on_all_ranks(start: Any, tmp_path: Path) -> None:
     failing = {"rewardArguments": {"fails": "yes"}}
     done = start("train", **run(tmp_path, layout={"dp": 2}, objective=failing))

@@ -44,6 +44,7 @@ from polyreme_launcher.rollback_leader import RollbackLeader
 from polyreme_launcher.urls import checkpoint_folder, export_place, weights_place
 from polyreme_planner.adapters import adapters_of
 from polyreme_planner.curriculum import curriculum_stages, kinds_of_packs
+from polyreme_planner.int4_weights import WeightsKind
 from polyreme_planner.latent_cache import CacheKind
 from polyreme_planner.mixture import in_force, mixture_changes
 from polyreme_planner.optimizer_state import divides_update
@@ -480,6 +481,7 @@ def _evaluation_settings(spec: TrainingJobSpec) -> EvaluationSettings:
         thinking_tokens_max=spec.evaluation.thinking_tokens_max,
         cache=CacheKind(spec.evaluation.cache),
         early_stop=None if early is None else EarlyStopRule(patience=early.patience, min_delta=float(early.min_delta)),
+        weights=WeightsKind(spec.evaluation.weights),
     )
 
 

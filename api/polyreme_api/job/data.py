@@ -221,6 +221,9 @@ class Evaluation(Part):
     """Longest answer decoded [tokens]."""
     cache: Literal["Auto", "Int8"] = "Auto"
     """How answers keep the latents of their tokens: in the type of the computation, or in 8 bits."""
+    weights: Literal["Auto", "Int4"] = "Auto"
+    """Weights that answer: those in training, or copies of the decoder's products in 4 bits. ``Int4`` needs processors
+    and whole parameters."""
     thinking_tokens_max: Annotated[int, Field(ge=1, le=4096)] | None = None
     """Tokens after which a thought is ended with ``</think>``; what follows that is the answer. None: no thoughts."""
 

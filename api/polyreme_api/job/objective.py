@@ -46,6 +46,9 @@ class Generation(Part):
     """Another layout than training's; ranks then hold a second copy of the weights, sent in each step."""
     replay_routing: bool = False
     """Training sends tokens to the experts they went to when drawn; the step's record holds the choices."""
+    weights: Literal["Auto", "Int4"] = "Auto"
+    """Weights that draw: those in training, or copies in 4 bits as in ``evaluation.weights``; ``correction`` weighs
+    what that changes."""
 
 
 class Objective(Part):
@@ -102,6 +105,11 @@ class Objective(Part):
     def replays_routing(self) -> bool:
         """Whether training sends tokens to the experts that they went to when they were drawn."""
         return self.generation is not None and self.generation.replay_routing
+
+    @property
+    def drawn_in_int4(self) -> bool:
+        """Whether answers are drawn with weights in 4 bits."""
+        return self.generation is not None and self.generation.weights == "Int4"
 
     @property
     def judges_loss(self) -> bool:

@@ -160,6 +160,19 @@ class TrainingJobSpec(Scheduling):
             )
         return self
 
+    @model_validator(mode="after")
+    def _int4_of_whole_matrices(self) -> "TrainingJobSpec":
+        sharding = self.training.parameter_sharding
+        answering = self.evaluation is not None and self.evaluation.weights == "Int4"
+        drawing = any(of.objective is not None and of.objective.drawn_in_int4 for of in self.training.stages)
+        if sharding != "None" and (answering or drawing):
+            field = "evaluation.weights" if answering else "objective.generation.weights"
+            raise ValueError(
+                f"{field} Int4 cannot be combined with training.parameterSharding {sharding}, with which no rank holds "
+                "whole matrices; use weights: Auto, or parameterSharding: None"
+            )
+        return self
+
     @model_serializer(mode="wrap")
     def _as_given(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out parts that were never given: their defaults are not the job's."""

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polyreme.commands.asked_model import TARGET_HELP, AskedModel, open_asked, read_image
+from polyreme.commands.asked_model import TARGET_HELP, WEIGHTS_HELP, AskedModel, open_asked, read_image
 from polyreme.views.output import Format, emit, note
 from polyreme_api.errors import InvalidConfigError, NotFoundError
 from polyreme_api.exit_codes import ExitCode
 from polyreme_datahub.errors import BadRecordError
 from polyreme_datahub.prompts import Prompt, PromptReader
+from polyreme_planner.int4_weights import WeightsKind
 
 if TYPE_CHECKING:
     from polyreme.serving.answers import Answer
@@ -50,6 +51,7 @@ def ask(
     checkpoint: Annotated[str | None, typer.Option(help="Name of the checkpoint.", show_default="the newest")] = None,
     tokens_max: Annotated[int, typer.Option("--max-tokens", min=1, help="Longest answer in tokens.")] = TOKENS_MAX,
     device: Annotated[str | None, typer.Option(help="cpu or cuda.", show_default="cuda if there is one")] = None,
+    weights: Annotated[WeightsKind, typer.Option(case_sensitive=False, help=WEIGHTS_HELP)] = WeightsKind.AUTO,
     output: Annotated[Format, typer.Option("-o", "--output", help="Output format.")] = Format.TABLE,
 ) -> int:
     """Ask a trained model about images; it answers as the evaluation of its run does.
@@ -72,7 +74,7 @@ def ask(
         raise InvalidConfigError("question is empty, expected text", field="QUESTION")
     asked = _Question(text=question, images=images or ())
     data = [] if many else [read_image(path) for path in asked.images]
-    opened = open_asked(context.obj, target, checkpoint, device=device)
+    opened = open_asked(context.obj, target, checkpoint, device=device, weights=weights)
     with opened.reader() as reader:
         if many:
             return _answer_lines(opened, reader, tokens_max, output)

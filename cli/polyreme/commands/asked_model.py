@@ -21,6 +21,8 @@ from polyreme_datahub.prompts import Prompt, PromptReader, PromptRules, rules_of
 from polyreme_datahub.sandbox.tasks import Limits
 from polyreme_datahub.sources.records import IMAGE_BYTES_MAX
 from polyreme_launcher.urls import checkpoint_folder
+from polyreme_planner.int4_weights import WeightsKind
+from polyreme_planner.memory import size_words
 from polyreme_planner.plan import plan_for
 from polyreme_planner.precision import precision_of
 from polyreme_system.files import read_json
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from polyreme.serving.answers import Answer
     from polyreme_trainer.model.vlm import KimiVL
 
+WEIGHTS_HELP = "Auto: weights as the model has them; Int4: the decoder's products in 4 bits, on the processor."
 TARGET_HELP = "Name of a run, NAMESPACE/NAME, or a folder: a checkpoint of a run, or an exported model."
 
 
@@ -78,7 +81,14 @@ class AskedModel:
         return PromptReader(self.rules, limits)
 
 
-def open_asked(home: Home, target: str, checkpoint: str | None, *, device: str | None = None) -> AskedModel:
+def open_asked(
+    home: Home,
+    target: str,
+    checkpoint: str | None,
+    *,
+    device: str | None = None,
+    weights: WeightsKind = WeightsKind.AUTO,
+) -> AskedModel:
     """Read the model that a person named, and move it to its device.
 
     Args:
@@ -86,23 +96,30 @@ def open_asked(home: Home, target: str, checkpoint: str | None, *, device: str |
         target: Name of a run, or a folder.
         checkpoint: Name of one of the run's checkpoints; None: the newest on its committed history.
         device: ``cpu`` or ``cuda``; None: an accelerator if there is one.
+        weights: How they are held.
 
     Raises:
         NotFoundError: If there is no such run, checkpoint or folder.
-        InvalidConfigError: If the folder holds no whole model, or there is no such device.
+        InvalidConfigError: If the folder holds no whole model, there is no such device, or it does not multiply
+            weights in 4 bits.
         RefusedError: If the checkpoint is torn, damaged, or of another model.
     """
     run, folder, checkpoint = _located(home, target, checkpoint)
+    place = _device(device, weights)
+    from polyreme_trainer.serve.int4 import weights_bytes
+
     with busy(f"loading {target}"):
         try:
-            asked = _of_run(home, run, target, checkpoint) if run is not None else _of_export(Path(folder))
+            if run is not None:
+                asked = _of_run(home, run, target, checkpoint, weights)
+            else:
+                asked = _of_export(Path(folder), weights)
         except (InvalidConfigError, NotFoundError) as error:
             # Reading weights names the field of a job.
             error.field = error.field if error.field == "--checkpoint" else "RUN"
             raise
-        place = _device(device)
         asked.model.to(place)
-    note(f"loaded {asked.place} on {place}")
+    note(f"loaded {asked.place} on {place}: {size_words(weights_bytes(asked.model))} of weights")
     return asked
 
 
@@ -150,7 +167,8 @@ def _located(home: Home, target: str, checkpoint: str | None) -> tuple[RunDirect
     )
 
 
-def _of_run(home: Home, run: RunDirectory, name: str, checkpoint: str | None) -> AskedModel:
+def _of_run(home: Home, run: RunDirectory, name: str, checkpoint: str | None, weights: WeightsKind) -> AskedModel:
+    from polyreme_trainer.serve.int4 import pack
     from polyreme_trainer.train.saved_model import answering_model
     from polyreme_trainer.train.settings import Precision
 
@@ -164,10 +182,12 @@ def _of_run(home: Home, run: RunDirectory, name: str, checkpoint: str | None) ->
     with PromptReader(rules) as reader:
         media = reader.token_ids.media
     model, _ = answering_model(settings, chosen, media_token=media)
+    if weights is WeightsKind.INT4:
+        pack(model)
     return AskedModel(name=run.name, place=f"checkpoint {chosen} of run {run.name}", model=model, rules=rules)
 
 
-def _of_export(folder: Path) -> AskedModel:
+def _of_export(folder: Path, weights: WeightsKind) -> AskedModel:
     from polyreme_trainer.weights.whole_model import open_model, positions_of, read_config, shape_of
 
     config = read_config(folder)
@@ -175,12 +195,11 @@ def _of_export(folder: Path) -> AskedModel:
     rules = rules_of_export(folder, embedded=shape.decoder.vocabulary, tokens_max=positions_of(config), sees=shape.sees)
     with PromptReader(rules) as reader:
         media = reader.token_ids.media
-    return AskedModel(
-        name=folder.name, place=f"export {folder}", model=open_model(folder, media_token=media), rules=rules
-    )
+    model = open_model(folder, media_token=media, weights=weights)
+    return AskedModel(name=folder.name, place=f"export {folder}", model=model, rules=rules)
 
 
-def _device(wanted: str | None) -> str:
+def _device(wanted: str | None, weights: WeightsKind) -> str:
     """Return the device to answer on; an accelerator gets the kernels that ranks use."""
     import torch
 
@@ -189,7 +208,13 @@ def _device(wanted: str | None) -> str:
     there = torch.cuda.is_available()
     if wanted == "cuda" and not there:
         raise InvalidConfigError("no accelerator: torch sees no CUDA device on this machine", field="--device")
-    if wanted == "cpu" or not there:
+    if wanted == "cuda" and weights is WeightsKind.INT4:
+        raise InvalidConfigError(
+            "weights in 4 bits answer on the processor alone: torch's product for CUDA takes another packing, which "
+            "has not been tried; use --device cpu, or leave --weights out",
+            field="--weights",
+        )
+    if wanted == "cpu" or not there or weights is WeightsKind.INT4:
         return "cpu"
     use_newest_flash(torch.cuda.get_device_capability())
     return "cuda"

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polyreme.commands.asked_model import TARGET_HELP, AskedModel, open_asked
+from polyreme.commands.asked_model import TARGET_HELP, WEIGHTS_HELP, AskedModel, open_asked
 from polyreme.local_run.signals import stop_signals
 from polyreme.serving.access import Access, check_address, read_token
 from polyreme_api.environment import SERVE_TOKEN
 from polyreme_api.errors import EnvironmentFailedError
 from polyreme_datahub.sandbox.tasks import Limits
+from polyreme_planner.int4_weights import WeightsKind
 from polyreme_planner.latent_cache import CacheKind
 from polyreme_system.addresses import listen
 from polyreme_system.clock import SystemClock
@@ -59,6 +60,7 @@ def serve(
     cache: Annotated[CacheKind, typer.Option(help="Type of the latents in the cache.")] = CacheKind.AUTO,
     cache_mib: Annotated[int, typer.Option(min=1, help="Most memory of the cache in MiB.")] = 1024,
     device: Annotated[str | None, typer.Option(help="cpu or cuda.", show_default="cuda if there is one")] = None,
+    weights: Annotated[WeightsKind, typer.Option(case_sensitive=False, help=WEIGHTS_HELP)] = WeightsKind.AUTO,
 ) -> None:
     """Serve a trained model over HTTP, in the form of OpenAI's chat completions, until it is stopped.
 
@@ -78,7 +80,7 @@ def serve(
     check_address(host, token, name=SERVE_TOKEN)
     _check_free(host, port)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    opened = open_asked(context.obj, target, checkpoint, device=device)
+    opened = open_asked(context.obj, target, checkpoint, device=device, weights=weights)
     longest = min(opened.rules.tokens_max, CONTEXT_TOKENS) if tokens is None else tokens
     limits = ServerLimits(requests=rows + queue, body_bytes=body * MIB, request_s=timeout, tokens=longest)
     settings = settings_for(

@@ -30,6 +30,11 @@ EARLY = {"spec.data.startWhileProcessing": True, "spec.data.tokenizer": {"locati
             "labelSmoothing 0.1 cannot be combined with loss IPO, which has no sigmoid to smooth",
         ),
         (
+            {**REWARDED, "generation": {"weights": "Int4"}},
+            {"spec.training.parameterSharding": "FSDP2"},
+            "objective.generation.weights Int4 cannot be combined with training.parameterSharding FSDP2, with which no",
+        ),
+        (
             {"kind": "Preference"},
             {"spec.training.capacityFactor": "1.25"},
             "capacityFactor 1.25 cannot be combined with the objective of stage 'a'",

@@ -75,6 +75,7 @@ CHANGES: dict[str, Any] = {
     "evaluation.samplesMax": 7,
     "evaluation.answerTokensMax": 7,
     "evaluation.cache": "Int8",
+    "evaluation.weights": "Int4",
     "evaluation.thinkingTokensMax": 3,
     "export.location": "file:///elsewhere",
     "health.firstStepTimeoutSeconds": 77,

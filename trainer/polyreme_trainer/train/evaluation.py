@@ -29,6 +29,7 @@ from polyreme_trainer.parallel.mesh import Meshes
 from polyreme_trainer.parallel.tensor import whole_rows
 from polyreme_trainer.serve.answers import answers, settings_for
 from polyreme_trainer.serve.engine import Engine
+from polyreme_trainer.serve.int4 import held_as
 from polyreme_trainer.serve.thinking import ThinkingBudget
 from polyreme_trainer.train.forward import (
     agreement,
@@ -71,7 +72,7 @@ def evaluate(
     layers = sum(len(held.section.layers) for held in state.models.values())
     sizes = settings_for(model, layers=layers, tokens_max=longest, rows_max=ROWS_MAX, cache=settings.cache)
     pages: dict[int, dict[str, Any]] = {}
-    with whole_rows(model.ranks), answering(state.models.values()):
+    with whole_rows(model.ranks), answering(state.models.values()), held_as(settings.weights, state.models.values()):
         engine = Engine(model, sizes, pipeline=decode_pipeline(state, meshes), agree=agreement(state, meshes))
         asked = map(source.sample, mine)
         for place, sample, made in answers(

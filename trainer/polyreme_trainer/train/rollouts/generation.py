@@ -17,6 +17,7 @@ from torch import Tensor
 
 from polyreme_api.job.objective import Objective
 from polyreme_planner.drawing import ROWS_MAX
+from polyreme_planner.int4_weights import WeightsKind
 from polyreme_planner.latent_cache import CacheKind
 from polyreme_trainer.model.vlm import KimiVL
 from polyreme_trainer.parallel import collectives
@@ -26,6 +27,7 @@ from polyreme_trainer.rank_page import advance
 from polyreme_trainer.serve.answers import settings_for
 from polyreme_trainer.serve.choices import Choices
 from polyreme_trainer.serve.engine import DecodePipeline, Engine, Made, Request
+from polyreme_trainer.serve.int4 import held_as
 from polyreme_trainer.train.forward import agreement, answering, decode_pipeline
 from polyreme_trainer.train.rollouts.generation_model import GenerationModel
 from polyreme_trainer.train.rollouts.record import Answer
@@ -99,7 +101,8 @@ def generate(
     sizes = settings_for(model, layers=layers, tokens_max=longest, rows_max=ROWS_MAX, cache=cache)
     made: dict[int, list[Made]] = {}
     choices = Choices(model.shape.decoder) if objective.replays_routing else None
-    with whole_rows(model.ranks), answering(drawing.models):
+    held = held_as(WeightsKind.INT4 if objective.drawn_in_int4 else WeightsKind.AUTO, drawing.models)
+    with whole_rows(model.ranks), answering(drawing.models), held:
         engine = Engine(model, sizes, pipeline=drawing.pipeline, agree=drawing.agree, choices=choices)
         for prompt in prompts:
             like: int | None = None

@@ -112,10 +112,12 @@ def record_key(step: int, *, data: object, objective: Objective, seed: int) -> s
     Args:
         step: The step.
         data: Identity of the data and their order.
-        objective: Of its stage; the layout of draws changes none.
+        objective: Of its stage; the layout of draws changes none, but weights in 4 bits draw others.
         seed: Of the run.
     """
     drawn_by = objective.model_dump(mode="json", exclude={"generation"})
+    if objective.drawn_in_int4:
+        drawn_by["weights"] = "Int4"
     facts = json.dumps([data, drawn_by, seed], sort_keys=True)
     return f"{FOLDER}step-{step:09d}-{hashlib.sha256(facts.encode()).hexdigest()[:12]}.json"
 

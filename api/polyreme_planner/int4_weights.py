@@ -1,0 +1,33 @@
+"""Weights of answers: as the model holds them, or the decoder's products in 4 bits, and how many bytes that takes."""
+
+from __future__ import annotations
+
+import enum
+
+GROUP = 32
+"""Inputs that share a scale: the fewest that torch takes, so the least error, and the most shapes that fit."""
+GROUPS = (32, 64, 128)
+"""Groups that torch's product takes."""
+OUTPUTS = 16
+"""torch packs so many outputs together."""
+SCALE_BYTES = 4
+"""Of a group: a scale and a zero point in bfloat16, which torch wants even where it is zero."""
+
+
+class WeightsKind(enum.StrEnum):
+    """How the weights that answer are held."""
+
+    AUTO = "Auto"
+    """As the model holds them."""
+    INT4 = "Int4"
+    """The decoder's products rounded to 4 bits by groups of inputs."""
+
+
+def packs(outputs: int, inputs: int, group: int = GROUP) -> bool:
+    """Whether a matrix can be held in 4 bits."""
+    return not outputs % OUTPUTS and not inputs % group
+
+
+def matrix_bytes(outputs: int, inputs: int, group: int = GROUP) -> int:
+    """Return the bytes of a matrix in 4 bits."""
+    return outputs * inputs // 2 + outputs * inputs // group * SCALE_BYTES

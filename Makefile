@@ -25,8 +25,8 @@ RUN := $(if $(wildcard $(DEV)),$(DEV),$(VENV)/.setup/run-$(KEY))
 SETUP_TIMES := $(if $(wildcard $(RUN)),,$(VENV)/.setup-times.json)
 
 CONCURRENT := $(wildcard tests/unit tests/property tests/contract tests/simulator tests/golden)
-OTHER := $(filter-out $(CONCURRENT) tests/cluster tests/device tests/nodes tests/services tests/soak,$(patsubst %/,%,$(wildcard tests/*/)))
-ANYWHERE := not cluster and not device and not nodes and not services and not soak
+OTHER := $(filter-out $(CONCURRENT) tests/browser tests/cluster tests/device tests/nodes tests/services tests/soak,$(patsubst %/,%,$(wildcard tests/*/)))
+ANYWHERE := not browser and not cluster and not device and not nodes and not services and not soak
 # Property tests draw other examples with each commit, and the same ones whenever a commit is tested again (tests/conftest.py).
 SEED ?= $(or $(shell git rev-parse --short=12 HEAD 2> /dev/null),0)
 PYTEST := $(BIN)/python -m pytest --hypothesis-profile=ci --hypothesis-seed=$(SEED) -q
@@ -42,7 +42,7 @@ BENCHMARKS := $(subst _,-,$(patsubst benchmarks/%/run.py,%,$(wildcard benchmarks
 GPU_PEERS := $(or $(POLYREME_GPU_PEERS),$(HOME)/.cache/polyreme/gpu-peers)
 SOAKS := $(subst _,-,$(patsubst tests/soak/%.py,%,$(wildcard tests/soak/*.py)))
 
-.PHONY: help setup quickstart lint check test test-concurrent test-whole test-servers test-all test-services servers services-build services-up services-down services-status cluster-up cluster-path cluster-down test-cluster test-nodes test-device gpu-day images images-list images-load release-check audit docs docs-site pictures manifests lock format clean bench gpu-peers
+.PHONY: help setup quickstart lint check test test-concurrent test-whole test-servers test-all test-services test-browser servers services-build services-up services-down services-status cluster-up cluster-path cluster-down test-cluster test-nodes test-device gpu-day images images-list images-load release-check audit docs docs-site pictures manifests lock format clean bench gpu-peers
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' Makefile
@@ -76,7 +76,7 @@ test: $(DEV) ## set up and pass the tests that need no server
 
 test-servers: $(DEV) ## the tests on real servers: PostgreSQL, Pulsar, S3, Kubernetes; gets what it needs once
 	@# Kubernetes is compiled beside the tests that need none.
-	@$(BIN)/python tools/run_targets.py services-build test-services servers test-cluster test-nodes
+	@$(BIN)/python tools/run_targets.py services-build test-services test-browser servers test-cluster test-nodes
 
 test-all: $(DEV) ## both: what CI runs
 	@# The servers are built beside the tests that need none, with what these leave of the cores; who needs one waits.
@@ -128,6 +128,10 @@ images-list: $(DEV) ## print the names of all images, one a line, for a mirror (
 images-load: $(DEV) ## load the archives of build/images into the nodes of a cluster (CLUSTER=kind|kind-NAME|k3s|local)
 	@test "$(origin CLUSTER)" = "command line" || { echo "which cluster? make images-load CLUSTER=kind|kind-NAME|k3s|local" >&2; exit 2; }
 	@$(IMAGE_TOOL) load $(CLUSTER)
+
+test-browser: $(DEV) ## the console, the report and the docs' site in Chromium (Debian's, which root gets once)
+	@$(MAKE) --no-print-directory docs-site
+	@$(PYTEST) --timeout=900 -m browser --junit-xml=build/reports/$@.xml tests/browser
 
 test-cluster: $(DEV) ## the tests on a real API server: the one that is up, or one of their own
 	@$(CLUSTER) build > /dev/null

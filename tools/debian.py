@@ -1,7 +1,7 @@
 """Programs that come with a distribution and not from Go, Maven or PyPI: found on PATH, else installed by apt-get.
 
 ``python -m tools.debian`` installs those that are missing, as root on Debian or Ubuntu; ``make servers`` does so once.
-Without them no images are built and no nodes run, and everything else works.
+Without them no images are built, no nodes run and no browser is started, and everything else works.
 """
 
 from __future__ import annotations
@@ -31,10 +31,12 @@ PACKAGES = {
     "runc": "runc",
     "unshare": "util-linux",
     "bridge": "containernetworking-plugins",
+    "chromium": "chromium",
 }
 """Debian's package of each program."""
 CNI_FOLDERS = ("/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni")
 """Where the plugins of the container network are, which are on no PATH."""
+FOR_BROWSER = ("chromium",)
 FOR_IMAGES = ("buildah", "debootstrap")
 FOR_NODES = ("conntrack", "ip", "iptables", "mount", "nsenter", "runc", "unshare", "bridge")
 
@@ -92,6 +94,6 @@ if __name__ == "__main__":
     try:
         install(PACKAGES)
     except BuildError as error:
-        print(f"images can't be built here and nodes can't run: {error}", file=sys.stderr)
+        print(f"images can't be built here, and neither nodes nor browsers run: {error}", file=sys.stderr)
         # Another user than root can't have nodes in any case, and everything else works.
         sys.exit(os.geteuid() == 0)

@@ -14,7 +14,7 @@ PAGE = ROOT / "docs" / "guarantees.md"
 ROWS_MIN = 50
 ROW = re.compile(r"^\| [^|]+ \| [^|]+ \| (?P<tier>[\w-]+) \| `(?P<path>[\w/]+\.py)::(?P<name>\w+)` \|$", re.MULTILINE)
 NAMED = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
-SERVERS = ("tests/cluster/", "tests/nodes/", "tests/services/")
+SERVERS = ("tests/browser/", "tests/cluster/", "tests/nodes/", "tests/services/")
 
 
 def offences(page: str, root: Path) -> Iterator[str]:

@@ -1,0 +1,181 @@
+"""Chromium from Debian, driven by Playwright, and a person who uses the console with it.
+
+Playwright and axe-core are in an environment of their own below ``~/.cache/polyreme``, made once for pinned versions.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib
+import os
+import site
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tools import debian
+from tools.build_cache import BuildError
+
+PEERS = Path(__file__).with_name("peers.txt")
+WAIT_MS = 120_000
+"""Longest wait for a run to do something."""
+SERIOUS = ("serious", "critical")
+LINE = 400
+"""Characters of an error that are shown."""
+
+
+def chromium() -> str:
+    """Return the program: that of POLYREME_CHROMIUM, or Debian's, which root gets once.
+
+    Raises:
+        BuildError: If it is not there and can't be had, with what to do.
+    """
+    if named := os.environ.get("POLYREME_CHROMIUM"):
+        return named
+    try:
+        debian.install(debian.FOR_BROWSER)
+    except BuildError as error:
+        raise BuildError(f"{error}; or name another Chromium by POLYREME_CHROMIUM") from error
+    return "/usr/bin/chromium"
+
+
+def peers() -> tuple[Any, str]:
+    """Return Playwright and the text of axe-core."""
+    digest = hashlib.sha256(PEERS.read_bytes()).hexdigest()[:12]
+    folder = Path.home() / f".cache/polyreme/browser-peers-{digest}"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / ".made").exists():
+            uv = Path(sys.executable).with_name("uv")
+            subprocess.run([uv, "venv", "--quiet", "--clear", "--python", sys.executable, folder], check=True)
+            install = ["pip", "install", "--quiet", "--no-deps", "--python", str(folder / "bin/python")]
+            subprocess.run([uv, *install, "--requirements", PEERS], check=True)
+            (folder / ".made").touch()
+    (packages,) = folder.glob("lib/python*/site-packages")
+    site.addsitedir(str(packages))
+    return importlib.import_module("playwright.sync_api"), (packages / "axe_playwright_python/axe.min.js").read_text()
+
+
+class Window:
+    """A window that keeps its faults: requests to other hosts, errors, what axe-core finds, pages that are too wide."""
+
+    def __init__(self, browser: Any, axe: str, expect: Any, *, origin: str) -> None:
+        self._browser, self._axe, self.expect, self.origin = browser, axe, expect, origin
+        self.context = browser.new_context()
+        self.context.set_default_timeout(WAIT_MS)
+        expect.set_options(timeout=WAIT_MS)
+        self.page = self.context.new_page()
+        self.blank = browser.new_page()
+        self.faults: list[str] = []
+        self.refused_is_expected = False
+        """Whether an answer of 401, 404 or 503, or none at all, is what the test is about."""
+        self.context.on("request", self._on_request)
+        self.page.on("console", self._on_console)
+        self.page.on("pageerror", lambda error: self.faults.append(f"error of a script: {error}"))
+
+    def close(self) -> None:
+        """Close it."""
+        self.blank.close()
+        self.context.close()
+
+    def go(self, path: str) -> Any:
+        """Open a page of the console."""
+        return self.page.goto(self.origin + path)
+
+    def look(self, path: str, *, status: int = 200) -> None:
+        """Open a page and examine it."""
+        self.refused_is_expected = status != 200
+        response = self.go(path)
+        assert response.status == status, f"{path}: status {response.status}, expected {status}"
+        if "sandbox" in response.headers.get("content-security-policy", ""):
+            # No script runs in such a page, so axe-core reads a copy of it.
+            self.blank.set_content(response.text())
+            self.examine(self.blank)
+        else:
+            self.examine()
+
+    def examine(self, page: Any = None) -> None:
+        """Unfold what is folded; keep what axe-core finds, and whether the page is wider than the window."""
+        page = self.page if page is None else page
+        page.evaluate("for (const each of document.querySelectorAll('details')) each.open = true")
+        for violation in self.violations(page):
+            nodes = "; ".join(" ".join(map(str, node["target"])) for node in violation["nodes"][:4])
+            self.faults.append(f"{page.url}: {violation['id']}, {violation['help']}: {nodes}"[:LINE])
+        width, window = page.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
+        if width > window:
+            self.faults.append(f"{page.url}: {width} pixels in a window of {window}")
+
+    def violations(self, page: Any) -> list[Any]:
+        """Return what axe-core finds of weight."""
+        page.evaluate(self._axe + "; 0")
+        found = page.evaluate("axe.run({resultTypes: ['violations']}).then(result => result.violations)")
+        return [each for each in found if each["impact"] in SERIOUS or each["id"] == "empty-table-header"]
+
+    def sees(self, selector: str, words: Any = "") -> None:
+        """Wait until an element with words is seen."""
+        self.expect(self.page.locator(selector).filter(has_text=words).first).to_be_visible()
+
+    def press(self, name: str) -> None:
+        """Press a button."""
+        self.page.get_by_role("button", name=name, exact=True).click()
+
+    def act(self, title: str) -> None:
+        """Unfold an action of a run and press its button."""
+        self.page.locator(".actions summary").filter(has_text=title).click()
+        self.press(title)
+
+    def field(self, path: str) -> Any:
+        """Return a field of the form of a job."""
+        return self.page.locator(f"[name='set:{path}']")
+
+    def stranger(self) -> Any:
+        """Return a page of a browser without a session."""
+        return self._browser.new_page()
+
+    def _on_request(self, request: Any) -> None:
+        if not request.url.startswith((f"{self.origin}/", "data:")):
+            self.faults.append(f"request to another host: {request.url}")
+
+    def _on_console(self, message: Any) -> None:
+        refused = "Failed to load resource" in message.text or "net::ERR" in message.text
+        if message.type in {"error", "warning"} and not (refused and self.refused_is_expected):
+            self.faults.append(f"{self.page.url}: {message.text}"[:LINE])
+
+
+class Console:
+    """A console of a home, in a process of its own."""
+
+    def __init__(self, home: Path, *, port: int = 0) -> None:
+        command = [sys.executable, "-m", "polyreme.main", "--home", str(home), "console", "--port", str(port)]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self.link = ""
+        """The newest start link."""
+        self.next_link()
+        self.origin = self.link.partition("/start")[0]
+
+    def next_link(self) -> None:
+        """Wait for the link that is printed at the start, and after each one that was used."""
+        assert self._process.stdout is not None
+        self.link = next(line.strip() for line in self._process.stdout if "/start?" in line)
+
+    def close(self) -> None:
+        """Stop it, as Ctrl-C does."""
+        self._process.terminate()
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+@contextmanager
+def console_of(home: Path) -> Iterator[Console]:
+    """Serve a home."""
+    console = Console(home)
+    try:
+        yield console
+    finally:
+        console.close()

@@ -16,6 +16,8 @@ FUNCTION_LINES_MAX = 70
 CLASS_MAX = {"lines": 250, "attributes": 15, "constructor parameters": 7}
 """Attributes are the names that a class assigns on ``self``; a class with more has more than one concern."""
 README_LINES_MAX = 150
+INNER_IMPORTS_MAX = 60
+"""Imports of our own modules inside functions: each defers torch or another large library until a command needs it."""
 SOURCE_ROOTS = ("api", "operator", "trainer", "datahub", "cli")
 
 # Written with classes of one letter, so that this file does not offend itself.
@@ -164,6 +166,20 @@ def imports_of(texts: Mapping[PurePosixPath, str], libraries: Collection[str]) -
         for node in ast.walk(ast.parse(text))
         for module in _modules(node)
         if module.partition(".")[0] in libraries
+    ]
+
+
+def inner_imports(texts: Mapping[PurePosixPath, str]) -> list[str]:
+    """Imports of our own modules inside functions of the source roots."""
+    return [
+        f"{path}:{node.lineno}: {module}"
+        for path, text in texts.items()
+        if path.suffix == ".py" and path.parts[0] in SOURCE_ROOTS
+        for function in ast.walk(ast.parse(text))
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+        for module in _modules(node)
+        if module.startswith("polyreme")
     ]
 
 

@@ -18,6 +18,7 @@ import yaml
 from polyreme.job_files import JobLoader, read_documents, the_document
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.job import TrainingJob
+from polyreme_planner.loading import load_job
 
 OPTION = "--set"
 _NAME = r'[A-Za-z_][\w/-]*|"[^"]+"'
@@ -55,6 +56,16 @@ def read_manifest(files: Sequence[Path], settings: Sequence[str] = ()) -> Any:
         InvalidConfigError: If a file or a setting can't be read. Whether the job is right is checked by its parser.
     """
     return combined([the_document(read_documents(path), path) for path in files], files, settings)
+
+
+def load_merged(files: Sequence[Path], settings: Sequence[str] = ()) -> TrainingJob:
+    """Load the job of ``read_manifest``, and refuse one that no plan fits.
+
+    Raises:
+        NotFoundError: If there is no such file.
+        InvalidConfigError: Naming the field, the value seen and the rule.
+    """
+    return load_job(read_manifest(files, settings))
 
 
 def combined(documents: Sequence[Any], files: Sequence[Path], settings: Sequence[str]) -> Any:

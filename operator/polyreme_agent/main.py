@@ -15,7 +15,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+from polyreme_agent.dcgm import Dcgm, fetch
+from polyreme_agent.infiniband import InfiniBand
+from polyreme_agent.kernel_log import KernelLog
+from polyreme_agent.ledger import Ledger
+from polyreme_agent.nvml import InThread, Nvml
+from polyreme_agent.pci import PcieLinks
+from polyreme_agent.reader import Collector, Reader
 from polyreme_api.exit_codes import ExitCode
+from polyreme_api.faults.table import fault_table
+from polyreme_system.addresses import split_address
 
 SOCKET = Path("/run/polyreme-agent/reader.sock")
 
@@ -62,15 +71,6 @@ def _sleep(seconds: float) -> None:
 
 
 def _read(options: argparse.Namespace) -> None:
-    from polyreme_agent.infiniband import InfiniBand
-    from polyreme_agent.kernel_log import KernelLog
-    from polyreme_agent.ledger import Ledger
-    from polyreme_agent.nvml import InThread, Nvml
-    from polyreme_agent.pci import PcieLinks
-    from polyreme_agent.reader import Collector, Reader
-    from polyreme_api.faults.table import fault_table
-    from polyreme_system.addresses import split_address
-
     boot = (options.root / "proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     links = PcieLinks(options.root)
     nvml = Nvml(
@@ -84,8 +84,6 @@ def _read(options: argparse.Namespace) -> None:
         InThread(nvml, uptime_s=_uptime_s),
     ]
     if options.dcgm:
-        from polyreme_agent.dcgm import Dcgm, fetch
-
         host, port = split_address(options.dcgm)
         collectors.append(Dcgm(functools.partial(fetch, host, port), now_s=_now_s))
     Reader(
@@ -100,6 +98,7 @@ def _read(options: argparse.Namespace) -> None:
 
 
 def _report(options: argparse.Namespace) -> None:
+    # The client of HTTPS takes a third of a process's memory, and the reader needs none.
     from polyreme_agent.node_status import NodeStatus, Server
     from polyreme_agent.reporter import Reporter
 

@@ -7,8 +7,12 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from polyreme_api.clock import Clock
 from polyreme_api.errors import InvalidConfigError, NotFoundError
+from polyreme_api.job.spec import STORED, TrainingJobSpec
+from polyreme_api.job.status import AttemptStatus
 from polyreme_api.load import rule_words
 from polyreme_api.rank_state import ExchangeKind
 from polyreme_launcher.api_client import ApiAwayError, ApiClient, ApiGoneError, ApiRefusedError
@@ -18,10 +22,10 @@ from polyreme_launcher.protocol.check_verdict import ALL_REDUCE, Limits
 from polyreme_launcher.protocol.hang_evidence import HangLimits
 from polyreme_launcher.protocol.leader import AttemptView
 from polyreme_launcher.protocol.messages import LINE_BYTES_MAX
+from polyreme_planner.plan import Plan
 
 if TYPE_CHECKING:
     from polyreme_api.job.pre_checks import PreChecks
-    from polyreme_api.job.status import AttemptStatus
     from polyreme_planner.layout import Layout
 
 RETRY_FIRST_S = 0.2
@@ -92,8 +96,6 @@ async def watch_attempts(
 
 
 def _layout(attempt: AttemptStatus) -> Layout:
-    from polyreme_planner.plan import Plan
-
     of = f"plan of attempt {attempt.number}"
     if not attempt.plan:
         raise InvalidConfigError(
@@ -117,11 +119,6 @@ def attempt_view(manifest: dict[str, Any]) -> AttemptView:
     Raises:
         InvalidConfigError: If job and plan can't be read or are too long to be sent.
     """
-    from pydantic import ValidationError
-
-    from polyreme_api.job.spec import STORED, TrainingJobSpec
-    from polyreme_api.job.status import AttemptStatus
-
     try:
         attempt = AttemptStatus.model_validate(manifest["status"]["attempt"])
         spec = TrainingJobSpec.model_validate(manifest["spec"], context=STORED)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.store import ObjectStore
 from polyreme_api.urls import folder_path, is_bucket, is_folder
+from polyreme_datahub.objects import open_store
 
 if TYPE_CHECKING:
     from polyreme_trainer.export.stored import StoredExport
@@ -52,8 +53,6 @@ def export_place(url: str) -> Path | StoredExport:
 
 
 def _store(url: str, *, field: str) -> ObjectStore:
-    from polyreme_datahub.objects import open_store
-
     try:
         return open_store(url)
     except InvalidConfigError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from polyreme.commands.checkpoint import chosen_checkpoint, saved_settings
 from polyreme.commands.runs import find
@@ -23,13 +23,12 @@ from polyreme_datahub.sources.records import IMAGE_BYTES_MAX
 from polyreme_launcher.urls import checkpoint_folder
 from polyreme_planner.int4_weights import WeightsKind
 from polyreme_planner.memory import size_words
-from polyreme_planner.plan import plan_for
-from polyreme_planner.precision import precision_of
 from polyreme_system.files import read_json
 
 if TYPE_CHECKING:
     from polyreme.serving.answers import Answer
     from polyreme_trainer.model.vlm import KimiVL
+    from polyreme_trainer.serve.engine import Engine
 
 WEIGHTS_HELP = "Auto: weights as the model has them; Int4: the decoder's products in 4 bits, on the processor."
 TARGET_HELP = "Name of a run, NAMESPACE/NAME, or a folder: a checkpoint of a run, or an exported model."
@@ -68,13 +67,16 @@ class AskedModel:
             RefusedError: If the cache has no room for one.
         """
         from polyreme.serving.answers import answers_in_order
-        from polyreme_trainer.serve.answers import settings_for
-        from polyreme_trainer.serve.engine import Engine
 
-        engine = Engine(
-            self.model, settings_for(self.model, tokens_max=prompt_tokens_max + new_tokens_max, rows_max=rows)
-        )
+        engine = self.engine(tokens_max=prompt_tokens_max + new_tokens_max, rows_max=rows)
         yield from answers_in_order(engine, prompts, stop_token=stop_token, new_tokens_max=new_tokens_max)
+
+    def engine(self, *, tokens_max: int, rows_max: int, **cache: Any) -> Engine:
+        """Return an engine of this model; sizes and the cache's options are those of ``settings_for``."""
+        from polyreme_trainer.serve import answers, engine
+
+        sizes = answers.settings_for(self.model, tokens_max=tokens_max, rows_max=rows_max, **cache)
+        return engine.Engine(self.model, sizes)
 
     def reader(self, limits: Limits | None = None) -> PromptReader:
         """Return what makes prompts for it; limits are those of decoding."""
@@ -170,13 +172,10 @@ def _located(home: Home, target: str, checkpoint: str | None) -> tuple[RunDirect
 def _of_run(home: Home, run: RunDirectory, name: str, checkpoint: str | None, weights: WeightsKind) -> AskedModel:
     from polyreme_trainer.serve.int4 import pack
     from polyreme_trainer.train.saved_model import answering_model
-    from polyreme_trainer.train.settings import Precision
 
     job = read_job(run.job_file)
     chosen = chosen_checkpoint(checkpoint_url(run, job), name, checkpoint)
-    # As the run computes: its own answers to held-out samples are those of this precision.
-    precision = Precision(precision_of(job.spec.training, plan_for(job.spec).hardware))
-    settings = dataclasses.replace(saved_settings(run, job), precision=precision)
+    settings = saved_settings(run, job, as_trained=True)
     uid = str((read_json(run.data_report) or {}).get("job", ""))
     rules = rules_of_job(home.objects_url, job.spec, job=uid, sees=settings.shape.sees)
     with PromptReader(rules) as reader:

@@ -28,6 +28,7 @@ from polyreme_launcher.urls import checkpoint_folder, weights_place
 from polyreme_planner.adapters import adapters_of
 from polyreme_planner.curriculum import curriculum_stages
 from polyreme_planner.plan import plan_for
+from polyreme_planner.precision import precision_of
 from polyreme_system.files import read_json
 
 if TYPE_CHECKING:
@@ -243,17 +244,25 @@ def _export(
     emit("Export", value, output=output, columns=columns)
 
 
-def saved_settings(run: RunDirectory, job: TrainingJob) -> TrainSettings:
-    """Return the settings by which one process reads a run's checkpoints, in float32."""
+def saved_settings(run: RunDirectory, job: TrainingJob, *, as_trained: bool = False) -> TrainSettings:
+    """Return the settings by which one process reads a run's checkpoints.
+
+    Args:
+        run: The run.
+        job: Its job.
+        as_trained: In the precision in which the run computes, as its own answers to held-out samples; else in float32.
+    """
     from polyreme_trainer.parallel.world import RankSettings
-    from polyreme_trainer.train.settings import CheckpointSettings, TrainSettings
+    from polyreme_trainer.train.settings import CheckpointSettings, Precision, TrainSettings
 
     plan = plan_for(job.spec)
+    precision = precision_of(job.spec.training, plan.hardware) if as_trained else Precision.FLOAT32
     adapters = adapters_of(job.spec.training, plan.shape)
     return TrainSettings(
         rank=RankSettings(rank=0, world=1, attempt=1),
         layout=plan.layout,
         shape=plan.shape,
+        precision=Precision(precision),
         steps=job.spec.training.steps or STEPS_MAX,
         curriculum=curriculum_stages(job.spec),
         seed=job.spec.training.seed,

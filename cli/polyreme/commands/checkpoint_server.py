@@ -95,17 +95,19 @@ def _texts(reader: PromptReader, asked: AskedModel, count: int) -> Iterator[Prom
         )
 
 
-def _difference_of_text(asked: AskedModel, server: ServedModel, prompt: Prompt) -> list[float]:
+def _log_probs(asked: AskedModel, prompt: Prompt, answer: Sequence[int] = ()) -> list[float]:
     from polyreme.serving.log_probs import log_probs
 
-    return _differences(log_probs(asked.model, prompt), server.prompt_log_probs(prompt.prompt_tokens))
+    return log_probs(asked.model, prompt, answer)
+
+
+def _difference_of_text(asked: AskedModel, server: ServedModel, prompt: Prompt) -> list[float]:
+    return _differences(_log_probs(asked, prompt), server.prompt_log_probs(prompt.prompt_tokens))
 
 
 def _difference_of_image(
     asked: AskedModel, server: ServedModel, reader: PromptReader, question: str, image: bytes
 ) -> list[float]:
-    from polyreme.serving.log_probs import log_probs
-
     prompt = reader.read([{"role": "user", "content": question}], [image])
     answer = server.answer(question, image, tokens_max=ANSWER_TOKENS)
     if list(answer.prompt_tokens) != list(prompt.prompt_tokens):
@@ -114,7 +116,7 @@ def _difference_of_image(
             f"{len(prompt.prompt_tokens)}; give it the export's chat template and processor",
             field="--question, or what is served",
         )
-    ours = log_probs(asked.model, prompt, answer.tokens)
+    ours = _log_probs(asked, prompt, answer.tokens)
     return _differences(ours[len(prompt.prompt_tokens) - 1 :], answer.log_probs)
 
 

@@ -63,13 +63,12 @@ def run(
     """
     # Before the modules of a run are imported: Ctrl-C meanwhile must end the command as it does later.
     cancel_on_signals()
-    from polyreme.job_overrides import read_manifest
+    from polyreme.job_overrides import load_merged
     from polyreme.local_run.session import SessionSettings, serve
     from polyreme.tracking.registry import live_target
-    from polyreme_planner.loading import load_job
 
     home: Home = context.obj
-    described = load_job(read_manifest(job, settings or ()))
+    described = load_merged(job, settings or ())
     if not fresh and _changed(home, described, output):
         return ExitCode.OK
     injections = [parse_injection(text) for text in inject or ()]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import logging
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +17,7 @@ import typer
 from polyreme.commands.asked_model import TARGET_HELP, WEIGHTS_HELP, AskedModel, open_asked
 from polyreme.local_run.signals import stop_signals
 from polyreme.serving.access import Access, check_address, read_token
+from polyreme.serving.places import ServerLimits
 from polyreme_api.environment import SERVE_TOKEN
 from polyreme_api.errors import EnvironmentFailedError
 from polyreme_datahub.sandbox.tasks import Limits
@@ -24,9 +27,7 @@ from polyreme_system.addresses import listen
 from polyreme_system.clock import SystemClock
 
 if TYPE_CHECKING:
-    from polyreme.serving.server import ServerLimits
-    from polyreme_trainer.serve.engine import EngineSettings
-
+    from polyreme_trainer.serve.engine import Engine
 
 CONTEXT_TOKENS = 16_384
 """Longest sequence unless --context says another: the cache has room for one at least."""
@@ -73,9 +74,6 @@ def serve(
 
       polyreme serve ./model --host 0.0.0.0 --token-file token
     """
-    from polyreme.serving.server import ServerLimits
-    from polyreme_trainer.serve.answers import settings_for
-
     token = read_token(token_file, os.environ.get(SERVE_TOKEN), name=SERVE_TOKEN)
     check_address(host, token, name=SERVE_TOKEN)
     _check_free(host, port)
@@ -83,13 +81,13 @@ def serve(
     opened = open_asked(context.obj, target, checkpoint, device=device, weights=weights)
     longest = min(opened.rules.tokens_max, CONTEXT_TOKENS) if tokens is None else tokens
     limits = ServerLimits(requests=rows + queue, body_bytes=body * MIB, request_s=timeout, tokens=longest)
-    settings = settings_for(
-        opened.model, tokens_max=longest, rows_max=rows, cache=cache, cache_bytes_max=cache_mib * MIB
+    make = functools.partial(
+        opened.engine, tokens_max=longest, rows_max=rows, cache=cache, cache_bytes_max=cache_mib * MIB
     )
     opened = dataclasses.replace(
         opened, name=name or opened.name, rules=dataclasses.replace(opened.rules, tokens_max=longest)
     )
-    asyncio.run(_serve(opened, settings, limits, Access(token), host, port))
+    asyncio.run(_serve(opened, make, limits, Access(token), host, port))
 
 
 def _check_free(host: str, port: int) -> None:
@@ -111,19 +109,18 @@ def _not_available(host: str, port: int, error: OSError) -> EnvironmentFailedErr
 
 
 async def _serve(
-    opened: AskedModel, settings: EngineSettings, limits: ServerLimits, access: Access, host: str, port: int
+    opened: AskedModel, make: Callable[[], Engine], limits: ServerLimits, access: Access, host: str, port: int
 ) -> None:
     """Answer requests until a signal comes, and those that have begun to their end."""
     from aiohttp import web
 
     from polyreme.serving.engine_thread import EngineThread
     from polyreme.serving.server import AnswerServer
-    from polyreme_trainer.serve.engine import Engine
 
     clock, stopped = SystemClock(), asyncio.Event()
     for number in stop_signals():
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    engine = EngineThread(lambda: Engine(opened.model, settings), clock)
+    engine = EngineThread(make, clock)
     engine.start()
     server = AnswerServer(opened.name, opened.reader(DECODING), engine, access=access, limits=limits, clock=clock)
     runner = web.AppRunner(

@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from polyreme.plugin.main import app
 from polyreme_api.errors import PolyremeError
+
+if TYPE_CHECKING:
+    from polyreme.plugin.target import Target
 
 NO_FILES = ":4"
 _TAKES_JOB = frozenset({"get", "describe", "why", "logs", "suspend", "resume", "scale", "cancel"})
@@ -61,13 +66,20 @@ def _value(words: Sequence[str], *names: str) -> str | None:
     return None
 
 
-def _chosen_namespace(words: Sequence[str]) -> str | None:
-    from polyreme.plugin.options import target
+def _target(words: Sequence[str], namespace: str | None = None) -> Target:
+    from polyreme.plugin.target import Target
 
+    path = _value(words, "--kubeconfig")
+    return Target(
+        kubeconfig=None if path is None else Path(path), context=_value(words, "--context"), namespace=namespace
+    )
+
+
+def _chosen_namespace(words: Sequence[str]) -> str | None:
     if "-A" in words or "--all-namespaces" in words:
         return None
     try:
-        return target(None, _value(words, "--context"), _value(words, "-n", "--namespace")).in_namespace
+        return _target(words, _value(words, "-n", "--namespace")).in_namespace
     except PolyremeError:
         return None
 
@@ -83,14 +95,9 @@ def _names(words: Sequence[str], kind: str) -> list[str]:
 
 def _listed(words: Sequence[str], kind: str, namespace: str | None = None) -> list[dict[str, dict[str, str]]]:
     """List a kind; completion shows no errors."""
-    from pathlib import Path
-
-    from polyreme.plugin.options import target
     from polyreme.plugin.reading import list_all
 
-    path = _value(words, "--kubeconfig")
-    where = target(None if path is None else Path(path), _value(words, "--context"), None)
     try:
-        return where.run(lambda cluster: list_all(cluster, kind, namespace=namespace))
+        return _target(words).run(lambda cluster: list_all(cluster, kind, namespace=namespace))
     except PolyremeError:
         return []

@@ -1,9 +1,23 @@
-"""Places of requests: how many are answered, or wait for that, at once. Used from one loop alone."""
+"""Limits of a server, and the places of its requests. Used from one loop alone."""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from typing import Any
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLimits:
+    """What clients may use."""
+
+    requests: int
+    """Requests at once, those that wait included."""
+    body_bytes: int
+    request_s: float
+    """From a request's first byte to the last token of its answer."""
+    tokens: int
+    """Of a prompt and its answer together."""
 
 
 class Places:

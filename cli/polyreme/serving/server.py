@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import json
 import logging
 import secrets
@@ -24,7 +23,7 @@ from polyreme.serving.answers import Answer, take
 from polyreme.serving.chat import ChatRequest, Completion, TextStream, error_body, parse_request
 from polyreme.serving.engine_thread import Answering, EngineThread
 from polyreme.serving.metrics import ServeMetrics
-from polyreme.serving.places import Place, Places
+from polyreme.serving.places import Place, Places, ServerLimits
 from polyreme_api.clock import Clock
 from polyreme_api.errors import InvalidConfigError, PolyremeError, RefusedError
 from polyreme_datahub.errors import BadRecordError
@@ -40,19 +39,6 @@ CHAT, MODELS, METRICS, HEALTH = "/v1/chat/completions", "/v1/models", "/metrics"
 
 _log = logging.getLogger(__name__)
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ServerLimits:
-    """What clients may use."""
-
-    requests: int
-    """Requests at once, those that wait included."""
-    body_bytes: int
-    request_s: float
-    """From a request's first byte to the last token of its answer."""
-    tokens: int
-    """Of a prompt and its answer together."""
 
 
 class RequestError(Exception):

@@ -24,7 +24,8 @@ from polyreme.main import invoke
 from polyreme.run_files.paths import Home
 from polyreme.serving.access import Access, check_address, read_token
 from polyreme.serving.engine_thread import EngineThread
-from polyreme.serving.server import CHAT, AnswerServer, ServerLimits
+from polyreme.serving.places import ServerLimits
+from polyreme.serving.server import CHAT, AnswerServer
 from polyreme_api.errors import InvalidConfigError, NotFoundError
 from polyreme_system.clock import SystemClock
 from polyreme_trainer.serve.answers import settings_for

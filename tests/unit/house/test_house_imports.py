@@ -1,4 +1,4 @@
-"""What each plane may import: the contracts are import-linter's (make lint); these run the promise."""
+"""What each plane may import, and where: the contracts are import-linter's (make lint); these run the promise."""
 
 import subprocess
 import sys
@@ -81,6 +81,17 @@ def test_the_api_needs_pydantic_and_nothing_else() -> None:
 @pytest.mark.parametrize("line", ["import numpy as np", "from aiohttp import web", "def f():\n    import yaml.nodes"])
 def test_a_foreign_import_is_found(line: str) -> None:
     assert repo_checks.foreign_imports({PurePosixPath("a.py"): line}, {"pydantic"}) != []
+
+
+def test_few_of_our_modules_are_imported_inside_functions() -> None:
+    found = repo_checks.inner_imports(repo_checks.tracked_texts(ROOT))
+    assert len(found) <= repo_checks.INNER_IMPORTS_MAX, "\n".join(found)
+
+
+def test_an_import_inside_a_function_is_found() -> None:
+    text = "import polyreme_api\ndef f():\n    import torch\n    from polyreme_api.errors import PolyremeError\n"
+    found = repo_checks.inner_imports({PurePosixPath("cli/a.py"): text, PurePosixPath("tests/a.py"): text})
+    assert found == ["cli/a.py:4: polyreme_api.errors"]
 
 
 @pytest.mark.slow

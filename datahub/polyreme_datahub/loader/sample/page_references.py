@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import io
 import json
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from polyreme_datahub.index.sample_bytes import RECORD_FILE, member_files
+from polyreme_datahub.lakehouse import Artifact
 from polyreme_datahub.loader.sample.reader import page_pixels
-
-if TYPE_CHECKING:
-    from polyreme_datahub.lakehouse import Artifact
 
 PNG_LEVEL = 1
 SAMPLE = "sample"
@@ -28,8 +25,6 @@ def sample_reference(shard: str, start: int, size: int, digest: str, *, image: i
 
 def place_of(reference: str) -> Artifact | None:
     """Return where the bytes of a page's sample lie; None: a reference of an earlier release."""
-    from polyreme_datahub.lakehouse import Artifact
-
     kind, *facts = reference.split("/")
     if kind != SAMPLE:
         return None

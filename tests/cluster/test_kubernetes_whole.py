@@ -98,18 +98,14 @@ def test_watches_that_are_given_up_leave_no_socket_behind(
     assert said == []
 
 
-def test_a_kind_that_is_not_installed_is_not_found(kubeconfig: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_kind_that_is_not_installed_is_not_found(kubeconfig: str, monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = Resource(kind="TrainingQueue", api_version=labels.API_VERSION, plural="notinstalled")
     monkeypatch.setitem(RESOURCES, "TrainingQueue", elsewhere)
-
-    async def story() -> None:
-        async with KubernetesCluster(from_kubeconfig(kubeconfig)) as cluster:
-            with pytest.raises(NotFoundError):
-                await cluster.list("TrainingQueue")
-            with pytest.raises(NotFoundError):
-                await anext(cluster.watch("TrainingQueue", resource_version="1"))
-
-    asyncio.run(story())
+    async with KubernetesCluster(from_kubeconfig(kubeconfig)) as cluster:
+        with pytest.raises(NotFoundError):
+            await cluster.list("TrainingQueue")
+        with pytest.raises(NotFoundError):
+            await anext(cluster.watch("TrainingQueue", resource_version="1"))
 
 
 def test_a_job_that_its_schema_refuses_is_refused_with_the_field(kubeconfig: str) -> None:

@@ -37,37 +37,34 @@ def _taints(node: Manifest) -> list[str]:
     return [taint["key"] for taint in node["spec"].get("taints") or ()]
 
 
-def test_a_fault_is_tainted_and_a_removed_taint_is_a_release(operated: str) -> None:
-    async def story() -> None:
-        async with KubernetesCluster(from_kubeconfig(operated)) as cluster, nodes(cluster, PREFIX, 3, devices=1):
-            ref = ObjectRef(kind="Node", name=f"{PREFIX}-1")
-            await cluster.patch(ref, {"metadata": {"labels": {"pool": PREFIX}}, "spec": {"taints": [FOREIGN]}})
-            spec = {"mode": "Enforce", "classes": ["gpu-lost"], "nodeSelector": {"pool": PREFIX}}
-            policy = {"apiVersion": "polyreme.dev/v1alpha1", "kind": POLICY.kind, "metadata": {"name": POLICY.name}}
-            made = await cluster.create({**policy, "spec": spec})
-            try:
-                await _until(cluster, POLICY, lambda found: (found.get("status") or {}).get("nodes") == 1)
-                sign = {"type": "polyreme.dev/GPU", "status": "True", "reason": "Xid79", "message": "fell off the bus"}
-                known = (await cluster.get(ref))["status"]["conditions"]
-                await cluster.patch(ref, {"status": {"conditions": [*known, sign]}}, subresource="status")
-                node = await _until(cluster, ref, lambda found: HEALTH in _taints(found))
-                assert FOREIGN["key"] in _taints(node)
-                record, why = parse(node["metadata"]["annotations"][HEALTH])
-                assert record is not None, why
-                assert (record.owner, record.reason) == (f"policy/{POLICY.name}", "Xid79")
-                status = (await cluster.get(POLICY))["status"]
-                assert [charge["node"] for charge in status["breaker"]["charges"]] == [ref.name]
-                await cluster.patch(ref, {"spec": {"taints": [FOREIGN]}})
-                node = await _until(cluster, ref, lambda found: "released" in found["metadata"]["annotations"][HEALTH])
-                assert HEALTH not in _taints(node)
-            finally:
-                with contextlib.suppress(NotFoundError):
-                    await cluster.delete(POLICY, uid=made["metadata"]["uid"])
-
-    asyncio.run(story())
+async def test_a_fault_is_tainted_and_a_removed_taint_is_a_release(operated: str) -> None:
+    async with KubernetesCluster(from_kubeconfig(operated)) as cluster, nodes(cluster, PREFIX, 3, devices=1):
+        ref = ObjectRef(kind="Node", name=f"{PREFIX}-1")
+        await cluster.patch(ref, {"metadata": {"labels": {"pool": PREFIX}}, "spec": {"taints": [FOREIGN]}})
+        spec = {"mode": "Enforce", "classes": ["gpu-lost"], "nodeSelector": {"pool": PREFIX}}
+        policy = {"apiVersion": "polyreme.dev/v1alpha1", "kind": POLICY.kind, "metadata": {"name": POLICY.name}}
+        made = await cluster.create({**policy, "spec": spec})
+        try:
+            await _until(cluster, POLICY, lambda found: (found.get("status") or {}).get("nodes") == 1)
+            sign = {"type": "polyreme.dev/GPU", "status": "True", "reason": "Xid79", "message": "fell off the bus"}
+            known = (await cluster.get(ref))["status"]["conditions"]
+            await cluster.patch(ref, {"status": {"conditions": [*known, sign]}}, subresource="status")
+            node = await _until(cluster, ref, lambda found: HEALTH in _taints(found))
+            assert FOREIGN["key"] in _taints(node)
+            record, why = parse(node["metadata"]["annotations"][HEALTH])
+            assert record is not None, why
+            assert (record.owner, record.reason) == (f"policy/{POLICY.name}", "Xid79")
+            status = (await cluster.get(POLICY))["status"]
+            assert [charge["node"] for charge in status["breaker"]["charges"]] == [ref.name]
+            await cluster.patch(ref, {"spec": {"taints": [FOREIGN]}})
+            node = await _until(cluster, ref, lambda found: "released" in found["metadata"]["annotations"][HEALTH])
+            assert HEALTH not in _taints(node)
+        finally:
+            with contextlib.suppress(NotFoundError):
+                await cluster.delete(POLICY, uid=made["metadata"]["uid"])
 
 
-def test_an_eviction_is_refused_by_a_budget(operated: str) -> None:
+async def test_an_eviction_is_refused_by_a_budget(operated: str) -> None:
     pod: dict[str, Any] = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -79,19 +76,15 @@ def test_an_eviction_is_refused_by_a_budget(operated: str) -> None:
         },
     }
     budget = ("create", "poddisruptionbudget", "guarded", "--selector=app=guarded", "--min-available=1")
-
-    async def story() -> None:
-        async with KubernetesCluster(from_kubeconfig(operated)) as cluster:
-            made = await cluster.create(pod)
-            ref, uid = ObjectRef.of(made), made["metadata"]["uid"]
-            try:
-                await cluster.patch(ref, {"status": {"phase": "Running"}}, subresource="status")
-                kubectl(operated, *budget)
-                with pytest.raises(TooManyRequestsError):
-                    await cluster.evict(ref, uid=uid)
-                assert "deletionTimestamp" not in (await cluster.get(ref))["metadata"]
-            finally:
-                kubectl(operated, "delete", "poddisruptionbudget", "guarded", "--ignore-not-found")
-                await cluster.delete(ref, uid=uid, grace_period_s=0)
-
-    asyncio.run(story())
+    async with KubernetesCluster(from_kubeconfig(operated)) as cluster:
+        made = await cluster.create(pod)
+        ref, uid = ObjectRef.of(made), made["metadata"]["uid"]
+        try:
+            await cluster.patch(ref, {"status": {"phase": "Running"}}, subresource="status")
+            kubectl(operated, *budget)
+            with pytest.raises(TooManyRequestsError):
+                await cluster.evict(ref, uid=uid)
+            assert "deletionTimestamp" not in (await cluster.get(ref))["metadata"]
+        finally:
+            kubectl(operated, "delete", "poddisruptionbudget", "guarded", "--ignore-not-found")
+            await cluster.delete(ref, uid=uid, grace_period_s=0)

@@ -142,34 +142,31 @@ def test_an_api_server_that_dies_in_the_middle_of_a_launch_loses_and_doubles_not
         asyncio.run(story(name))
 
 
-def test_a_leader_that_is_asked_to_end_gives_the_lease_back_and_the_other_replica_takes_it(
+async def test_a_leader_that_is_asked_to_end_gives_the_lease_back_and_the_other_replica_takes_it(
     kubeconfig: str, tmp_path: Path
 ) -> None:
-    async def story() -> None:
-        async with KubernetesCluster(from_kubeconfig(kubeconfig)) as cluster:
-            account = install(kubeconfig, tmp_path)
-            replicas = [Replica(account, tmp_path / f"replica-{at}.log") for at in range(2)]
-            try:
-                leader, before = await _leader(cluster, replicas)
-                (other,) = (each for each in replicas if each is not leader)
-                # From the version at which it leads: what it writes as it ends is surely after it.
-                listed = await cluster.list("Lease", namespace=NAMESPACE, limit=1)
-                watching = asyncio.ensure_future(_until_taken(cluster, before, since=listed.resource_version))
-                assert await asyncio.to_thread(leader.stop) == 0, leader.said()
-                released, taken = await asyncio.wait_for(watching, PATIENCE_S)
-                # The Lease was seen to be released: it did not run out.
-                assert released["leaseTransitions"] == before["leaseTransitions"]
-                assert taken["leaseTransitions"] == before["leaseTransitions"] + 1
-                words = f"leading as {taken['holderIdentity']}"
-                await asyncio.to_thread(until, lambda: words in other.log.read_text(), "the other says that it leads")
-                waited_s = parse_rfc3339(taken["acquireTime"]) - parse_rfc3339(released["renewTime"])
-                assert waited_s < LEASE_S, "sooner than a Lease that nobody gave back"
-            finally:
-                for process in replicas:
-                    if process.runs:
-                        process.stop()
-
-    asyncio.run(story())
+    async with KubernetesCluster(from_kubeconfig(kubeconfig)) as cluster:
+        account = install(kubeconfig, tmp_path)
+        replicas = [Replica(account, tmp_path / f"replica-{at}.log") for at in range(2)]
+        try:
+            leader, before = await _leader(cluster, replicas)
+            (other,) = (each for each in replicas if each is not leader)
+            # From the version at which it leads: what it writes as it ends is surely after it.
+            listed = await cluster.list("Lease", namespace=NAMESPACE, limit=1)
+            watching = asyncio.ensure_future(_until_taken(cluster, before, since=listed.resource_version))
+            assert await asyncio.to_thread(leader.stop) == 0, leader.said()
+            released, taken = await asyncio.wait_for(watching, PATIENCE_S)
+            # The Lease was seen to be released: it did not run out.
+            assert released["leaseTransitions"] == before["leaseTransitions"]
+            assert taken["leaseTransitions"] == before["leaseTransitions"] + 1
+            words = f"leading as {taken['holderIdentity']}"
+            await asyncio.to_thread(until, lambda: words in other.log.read_text(), "the other says that it leads")
+            waited_s = parse_rfc3339(taken["acquireTime"]) - parse_rfc3339(released["renewTime"])
+            assert waited_s < LEASE_S, "sooner than a Lease that nobody gave back"
+        finally:
+            for process in replicas:
+                if process.runs:
+                    process.stop()
 
 
 async def _leader(cluster: KubernetesCluster, replicas: list[Replica]) -> tuple[Replica, Manifest]:

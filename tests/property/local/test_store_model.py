@@ -136,18 +136,15 @@ def test_bounded_history_says_gone_exactly_where_something_is_missing() -> None:
         assert store.version - history.forgotten >= min(5, store.version)
 
 
-def test_a_quiet_watch_gets_bookmarks() -> None:
-    async def story() -> None:
-        counter = itertools.count(1)
-        store = Store(new_uid=lambda: f"u{next(counter)}", now_s=lambda: 0.0)
-        cluster = EmbeddedCluster(store)
-        waiting = asyncio.ensure_future(anext(cluster.watch("Lease", resource_version="0")))
-        await asyncio.sleep(0)
-        created = store.create(config())
-        for i in range(2_000):
-            store.patch(ref(created), {"data": {"n": str(i)}})
-        bookmark = await asyncio.wait_for(waiting, 5)
-        assert bookmark.type == "BOOKMARK"
-        assert int(bookmark.resource_version) >= 1_000
-
-    asyncio.run(story())
+async def test_a_quiet_watch_gets_bookmarks() -> None:
+    counter = itertools.count(1)
+    store = Store(new_uid=lambda: f"u{next(counter)}", now_s=lambda: 0.0)
+    cluster = EmbeddedCluster(store)
+    waiting = asyncio.ensure_future(anext(cluster.watch("Lease", resource_version="0")))
+    await asyncio.sleep(0)
+    created = store.create(config())
+    for i in range(2_000):
+        store.patch(ref(created), {"data": {"n": str(i)}})
+    bookmark = await asyncio.wait_for(waiting, 5)
+    assert bookmark.type == "BOOKMARK"
+    assert int(bookmark.resource_version) >= 1_000

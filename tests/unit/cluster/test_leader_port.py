@@ -1,6 +1,5 @@
 """A process that does not lead any more reads, and writes nothing."""
 
-import asyncio
 from collections.abc import Awaitable
 
 import pytest
@@ -14,7 +13,7 @@ POD = ObjectRef(kind="Pod", namespace="team", name="p")
 MANIFEST = {"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": "team", "name": "p"}, "spec": {}}
 
 
-def test_every_write_is_refused_before_it_is_sent_and_reads_go_on() -> None:
+async def test_every_write_is_refused_before_it_is_sent_and_reads_go_on() -> None:
     store = Store(new_uid=iter(map(str, range(100))).__next__, now_s=lambda: 0.0)
     leading = [True]
     port = LeaderPort(EmbeddedCluster(store), lambda: leading[0])
@@ -28,13 +27,10 @@ def test_every_write_is_refused_before_it_is_sent_and_reads_go_on() -> None:
             port.delete(POD, uid=uid),
         ]
 
-    async def term() -> None:
-        before = await port.create(MANIFEST)
-        leading[0] = False
-        for write in writes(before["metadata"]["uid"]):
-            with pytest.raises(NotLeadingError, match="no longer leads"):
-                await write
-        assert await port.get(POD) == before
-        assert list((await port.list("Pod")).items) == [before]
-
-    asyncio.run(term())
+    before = await port.create(MANIFEST)
+    leading[0] = False
+    for write in writes(before["metadata"]["uid"]):
+        with pytest.raises(NotLeadingError, match="no longer leads"):
+            await write
+    assert await port.get(POD) == before
+    assert list((await port.list("Pod")).items) == [before]

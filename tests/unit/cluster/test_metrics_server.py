@@ -83,63 +83,51 @@ async def get(url: str, authorization: str | None = None) -> tuple[int, str]:
         ("bearer yes", 200),
     ],
 )
-def test_metrics_need_authorization(authorization: str | None, code: int) -> None:
-    async def story() -> None:
-        async with served(Table(yes=200, no=403)) as url:
-            seen, text = await get(f"{url}/metrics", authorization)
-            assert seen == code
-            assert ("polyreme_leader 1.0" in text) == (code == 200)
-
-    asyncio.run(story())
+async def test_metrics_need_authorization(authorization: str | None, code: int) -> None:
+    async with served(Table(yes=200, no=403)) as url:
+        seen, text = await get(f"{url}/metrics", authorization)
+        assert seen == code
+        assert ("polyreme_leader 1.0" in text) == (code == 200)
 
 
-def test_probes_need_no_token() -> None:
-    async def story() -> None:
-        async with served(Table(), ready=False) as url:
-            assert await get(f"{url}/healthz") == (200, "ok\n")
-            assert await get(f"{url}/readyz") == (503, "not ready\n")
-            assert (await get(f"{url}/anything"))[0] == 404
-        async with served(None) as url:
-            assert await get(f"{url}/readyz") == (200, "ok\n")
-            assert (await get(f"{url}/metrics"))[0] == 200
-
-    asyncio.run(story())
+async def test_probes_need_no_token() -> None:
+    async with served(Table(), ready=False) as url:
+        assert await get(f"{url}/healthz") == (200, "ok\n")
+        assert await get(f"{url}/readyz") == (503, "not ready\n")
+        assert (await get(f"{url}/anything"))[0] == 404
+    async with served(None) as url:
+        assert await get(f"{url}/readyz") == (200, "ok\n")
+        assert (await get(f"{url}/metrics"))[0] == 200
 
 
-def test_answers_are_kept_briefly_and_a_no_for_less_long() -> None:
-    async def story() -> None:
-        table, clock = Table(yes=200, no=403), Clock()
-        cached = CachedReviewer(table, clock)
-        for _ in range(3):
-            assert await cached.verdict("yes") == 200
-            assert await cached.verdict("no") == 403
-        assert table.asked == 2
-        clock.at_s = DENIED_FRESH_S + 1
-        table.codes["no"] = 200
-        assert await cached.verdict("no") == 200
+async def test_answers_are_kept_briefly_and_a_no_for_less_long() -> None:
+    table, clock = Table(yes=200, no=403), Clock()
+    cached = CachedReviewer(table, clock)
+    for _ in range(3):
         assert await cached.verdict("yes") == 200
-        assert table.asked == 3
-        clock.at_s = ALLOWED_FRESH_S + 1
-        table.codes["yes"] = 401
-        assert await cached.verdict("yes") == 401
+        assert await cached.verdict("no") == 403
+    assert table.asked == 2
+    clock.at_s = DENIED_FRESH_S + 1
+    table.codes["no"] = 200
+    assert await cached.verdict("no") == 200
+    assert await cached.verdict("yes") == 200
+    assert table.asked == 3
+    clock.at_s = ALLOWED_FRESH_S + 1
+    table.codes["yes"] = 401
+    assert await cached.verdict("yes") == 401
 
-    asyncio.run(story())
 
-
-def test_no_answer_is_not_kept_and_the_memory_is_bounded() -> None:
-    async def story() -> None:
-        table, clock = Table(), Clock()
-        cached = CachedReviewer(table, clock)
-        for _ in range(2):
-            with pytest.raises(ReviewError):
-                await cached.verdict("down")
-        assert table.asked == 2
-        for number in range(TOKENS_MAX + 1):
-            await cached.verdict(f"t{number}")
-        asked = table.asked
-        await cached.verdict(f"t{TOKENS_MAX}")
-        assert table.asked == asked
-        await cached.verdict("t0")
-        assert table.asked == asked + 1
-
-    asyncio.run(story())
+async def test_no_answer_is_not_kept_and_the_memory_is_bounded() -> None:
+    table, clock = Table(), Clock()
+    cached = CachedReviewer(table, clock)
+    for _ in range(2):
+        with pytest.raises(ReviewError):
+            await cached.verdict("down")
+    assert table.asked == 2
+    for number in range(TOKENS_MAX + 1):
+        await cached.verdict(f"t{number}")
+    asked = table.asked
+    await cached.verdict(f"t{TOKENS_MAX}")
+    assert table.asked == asked
+    await cached.verdict("t0")
+    assert table.asked == asked + 1

@@ -151,22 +151,18 @@ def test_a_run_releases_its_versions_when_it_is_finished_or_deleted(tmp_path: Pa
     assert remove_dataset(home.registry_url, home.objects_url, "own/pages") == ["own/pages@1"]
 
 
-def test_pins_of_controllers_are_separate_by_scope(tmp_path: Path) -> None:
+async def test_pins_of_controllers_are_separate_by_scope(tmp_path: Path) -> None:
     home, job = home_with(tmp_path, [f'{{"conversations": {TURNS}}}']), job_on("own/pages")
     uid = job.metadata.uid
-
-    async def story() -> None:
-        mine, other = LocalPreparation(home, scope="lease-a/*"), LocalPreparation(home, scope="lease-b/*")
-        await mine.prepare(job, lambda _line: None)
-        pin_versions(home.registry_url, "lease-b/*/elsewhere", ["own/pages@1"])
-        shutil.rmtree(home.path / "data" / "jobs")
-        assert (await mine.kept(), await other.kept()) == ({uid}, {"elsewhere"})
-        await mine.forget(uid)
-        assert (await mine.kept(), await other.kept()) == (set(), {"elsewhere"})
-        await other.forget("elsewhere")
-        assert remove_dataset(home.registry_url, home.objects_url, "own/pages") == ["own/pages@1"]
-
-    asyncio.run(story())
+    mine, other = LocalPreparation(home, scope="lease-a/*"), LocalPreparation(home, scope="lease-b/*")
+    await mine.prepare(job, lambda _line: None)
+    pin_versions(home.registry_url, "lease-b/*/elsewhere", ["own/pages@1"])
+    shutil.rmtree(home.path / "data" / "jobs")
+    assert (await mine.kept(), await other.kept()) == ({uid}, {"elsewhere"})
+    await mine.forget(uid)
+    assert (await mine.kept(), await other.kept()) == (set(), {"elsewhere"})
+    await other.forget("elsewhere")
+    assert remove_dataset(home.registry_url, home.objects_url, "own/pages") == ["own/pages@1"]
 
 
 def test_ranks_start_at_once_only_for_a_known_and_small_amount_of_data(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections.abc import Callable
@@ -137,23 +136,19 @@ def test_records_of_then_are_not_read_again_and_newer_operations_run_once(home: 
 
 
 @pytest.mark.parametrize("run", [STOPPED, FINISHED])
-def test_the_journal_is_replayed(version: Path, home: Path, run: str) -> None:
+async def test_the_journal_is_replayed(version: Path, home: Path, run: str) -> None:
     path = Home(path=home).run("default", run).journal_file
     content = read_journal(path)
     assert (content.damaged_lines, content.torn_bytes) == (0, 0)
-
-    async def story() -> None:
-        async with open_store(path, clock=ManualClock(), run_token="t", new_uid=uids()) as (store, _):
-            job = parse_job(_job(store, run))
-            values = read_values(version)["runs"][run]
-            assert job.status.attempt is not None
-            assert job.status.attempt.number == len(values["attempts"])
-            assert job.status.attempt.plan_hash == plan_for(job.spec).hash
-            assert job.status.step == max(map(int, values["history"]))
-            assert job.status.restarts == len(values["attempts"]) - 1
-            assert job.status.is_true("Succeeded" if run == FINISHED else "Suspended")
-
-    asyncio.run(story())
+    async with open_store(path, clock=ManualClock(), run_token="t", new_uid=uids()) as (store, _):
+        job = parse_job(_job(store, run))
+        values = read_values(version)["runs"][run]
+        assert job.status.attempt is not None
+        assert job.status.attempt.number == len(values["attempts"])
+        assert job.status.attempt.plan_hash == plan_for(job.spec).hash
+        assert job.status.step == max(map(int, values["history"]))
+        assert job.status.restarts == len(values["attempts"]) - 1
+        assert job.status.is_true("Succeeded" if run == FINISHED else "Suspended")
 
 
 def _job(store: Store, name: str) -> Any:

@@ -47,37 +47,34 @@ def pod(folder: Path, port: int) -> PodEnvironment:
 
 
 @pytest.mark.parametrize("host", HOSTS)
-def test_a_follower_reaches_the_leader_by_either_family(host: str, tmp_path: Path) -> None:
-    async def story() -> None:
-        (port,) = free_ports(1)
-        secret, clock, connected = secrets.token_bytes(32), SystemClock(), asyncio.Event()
-        own = pod(tmp_path, port)
-        leader = LeaderAgent(
-            pod=own,
-            secret=secret,
-            clock=clock,
-            resume=ResumeFixer(own, by="j-0-0", objects_url=None, clock=clock),
-            to_own_follower=lambda _: None,
-            on_fail=lambda error: pytest.fail(str(error)),
-            serve_checks=lambda *_: None,
-        )
-        link = FollowerLink(
-            address=f"{host}:{port}",
-            identity=FollowerIdentity(job_uid="u", index=1, replacement=0, secret=secret),
-            clock=clock,
-            on_connected=connected.set,
-            on_lost=lambda: None,
-            on_message=lambda _: None,
-        )
-        await leader.start(leader_listener(own, inherited=None))
-        task = asyncio.create_task(link.run())
-        async with asyncio.timeout(CONNECTED_S_MAX):
-            await connected.wait()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await leader.close()
-
-    asyncio.run(story())
+async def test_a_follower_reaches_the_leader_by_either_family(host: str, tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    secret, clock, connected = secrets.token_bytes(32), SystemClock(), asyncio.Event()
+    own = pod(tmp_path, port)
+    leader = LeaderAgent(
+        pod=own,
+        secret=secret,
+        clock=clock,
+        resume=ResumeFixer(own, by="j-0-0", objects_url=None, clock=clock),
+        to_own_follower=lambda _: None,
+        on_fail=lambda error: pytest.fail(str(error)),
+        serve_checks=lambda *_: None,
+    )
+    link = FollowerLink(
+        address=f"{host}:{port}",
+        identity=FollowerIdentity(job_uid="u", index=1, replacement=0, secret=secret),
+        clock=clock,
+        on_connected=connected.set,
+        on_lost=lambda: None,
+        on_message=lambda _: None,
+    )
+    await leader.start(leader_listener(own, inherited=None))
+    task = asyncio.create_task(link.run())
+    async with asyncio.timeout(CONNECTED_S_MAX):
+        await connected.wait()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await leader.close()
 
 
 @pytest.mark.parametrize("host", HOSTS)

@@ -26,21 +26,18 @@ async def offers(cluster: ClusterPort, name: str) -> tuple[Any, Any]:
     return status["capacity"].get(RESOURCE), status["allocatable"].get(RESOURCE)
 
 
-def test_only_nodes_without_devices_get_some(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with open_in_memory(tmp_path) as harness:
-            cluster = harness.cluster
-            for manifest in (node("bare"), node("owner", **{RESOURCE: "8"}), node("replaced", **{RESOURCE: "0"})):
-                await cluster.create(manifest)
-            assert await offer(cluster, resource=RESOURCE, per_node=4) == ["bare", "replaced"]
-            assert [await offers(cluster, name) for name in ("bare", "owner", "replaced")] == [
-                ("4", "4"),
-                ("8", "8"),
-                ("4", "4"),
-            ]
-            assert await offer(cluster, resource=RESOURCE, per_node=4) == []
-
-    asyncio.run(story())
+async def test_only_nodes_without_devices_get_some(tmp_path: Path) -> None:
+    async with open_in_memory(tmp_path) as harness:
+        cluster = harness.cluster
+        for manifest in (node("bare"), node("owner", **{RESOURCE: "8"}), node("replaced", **{RESOURCE: "0"})):
+            await cluster.create(manifest)
+        assert await offer(cluster, resource=RESOURCE, per_node=4) == ["bare", "replaced"]
+        assert [await offers(cluster, name) for name in ("bare", "owner", "replaced")] == [
+            ("4", "4"),
+            ("8", "8"),
+            ("4", "4"),
+        ]
+        assert await offer(cluster, resource=RESOURCE, per_node=4) == []
 
 
 class Rounds:

@@ -237,26 +237,23 @@ def test_calls_are_counted_by_how_they_ended(error: ConflictError, code: str) ->
     assert code_of(error) == code
 
 
-def test_a_counted_cluster_passes_everything_through() -> None:
-    async def story() -> None:
-        metrics = Metrics()
-        store = Store(new_uid=lambda: "uid", now_s=lambda: NOW_S)
-        cluster = InstrumentedCluster(EmbeddedCluster(store), metrics)
-        made = await cluster.create(config("one"))
-        ref = ObjectRef.of(made)
-        await cluster.patch(ref, {"data": {"a": "b"}})
-        assert (await cluster.get(ref))["data"] == {"a": "b"}
-        assert len((await cluster.list("ConfigMap")).items) == 1
-        await cluster.delete(ref, uid=made["metadata"]["uid"])
-        with pytest.raises(NotFoundError):
-            await cluster.get(ref)
-        counted = {
-            (verb, code): read(metrics, "polyreme_api_requests_total", verb=verb, kind="ConfigMap", code=code)
-            for verb, code in [("create", "200"), ("patch", "200"), ("get", "200"), ("get", "404"), ("delete", "200")]
-        }
-        assert counted == dict.fromkeys(counted, 1.0)
-
-    asyncio.run(story())
+async def test_a_counted_cluster_passes_everything_through() -> None:
+    metrics = Metrics()
+    store = Store(new_uid=lambda: "uid", now_s=lambda: NOW_S)
+    cluster = InstrumentedCluster(EmbeddedCluster(store), metrics)
+    made = await cluster.create(config("one"))
+    ref = ObjectRef.of(made)
+    await cluster.patch(ref, {"data": {"a": "b"}})
+    assert (await cluster.get(ref))["data"] == {"a": "b"}
+    assert len((await cluster.list("ConfigMap")).items) == 1
+    await cluster.delete(ref, uid=made["metadata"]["uid"])
+    with pytest.raises(NotFoundError):
+        await cluster.get(ref)
+    counted = {
+        (verb, code): read(metrics, "polyreme_api_requests_total", verb=verb, kind="ConfigMap", code=code)
+        for verb, code in [("create", "200"), ("patch", "200"), ("get", "200"), ("get", "404"), ("delete", "200")]
+    }
+    assert counted == dict.fromkeys(counted, 1.0)
 
 
 def test_the_page_of_metrics_is_what_is_served() -> None:

@@ -159,19 +159,16 @@ def test_an_object_that_the_backup_lacks_is_gone() -> None:
     assert model.job("uid-j") is None
 
 
-def test_events_from_before_a_restore_are_dropped() -> None:
+async def test_events_from_before_a_restore_are_dropped() -> None:
     def event(version: int) -> Manifest:
         return {"kind": labels.KIND_JOB, "metadata": {"name": "j", "uid": "uid-j", "resourceVersion": str(version)}}
 
-    async def story() -> None:
-        feed = Feed(labels.KIND_JOB, events_max=2)
-        for version in (100, 101, 102):
-            feed.put("MODIFIED", event(version))
-        assert feed.newest == 102
-        feed.void()
-        feed.put("MODIFIED", event(60))
-        until: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        found = await anext(feed.follow(50, until=until))
-        assert found.resource_version == "60"
-
-    asyncio.run(story())
+    feed = Feed(labels.KIND_JOB, events_max=2)
+    for version in (100, 101, 102):
+        feed.put("MODIFIED", event(version))
+    assert feed.newest == 102
+    feed.void()
+    feed.put("MODIFIED", event(60))
+    until: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    found = await anext(feed.follow(50, until=until))
+    assert found.resource_version == "60"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -121,12 +120,9 @@ def check(outcome: following.Outcome | None, words: str | None, code: int) -> No
         assert (0 if outcome.error is None else outcome.error.exit_code) == code
 
 
-def test_a_verb_that_waits_ends_where_no_operator_works() -> None:
-    async def story() -> None:
-        cluster = EmbeddedCluster(Store(new_uid=lambda: "u", now_s=lambda: NOW_S))
-        made = await cluster.create({**job("big"), "metadata": {"name": "big", "namespace": "team"}, "status": {}})
-        asked = read_view(made)
-        with pytest.raises(EnvironmentFailedError, match=r"no operator has looked at this job: is one installed\?"):
-            await following.follow(cluster, asked, following.running(asked), timeout_s=0, what="running")
-
-    asyncio.run(story())
+async def test_a_verb_that_waits_ends_where_no_operator_works() -> None:
+    cluster = EmbeddedCluster(Store(new_uid=lambda: "u", now_s=lambda: NOW_S))
+    made = await cluster.create({**job("big"), "metadata": {"name": "big", "namespace": "team"}, "status": {}})
+    asked = read_view(made)
+    with pytest.raises(EnvironmentFailedError, match=r"no operator has looked at this job: is one installed\?"):
+        await following.follow(cluster, asked, following.running(asked), timeout_s=0, what="running")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from polyreme.plugin import incidents as views
@@ -58,26 +56,24 @@ async def _cluster(*incidents: Incident) -> EmbeddedCluster:
     return cluster
 
 
-def test_incidents_are_listed_and_one_is_described_in_sentences() -> None:
+async def test_incidents_are_listed_and_one_is_described_in_sentences() -> None:
     old = _incident("a", NOW_S - 5 * DAY_S, ended_at=rfc3339(NOW_S - 4 * DAY_S), ended="Healthy").with_status(
         state="ended"
     )
     new = _incident("a.example.com", NOW_S - 1_800.0)
-
-    async def story() -> None:
-        cluster = await _cluster(new, old)
-        found = await views.read_incidents(cluster)
-        assert [each.name for each in found] == [old.name, new.name]
-        assert views.chosen(found, node="a", since_s=None, now_s=NOW_S) == [found[0]]
-        assert views.chosen(found, node="4c4c4544", since_s=DAY_S, now_s=NOW_S) == [found[1]]
-        assert views.row_of(found[1], NOW_S)[1:] == (
-            "a.example.com", "gpu-lost", "Xid79", "repairing", "2027-01-15T07:30:00Z", "30 min 00 s", "1.00",
-        )  # fmt: skip
-        told = views.story_of(await views.read_incident(cluster, new.name), NOW_S)
-        text = "\n".join([*told.head, *(" ".join(step) for step in told.steps), *told.jobs, told.end])
-        assert (
-            text
-            == """\
+    cluster = await _cluster(new, old)
+    found = await views.read_incidents(cluster)
+    assert [each.name for each in found] == [old.name, new.name]
+    assert views.chosen(found, node="a", since_s=None, now_s=NOW_S) == [found[0]]
+    assert views.chosen(found, node="4c4c4544", since_s=DAY_S, now_s=NOW_S) == [found[1]]
+    assert views.row_of(found[1], NOW_S)[1:] == (
+        "a.example.com", "gpu-lost", "Xid79", "repairing", "2027-01-15T07:30:00Z", "30 min 00 s", "1.00",
+    )  # fmt: skip
+    told = views.story_of(await views.read_incident(cluster, new.name), NOW_S)
+    text = "\n".join([*told.head, *(" ".join(step) for step in told.steps), *told.jobs, told.end])
+    assert (
+        text
+        == """\
 Node a.example.com left service at 2027-01-15T07:30:00Z; the incident has lasted 30 min 00 s and is open.
 Cause: gpu-lost, Xid79, on device GPU-1, shown by the condition polyreme.dev/GPU.
 Evidence: Xid79: GPU has fallen off the bus
@@ -85,12 +81,10 @@ Taken out by policy/gpus (rule: fault table). Machine: 4c4c4544.
 2027-01-15T07:30:00Z Quarantined quarantined by policy gpus (the fault table): gpu-lost, Xid79
 a/b: stopped at 2027-01-15T07:30:01Z, trained again after 45 s; 3 steps were repeated; 1.00 device-hours on 64 devices
 It is open: kubectl polyreme nodes says what would bring a.example.com back."""
-        )
-        assert views.story_of(found[0], NOW_S).end == "The node was healthy again at 2027-01-11T08:00:00Z."
-        with pytest.raises(NotFoundError, match=r"no incident .*did you mean"):
-            await views.read_incident(cluster, f"{new.name}x")
-
-    asyncio.run(story())
+    )
+    assert views.story_of(found[0], NOW_S).end == "The node was healthy again at 2027-01-11T08:00:00Z."
+    with pytest.raises(NotFoundError, match=r"no incident .*did you mean"):
+        await views.read_incident(cluster, f"{new.name}x")
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90.0), ("30m", 1_800.0), ("24h", DAY_S), ("7d", 7 * DAY_S)])

@@ -372,73 +372,64 @@ class World:
         return asyncio.create_task(follower.run())
 
 
-def test_all_ranks_are_followed_over_broken_connections_and_replaced_pods_until_the_job_has_ended() -> None:
-    async def story() -> None:
-        async with LogServer().serving() as server:
-            world = World(server)
-            of = await world.begin()
-            first, second = await world.pod(0), await world.pod(1)
-            server.write(first, *(f"[rank 0 attempt 2] old {number}" for number in range(9)))
-            server.write(second, "[rank 2 attempt 2] a")
-            server.breaks = 4
-            task = world.following(of, tail=5)
-            await world.until(lambda: len(world.taken) == 6)
-            server.write(first, *(f"[rank 1 attempt 2] new {number}" for number in range(5)))
-            await world.until(lambda: len(world.taken) == 11)
-            server.ended.add(second)
-            await world.remove(second)
-            third = await world.pod(1, replacement=1, phase="Pending")
-            await world.say(attempt={**world.status["attempt"], "number": 3})
-            server.write(third, "launcher", *(f"[rank 3 attempt 3] again {number}" for number in range(60)))
-            await world.phase(third, "Running")
-            await world.until(lambda: len(world.taken) == 11 + 61)
-            server.write(first, "[rank 0 attempt 3] the last")
-            server.ended |= {first, third}
-            await world.phase(first, "Succeeded")
-            await world.phase(third, "Succeeded")
-            await world.say(conditions=[condition("Succeeded", "Completed")])
-            async with asyncio.timeout(20):
-                await task
-            # Each line once, those of one pod in order.
-            expected = [f"[rank 0 attempt 2] old {number}" for number in range(4, 9)]
-            expected += [f"[rank 1 attempt 2] new {number}" for number in range(5)] + ["[rank 0 attempt 3] the last"]
-            assert [line for line in world.taken if "rank 0" in line or "rank 1" in line] == expected
-            rest = ["[rank 2 attempt 2] a", "[worker 1] launcher"]
-            rest += [f"[rank 3 attempt 3] again {number}" for number in range(60)]
-            assert [line for line in world.taken if line not in expected] == rest
-
-    asyncio.run(story())
+async def test_all_ranks_are_followed_over_broken_connections_and_replaced_pods_until_the_job_has_ended() -> None:
+    async with LogServer().serving() as server:
+        world = World(server)
+        of = await world.begin()
+        first, second = await world.pod(0), await world.pod(1)
+        server.write(first, *(f"[rank 0 attempt 2] old {number}" for number in range(9)))
+        server.write(second, "[rank 2 attempt 2] a")
+        server.breaks = 4
+        task = world.following(of, tail=5)
+        await world.until(lambda: len(world.taken) == 6)
+        server.write(first, *(f"[rank 1 attempt 2] new {number}" for number in range(5)))
+        await world.until(lambda: len(world.taken) == 11)
+        server.ended.add(second)
+        await world.remove(second)
+        third = await world.pod(1, replacement=1, phase="Pending")
+        await world.say(attempt={**world.status["attempt"], "number": 3})
+        server.write(third, "launcher", *(f"[rank 3 attempt 3] again {number}" for number in range(60)))
+        await world.phase(third, "Running")
+        await world.until(lambda: len(world.taken) == 11 + 61)
+        server.write(first, "[rank 0 attempt 3] the last")
+        server.ended |= {first, third}
+        await world.phase(first, "Succeeded")
+        await world.phase(third, "Succeeded")
+        await world.say(conditions=[condition("Succeeded", "Completed")])
+        async with asyncio.timeout(20):
+            await task
+        # Each line once, those of one pod in order.
+        expected = [f"[rank 0 attempt 2] old {number}" for number in range(4, 9)]
+        expected += [f"[rank 1 attempt 2] new {number}" for number in range(5)] + ["[rank 0 attempt 3] the last"]
+        assert [line for line in world.taken if "rank 0" in line or "rank 1" in line] == expected
+        rest = ["[rank 2 attempt 2] a", "[worker 1] launcher"]
+        rest += [f"[rank 3 attempt 3] again {number}" for number in range(60)]
+        assert [line for line in world.taken if line not in expected] == rest
 
 
-def test_an_attempt_is_followed_until_another_one_has_followed_it() -> None:
-    async def story() -> None:
-        async with LogServer().serving() as server:
-            world = World(server)
-            of = await world.begin()
-            pod = await world.pod(0)
-            server.write(pod, *(f"[rank {number % 2} attempt 2] {number}" for number in range(20)))
-            task = world.following(of, rank=1, attempt=2, tail=3)
-            await world.until(lambda: len(world.taken) == 3)
-            server.write(pod, "[rank 1 attempt 2] ends", "[rank 1 attempt 3] begins", second=1)
-            await world.say(attempt={**world.status["attempt"], "number": 3})
-            async with asyncio.timeout(20):
-                await task
-            assert world.taken == [f"[rank 1 attempt 2] {number}" for number in (15, 17, 19, "ends")]
-
-    asyncio.run(story())
+async def test_an_attempt_is_followed_until_another_one_has_followed_it() -> None:
+    async with LogServer().serving() as server:
+        world = World(server)
+        of = await world.begin()
+        pod = await world.pod(0)
+        server.write(pod, *(f"[rank {number % 2} attempt 2] {number}" for number in range(20)))
+        task = world.following(of, rank=1, attempt=2, tail=3)
+        await world.until(lambda: len(world.taken) == 3)
+        server.write(pod, "[rank 1 attempt 2] ends", "[rank 1 attempt 3] begins", second=1)
+        await world.say(attempt={**world.status["attempt"], "number": 3})
+        async with asyncio.timeout(20):
+            await task
+        assert world.taken == [f"[rank 1 attempt 2] {number}" for number in (15, 17, 19, "ends")]
 
 
-def test_following_a_job_that_is_deleted_ends() -> None:
-    async def story() -> None:
-        async with LogServer().serving() as server:
-            world = World(server)
-            of = await world.begin()
-            task = world.following(of)
-            await asyncio.sleep(0.05)
-            ref = ObjectRef(kind="TrainingJob", namespace="team", name="big")
-            await world.cluster.delete(ref, uid=world.uid)
-            async with asyncio.timeout(20):
-                await task
-            assert world.taken == []
-
-    asyncio.run(story())
+async def test_following_a_job_that_is_deleted_ends() -> None:
+    async with LogServer().serving() as server:
+        world = World(server)
+        of = await world.begin()
+        task = world.following(of)
+        await asyncio.sleep(0.05)
+        ref = ObjectRef(kind="TrainingJob", namespace="team", name="big")
+        await world.cluster.delete(ref, uid=world.uid)
+        async with asyncio.timeout(20):
+            await task
+        assert world.taken == []

@@ -58,37 +58,34 @@ def test_a_frozen_leader_that_wakes_after_its_replacement_is_fenced(tmp_path: Pa
     asyncio.run(story())
 
 
-def test_a_follower_leaves_a_leader_that_falls_silent(tmp_path: Path) -> None:
-    async def story() -> None:
-        secret, told = secrets.token_bytes(32), []
-        listener = socket.create_server(("127.0.0.1", 0))
-        server = LeaderServer(
-            job_uid="u",
-            secret=secret,
-            on_connected=lambda index, _: server.send(index, Beat()),
-            on_lost=lambda *_: None,
-            on_message=lambda *_: None,
-        )
-        await server.start(listener)
-        link = FollowerLink(
-            address=f"127.0.0.1:{listener.getsockname()[1]}",
-            identity=FollowerIdentity(job_uid="u", index=1, replacement=0, secret=secret),
-            clock=SystemClock(),
-            on_connected=lambda: told.append("connected"),
-            on_lost=lambda: told.append("lost"),
-            on_message=lambda message: told.append(type(message).__name__),
-            silence_max_s=0.2,
-        )
-        task = asyncio.create_task(link.run())
-        async with asyncio.timeout(20):
-            while told.count("connected") < 3:
-                await asyncio.sleep(0.01)
-        assert told[:6] == ["connected", "Beat", "lost", "connected", "Beat", "lost"]
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await server.close()
-
-    asyncio.run(story())
+async def test_a_follower_leaves_a_leader_that_falls_silent(tmp_path: Path) -> None:
+    secret, told = secrets.token_bytes(32), []
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = LeaderServer(
+        job_uid="u",
+        secret=secret,
+        on_connected=lambda index, _: server.send(index, Beat()),
+        on_lost=lambda *_: None,
+        on_message=lambda *_: None,
+    )
+    await server.start(listener)
+    link = FollowerLink(
+        address=f"127.0.0.1:{listener.getsockname()[1]}",
+        identity=FollowerIdentity(job_uid="u", index=1, replacement=0, secret=secret),
+        clock=SystemClock(),
+        on_connected=lambda: told.append("connected"),
+        on_lost=lambda: told.append("lost"),
+        on_message=lambda message: told.append(type(message).__name__),
+        silence_max_s=0.2,
+    )
+    task = asyncio.create_task(link.run())
+    async with asyncio.timeout(20):
+        while told.count("connected") < 3:
+            await asyncio.sleep(0.01)
+    assert told[:6] == ["connected", "Beat", "lost", "connected", "Beat", "lost"]
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await server.close()
 
 
 def test_follower_finds_the_leader_beside_the_pod_of_an_earlier_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,27 +134,24 @@ def test_follower_finds_the_leader_beside_the_pod_of_an_earlier_one(monkeypatch:
 
 
 @pytest.mark.parametrize("greeting", [b"x" * 3_000_000, b"[" * 4000 + b"\n", b"{}\n", b'{"nonce": "\\ud800"}\n'])
-def test_a_strangers_greeting_costs_its_connection_and_nothing_else(greeting: bytes) -> None:
-    async def story() -> None:
-        complaints: list[object] = []
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
-        listener = socket.create_server(("127.0.0.1", 0))
-        server = LeaderServer(
-            job_uid="u",
-            secret=b"s",
-            on_connected=lambda *_: complaints.append("connected"),
-            on_lost=lambda *_: None,
-            on_message=lambda *_: None,
-        )
-        await server.start(listener)
-        reader, writer = await asyncio.open_connection(*listener.getsockname())
-        async with asyncio.timeout(20):
-            await reader.readline()
-            writer.write(greeting)
-            with contextlib.suppress(ConnectionResetError):
-                assert await reader.read() == b""
-        writer.close()
-        await server.close()
-        assert complaints == []
-
-    asyncio.run(story())
+async def test_a_strangers_greeting_costs_its_connection_and_nothing_else(greeting: bytes) -> None:
+    complaints: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = LeaderServer(
+        job_uid="u",
+        secret=b"s",
+        on_connected=lambda *_: complaints.append("connected"),
+        on_lost=lambda *_: None,
+        on_message=lambda *_: None,
+    )
+    await server.start(listener)
+    reader, writer = await asyncio.open_connection(*listener.getsockname())
+    async with asyncio.timeout(20):
+        await reader.readline()
+        writer.write(greeting)
+        with contextlib.suppress(ConnectionResetError):
+            assert await reader.read() == b""
+    writer.close()
+    await server.close()
+    assert complaints == []

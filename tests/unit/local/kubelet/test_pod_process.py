@@ -170,21 +170,18 @@ def test_leftovers_of_an_earlier_host_are_killed_and_strangers_are_not(tmp_path:
 
 
 @pytest.mark.slow
-def test_a_process_is_recorded_stopped_with_grace_and_killed_after_it(tmp_path: Path) -> None:
-    async def story() -> None:
-        process = start_process(
-            ["sh", "-c", "trap '' TERM; echo up; while :; do sleep 0.01; done"],
-            environment={"PATH": os.environ["PATH"]},
-            directory=tmp_path,
-            uid="u",
-            token="t",
-            descriptors=[],
-        )
-        assert has_run(tmp_path, "u")
-        assert not has_run(tmp_path, "another")
-        async with asyncio.timeout(10):
-            while "up" not in (tmp_path / "pod.log").read_text():
-                await asyncio.sleep(0.005)
-            assert await process.stop(grace_s=0.05) == -signal.SIGKILL
-
-    asyncio.run(story())
+async def test_a_process_is_recorded_stopped_with_grace_and_killed_after_it(tmp_path: Path) -> None:
+    process = start_process(
+        ["sh", "-c", "trap '' TERM; echo up; while :; do sleep 0.01; done"],
+        environment={"PATH": os.environ["PATH"]},
+        directory=tmp_path,
+        uid="u",
+        token="t",
+        descriptors=[],
+    )
+    assert has_run(tmp_path, "u")
+    assert not has_run(tmp_path, "another")
+    async with asyncio.timeout(10):
+        while "up" not in (tmp_path / "pod.log").read_text():
+            await asyncio.sleep(0.005)
+        assert await process.stop(grace_s=0.05) == -signal.SIGKILL

@@ -1,6 +1,5 @@
 """Pods that can't start, that are deleted before they do, that leave processes; launchers that restart often."""
 
-import asyncio
 import os
 import signal
 from pathlib import Path
@@ -33,45 +32,36 @@ def phase(stack: Stack, name: str) -> Manifest | None:
 
 
 @pytest.mark.parametrize("command", [["/no/such/program"], [], ["a\0b"]])
-def test_a_command_that_can_not_run_fails_its_pod_and_says_why(tmp_path: Path, command: list[str]) -> None:
-    async def story() -> None:
-        async with Stack(tmp_path).running() as stack:
-            await stack.cluster.create(bare_pod("odd", containers=[{"name": "main", "command": command}]))
-            await stack.until(lambda: (phase(stack, "odd") or {}).get("phase") == "Failed", "the pod failed")
-            status = phase(stack, "odd")
-            assert status is not None
-            assert status["reason"] == "StartError"
-            assert status["containerStatuses"][0]["state"]["terminated"]["message"]
-
-    asyncio.run(story())
+async def test_a_command_that_can_not_run_fails_its_pod_and_says_why(tmp_path: Path, command: list[str]) -> None:
+    async with Stack(tmp_path).running() as stack:
+        await stack.cluster.create(bare_pod("odd", containers=[{"name": "main", "command": command}]))
+        await stack.until(lambda: (phase(stack, "odd") or {}).get("phase") == "Failed", "the pod failed")
+        status = phase(stack, "odd")
+        assert status is not None
+        assert status["reason"] == "StartError"
+        assert status["containerStatuses"][0]["state"]["terminated"]["message"]
 
 
-def test_a_failed_pod_reports_the_last_line_of_its_log(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with Stack(tmp_path).running() as stack:
-            command = ["sh", "-c", "echo first; echo 'disk is full' >&2; echo; exit 7"]
-            await stack.cluster.create(bare_pod("odd", containers=[{"name": "main", "command": command}]))
-            await stack.until(lambda: (phase(stack, "odd") or {}).get("phase") == "Failed", "the pod failed")
-            status = phase(stack, "odd")
-            assert status is not None
-            terminated = status["containerStatuses"][0]["state"]["terminated"]
-            assert (terminated["exitCode"], terminated["message"]) == (7, "disk is full")
-
-    asyncio.run(story())
+async def test_a_failed_pod_reports_the_last_line_of_its_log(tmp_path: Path) -> None:
+    async with Stack(tmp_path).running() as stack:
+        command = ["sh", "-c", "echo first; echo 'disk is full' >&2; echo; exit 7"]
+        await stack.cluster.create(bare_pod("odd", containers=[{"name": "main", "command": command}]))
+        await stack.until(lambda: (phase(stack, "odd") or {}).get("phase") == "Failed", "the pod failed")
+        status = phase(stack, "odd")
+        assert status is not None
+        terminated = status["containerStatuses"][0]["state"]["terminated"]
+        assert (terminated["exitCode"], terminated["message"]) == (7, "disk is full")
 
 
-def test_a_pod_that_waits_for_its_secret_can_be_deleted(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with Stack(tmp_path).running() as stack:
-            volumes = [{"name": "v", "secret": {"secretName": "never"}}]
-            pod = await stack.cluster.create(bare_pod("waits", volumes=volumes))
-            ref = ObjectRef.of(pod)
-            await stack.until(lambda: pod["metadata"]["uid"] in stack.kubelet._work, "the kubelet has it")
-            await stack.cluster.delete(ref, uid=pod["metadata"]["uid"])
-            await stack.until(lambda: phase(stack, "waits") is None, "the object is gone")
-            assert not (stack.kubelet.pod_directory("waits") / RECORD_FILE).exists(), "nothing was started"
-
-    asyncio.run(story())
+async def test_a_pod_that_waits_for_its_secret_can_be_deleted(tmp_path: Path) -> None:
+    async with Stack(tmp_path).running() as stack:
+        volumes = [{"name": "v", "secret": {"secretName": "never"}}]
+        pod = await stack.cluster.create(bare_pod("waits", volumes=volumes))
+        ref = ObjectRef.of(pod)
+        await stack.until(lambda: pod["metadata"]["uid"] in stack.kubelet._work, "the kubelet has it")
+        await stack.cluster.delete(ref, uid=pod["metadata"]["uid"])
+        await stack.until(lambda: phase(stack, "waits") is None, "the object is gone")
+        assert not (stack.kubelet.pod_directory("waits") / RECORD_FILE).exists(), "nothing was started"
 
 
 def test_a_process_that_can_not_be_recorded_does_not_run_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,41 +88,35 @@ def test_a_process_that_can_not_be_recorded_does_not_run_on(tmp_path: Path, monk
     assert module.end_strays("u", f"token of {tmp_path}") == []
 
 
-def test_what_a_rank_started_outside_its_group_is_dead_before_the_pod_has_ended(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with Stack(tmp_path).running() as stack:
-            await stack.submit()
-            await stack.until_training(1)
-            stack.write_script("stray=0")
-            told = stack.pod_directory(0) / "stray"
-            await stack.until(lambda: told.exists() and told.read_text(), "the stray lives")
-            stray, rank = int(told.read_text()), stack.rank_pid(0, attempt=1)
-            os.kill(stack.processes(0)["launcher"], signal.SIGKILL)
-            await stack.until(lambda: stack.pod(0)["status"]["phase"] == "Failed", "the pod failed")  # type: ignore[index]
-            assert not lives(rank)
-            assert not lives(stray)
-
-    asyncio.run(story())
+async def test_what_a_rank_started_outside_its_group_is_dead_before_the_pod_has_ended(tmp_path: Path) -> None:
+    async with Stack(tmp_path).running() as stack:
+        await stack.submit()
+        await stack.until_training(1)
+        stack.write_script("stray=0")
+        told = stack.pod_directory(0) / "stray"
+        await stack.until(lambda: told.exists() and told.read_text(), "the stray lives")
+        stray, rank = int(told.read_text()), stack.rank_pid(0, attempt=1)
+        os.kill(stack.processes(0)["launcher"], signal.SIGKILL)
+        await stack.until(lambda: stack.pod(0)["status"]["phase"] == "Failed", "the pod failed")  # type: ignore[index]
+        assert not lives(rank)
+        assert not lives(stray)
 
 
-def test_fifty_restarts_in_place_leak_no_descriptor_and_leave_no_zombie(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with Stack(tmp_path, devices=2).running() as stack:
-            await stack.submit()
-            await stack.until_training(1)
-            await next_attempt(stack, 2)
-            pids = [stack.processes(0)["launcher"], stack.processes(0)["fork_server"]]
-            # The launcher opens the file of a rank when that writes its first line.
-            logs = [stack.pod_directory(0) / RankAttempt(2, rank).file_name for rank in range(2)]
-            await stack.until(lambda: all(log.exists() for log in logs), "both ranks have written")
-            before = [descriptors(pid) for pid in pids]
-            for number in range(3, 3 + RESTARTS):
-                await next_attempt(stack, number)
-            assert [stack.processes(0)["launcher"], stack.processes(0)["fork_server"]] == pids
-            await stack.until(lambda: [descriptors(pid) for pid in pids] == before, "no descriptor is left open")
-            assert zombies(set(pids)) == []
-
-    asyncio.run(story())
+async def test_fifty_restarts_in_place_leak_no_descriptor_and_leave_no_zombie(tmp_path: Path) -> None:
+    async with Stack(tmp_path, devices=2).running() as stack:
+        await stack.submit()
+        await stack.until_training(1)
+        await next_attempt(stack, 2)
+        pids = [stack.processes(0)["launcher"], stack.processes(0)["fork_server"]]
+        # The launcher opens the file of a rank when that writes its first line.
+        logs = [stack.pod_directory(0) / RankAttempt(2, rank).file_name for rank in range(2)]
+        await stack.until(lambda: all(log.exists() for log in logs), "both ranks have written")
+        before = [descriptors(pid) for pid in pids]
+        for number in range(3, 3 + RESTARTS):
+            await next_attempt(stack, number)
+        assert [stack.processes(0)["launcher"], stack.processes(0)["fork_server"]] == pids
+        await stack.until(lambda: [descriptors(pid) for pid in pids] == before, "no descriptor is left open")
+        assert zombies(set(pids)) == []
 
 
 async def next_attempt(stack: Stack, number: int) -> None:

@@ -15,59 +15,53 @@ RANKS = 64
 ENVIRONMENT = {"PATH": os.environ["PATH"], "POLYREME_RANK_TARGET": "gc:disable"}
 
 
-def test_sixty_four_ranks_are_forked_by_a_fork_server_that_still_warms(tmp_path: Path) -> None:
-    async def story() -> None:
-        ended: dict[int, int | None] = {}
-        failures: list[EnvironmentFailedError] = []
-        parent = RankParent(
-            environment=ENVIRONMENT,
-            on_exit=lambda attempt, rank, code, number, said: ended.update({rank: code}),
-            on_forked=lambda: None,
-            on_fail=failures.append,
-        )
-        parent.start()
-        fork_server = parent.fork_server_pid
-        output = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT)
-        # More than a socket takes at once, before anyone reads.
-        for rank in range(RANKS):
-            large = {**ENVIRONMENT, "LARGE": "x" * 20_000}
-            parent.fork(attempt=1, rank=rank, environment=large, output=output, descriptors={})
-        async with asyncio.timeout(60):
-            while len(ended) < RANKS:
-                await asyncio.sleep(0.01)
-        os.close(output)
-        assert set(ended.values()) == {0}
-        assert parent.fork_server_pid == fork_server
-        await parent.close()
-        assert failures == []
-
-    asyncio.run(story())
+async def test_sixty_four_ranks_are_forked_by_a_fork_server_that_still_warms(tmp_path: Path) -> None:
+    ended: dict[int, int | None] = {}
+    failures: list[EnvironmentFailedError] = []
+    parent = RankParent(
+        environment=ENVIRONMENT,
+        on_exit=lambda attempt, rank, code, number, said: ended.update({rank: code}),
+        on_forked=lambda: None,
+        on_fail=failures.append,
+    )
+    parent.start()
+    fork_server = parent.fork_server_pid
+    output = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT)
+    # More than a socket takes at once, before anyone reads.
+    for rank in range(RANKS):
+        large = {**ENVIRONMENT, "LARGE": "x" * 20_000}
+        parent.fork(attempt=1, rank=rank, environment=large, output=output, descriptors={})
+    async with asyncio.timeout(60):
+        while len(ended) < RANKS:
+            await asyncio.sleep(0.01)
+    os.close(output)
+    assert set(ended.values()) == {0}
+    assert parent.fork_server_pid == fork_server
+    await parent.close()
+    assert failures == []
 
 
-def test_a_fork_server_that_can_not_warm_says_why_and_is_given_up(tmp_path: Path) -> None:
-    async def story() -> None:
-        said: list[str] = []
-        failures: list[EnvironmentFailedError] = []
-        parent = RankParent(
-            environment={**ENVIRONMENT, "POLYREME_RANK_TARGET": "no_such_module:main"},
-            on_exit=lambda attempt, rank, code, number, message: said.append(message),
-            on_forked=lambda: None,
-            on_fail=failures.append,
-        )
-        parent.start()
-        with (tmp_path / "log").open("wb") as log:
-            parent.fork(attempt=1, rank=0, environment=ENVIRONMENT, output=log.fileno(), descriptors={})
-        async with asyncio.timeout(60):
-            while not failures:
-                await asyncio.sleep(0.01)
-        assert said == [
-            "the ranks' parent process died: ModuleNotFoundError: No module named 'no_such_module'",
-        ]
-        assert f"died {FORK_SERVER_DEATHS_MAX} times" in str(failures[0])
-        assert "no_such_module" in str(failures[0])
-        await parent.close()
-
-    asyncio.run(story())
+async def test_a_fork_server_that_can_not_warm_says_why_and_is_given_up(tmp_path: Path) -> None:
+    said: list[str] = []
+    failures: list[EnvironmentFailedError] = []
+    parent = RankParent(
+        environment={**ENVIRONMENT, "POLYREME_RANK_TARGET": "no_such_module:main"},
+        on_exit=lambda attempt, rank, code, number, message: said.append(message),
+        on_forked=lambda: None,
+        on_fail=failures.append,
+    )
+    parent.start()
+    with (tmp_path / "log").open("wb") as log:
+        parent.fork(attempt=1, rank=0, environment=ENVIRONMENT, output=log.fileno(), descriptors={})
+    async with asyncio.timeout(60):
+        while not failures:
+            await asyncio.sleep(0.01)
+    assert said == [
+        "the ranks' parent process died: ModuleNotFoundError: No module named 'no_such_module'",
+    ]
+    assert f"died {FORK_SERVER_DEATHS_MAX} times" in str(failures[0])
+    assert "no_such_module" in str(failures[0])
+    await parent.close()
 
 
 def test_ranks_keep_freed_memory_unless_the_pod_says_otherwise() -> None:

@@ -1,6 +1,5 @@
 """The last lines of attempts that did not succeed are in the checkpoint root, by launchers that are real processes."""
 
-import asyncio
 import os
 import signal
 from pathlib import Path
@@ -25,59 +24,50 @@ def lives(attempt: int, ranks: range) -> dict[str, str]:
     return {f"a{attempt:06d}/rank-{rank:05d}.log": f"rank {rank} of 4 lives\n" for rank in ranks}
 
 
-def test_each_launcher_stores_its_ranks_lines_of_an_attempt_that_another_one_follows(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with Stack(tmp_path, replicas=2, devices=2).running() as stack:
-            await stack.submit()
-            await stack.until_training(1)
-            os.kill(stack.rank_pid(3, attempt=1), signal.SIGKILL)
-            await stack.until(lambda: (r := stack.record()) and r.exits, "the exit is on the Lease")
-            await stack.attempt(2)
-            await stack.until_training(2)
-            await stack.until(lambda: stored(tmp_path) == lives(1, range(4)), "the lines of attempt 1 are stored")
-            stack.write_script("finish")
-            for index in range(2):
-                await stack.until(
-                    lambda index=index: stack.pod(index)["status"]["phase"] == "Succeeded",  # type: ignore[misc,index]
-                    f"pod {index} succeeded",
-                )
-            assert stored(tmp_path) == lives(1, range(4)), "nothing of the attempt that succeeded"
-
-    asyncio.run(story())
+async def test_each_launcher_stores_its_ranks_lines_of_an_attempt_that_another_one_follows(tmp_path: Path) -> None:
+    async with Stack(tmp_path, replicas=2, devices=2).running() as stack:
+        await stack.submit()
+        await stack.until_training(1)
+        os.kill(stack.rank_pid(3, attempt=1), signal.SIGKILL)
+        await stack.until(lambda: (r := stack.record()) and r.exits, "the exit is on the Lease")
+        await stack.attempt(2)
+        await stack.until_training(2)
+        await stack.until(lambda: stored(tmp_path) == lives(1, range(4)), "the lines of attempt 1 are stored")
+        stack.write_script("finish")
+        for index in range(2):
+            await stack.until(
+                lambda index=index: stack.pod(index)["status"]["phase"] == "Succeeded",  # type: ignore[misc,index]
+                f"pod {index} succeeded",
+            )
+        assert stored(tmp_path) == lives(1, range(4)), "nothing of the attempt that succeeded"
 
 
-def test_a_pod_that_is_deleted_stores_its_lines_before_it_ends(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with Stack(tmp_path, replicas=2, devices=2).running() as stack:
-            await stack.submit()
-            await stack.until_training(1)
-            pod = stack.pod(1)
-            assert pod is not None
-            await stack.cluster.delete(ObjectRef.of(pod), uid=pod["metadata"]["uid"])
-            await stack.until(lambda: stack.pod(1) is None, "the pod is gone")
-            assert stored(tmp_path).items() >= lives(1, range(2, 4)).items()
-
-    asyncio.run(story())
+async def test_a_pod_that_is_deleted_stores_its_lines_before_it_ends(tmp_path: Path) -> None:
+    async with Stack(tmp_path, replicas=2, devices=2).running() as stack:
+        await stack.submit()
+        await stack.until_training(1)
+        pod = stack.pod(1)
+        assert pod is not None
+        await stack.cluster.delete(ObjectRef.of(pod), uid=pod["metadata"]["uid"])
+        await stack.until(lambda: stack.pod(1) is None, "the pod is gone")
+        assert stored(tmp_path).items() >= lives(1, range(2, 4)).items()
 
 
-def test_a_store_that_takes_nothing_fails_no_attempt_and_the_pod_says_where_the_lines_are(tmp_path: Path) -> None:
-    async def story() -> None:
-        (tmp_path / "checkpoints").mkdir()
-        (tmp_path / "checkpoints" / "logs").write_text("a file where the folder would be")
-        async with Stack(tmp_path).running() as stack:
-            await stack.submit()
-            await stack.until_training(1)
-            os.kill(stack.rank_pid(0, attempt=1), signal.SIGKILL)
-            await stack.until(lambda: (r := stack.record()) and r.exits, "the exit is on the Lease")
-            await stack.attempt(2)
-            await stack.until_training(2)
-            log = stack.pod_directory(0) / "pod.log"
-            words = f"last lines of attempt 1 are not stored, they are in {stack.pod_directory(0)}: "
-            await stack.until(lambda: words in log.read_text(), "the launcher says where they are")
-            stack.write_script("finish")
-            await stack.until(lambda: (r := stack.record()) and r.outcome == "Succeeded", "success is on the Lease")
-
-    asyncio.run(story())
+async def test_a_store_that_takes_nothing_fails_no_attempt_and_the_pod_says_where_the_lines_are(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "logs").write_text("a file where the folder would be")
+    async with Stack(tmp_path).running() as stack:
+        await stack.submit()
+        await stack.until_training(1)
+        os.kill(stack.rank_pid(0, attempt=1), signal.SIGKILL)
+        await stack.until(lambda: (r := stack.record()) and r.exits, "the exit is on the Lease")
+        await stack.attempt(2)
+        await stack.until_training(2)
+        log = stack.pod_directory(0) / "pod.log"
+        words = f"last lines of attempt 1 are not stored, they are in {stack.pod_directory(0)}: "
+        await stack.until(lambda: words in log.read_text(), "the launcher says where they are")
+        stack.write_script("finish")
+        await stack.until(lambda: (r := stack.record()) and r.outcome == "Succeeded", "success is on the Lease")
 
 
 def test_the_newest_attempts_are_kept_and_only_the_first_worker_removes_others(tmp_path: Path) -> None:

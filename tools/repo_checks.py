@@ -171,8 +171,8 @@ def imports_of(texts: Mapping[PurePosixPath, str], libraries: Collection[str]) -
 
 def inner_imports(texts: Mapping[PurePosixPath, str]) -> list[str]:
     """Imports of our own modules inside functions of the source roots."""
-    return [
-        f"{path}:{node.lineno}: {module}"
+    inside = {
+        (path, node.lineno, module)
         for path, text in texts.items()
         if path.suffix == ".py" and path.parts[0] in SOURCE_ROOTS
         for function in ast.walk(ast.parse(text))
@@ -180,7 +180,8 @@ def inner_imports(texts: Mapping[PurePosixPath, str]) -> list[str]:
         for node in ast.walk(function)
         for module in _modules(node)
         if module.startswith("polyreme")
-    ]
+    }
+    return [f"{path}:{line}: {module}" for path, line, module in sorted(inside)]
 
 
 def bare_exit_codes(texts: Mapping[PurePosixPath, str]) -> list[str]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import logging
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 from polyreme_api import labels
 from polyreme_api.data_report import DataReport, DataState, data_digest, read_report
 from polyreme_api.job import TrainingJob, parse_job
-from polyreme_cluster.port import Manifest, ObjectRef
+from polyreme_cluster.port import ListPage, Manifest, ObjectRef, WatchEvent, WatchEventType
 
 SPECS_KEPT = 4096
 """Specs that are kept parsed, by UID and generation."""
@@ -52,10 +54,22 @@ class Candidate:
         return metadata.creation_timestamp or "", metadata.namespace, metadata.name
 
 
-class CandidateReader:
-    """Reads jobs; a spec is parsed once for each generation."""
+class WatchedJobs:
+    """The jobs of a cluster whose data a controller prepares; a spec is parsed once for each generation.
 
-    def __init__(self) -> None:
+    Args:
+        changed: Called after each change.
+    """
+
+    def __init__(self, *, changed: Callable[[], None]) -> None:
+        self._changed = changed
+        self.jobs: dict[str, Candidate] = {}
+        """By UID."""
+        self.gone: set[str] = set()
+        """UIDs of jobs that were seen, and have finished or were deleted."""
+        self.listed = asyncio.Event()
+        self._found: dict[str, Candidate] = {}
+        """What the pages of the present list have shown."""
         self._parsed: OrderedDict[tuple[str, int], tuple[TrainingJob, str] | None] = OrderedDict()
 
     def read(self, manifest: Manifest) -> Candidate | None:
@@ -76,6 +90,51 @@ class CandidateReader:
         known = report if report is not None and report.about == about else None
         version = int(metadata["resourceVersion"])
         return Candidate(job=job, ref=ObjectRef.of(manifest), version=version, about=about, report=known)
+
+    def put_page(self, kind: str, page: ListPage, *, first: bool) -> None:
+        """Read the jobs of a page."""
+        del kind
+        if first:
+            self._found = {}
+        candidates = (self.read(manifest) for manifest in page.items)
+        self._found |= {each.uid: each for each in candidates if each is not None}
+
+    def end_list(self, kind: str, *, version: int) -> None:
+        """Take the jobs of the list instead of those that were known."""
+        del kind, version
+        self._replace(self._found)
+        self.listed.set()
+
+    def apply(self, kind: str, event: WatchEvent) -> None:
+        """Take an event, unless a newer state is known."""
+        del kind
+        if event.type is WatchEventType.BOOKMARK:
+            return
+        uid = str(event.object["metadata"]["uid"])
+        known = self.jobs.get(uid)
+        if known is not None and int(event.resource_version) < known.version:
+            return
+        candidate = None if event.type is WatchEventType.DELETED else self.read(event.object)
+        if candidate is not None:
+            self.jobs[uid] = candidate
+        elif self.jobs.pop(uid, None) is not None:
+            self.gone.add(uid)
+        self._changed()
+
+    def clear(self, kind: str) -> None:
+        """Forget all jobs: their kind is not installed."""
+        del kind
+        self._replace({})
+
+    def broken(self, kind: str) -> bool:
+        """Go on from the last version."""
+        del kind
+        return False
+
+    def _replace(self, found: dict[str, Candidate]) -> None:
+        self.gone |= self.jobs.keys() - found.keys()
+        self.jobs = found
+        self._changed()
 
 
 def _parse(manifest: Manifest) -> tuple[TrainingJob, str] | None:

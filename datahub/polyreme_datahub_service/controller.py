@@ -25,9 +25,9 @@ from polyreme_api.errors import (
     RefusedError,
 )
 from polyreme_api.job import TrainingJob
-from polyreme_cluster.port import ClusterPort, PortError, WatchEvent, WatchEventType, pages_of
-from polyreme_cluster.port import NotFoundError as NoSuchKindError
-from polyreme_datahub_service.candidates import Candidate, CandidateReader
+from polyreme_cluster.port import ClusterPort, PortError
+from polyreme_cluster.watcher import follow
+from polyreme_datahub_service.candidates import Candidate, WatchedJobs
 from polyreme_datahub_service.reporter import OutdatedError, Reporter
 
 RELIST_S = 300.0
@@ -118,23 +118,20 @@ class DataController:
     ) -> None:
         self._cluster, self._preparation, self._clock = cluster, preparation, clock
         self._namespace, self._jobs_max = namespace, jobs_max
-        self._reader = CandidateReader()
-        self._jobs: dict[str, Candidate] = {}
+        self._wake = asyncio.Event()
+        self._seen = WatchedJobs(changed=self._wake.set)
         self._work: dict[str, tuple[str, asyncio.Task[None]]] = {}
         """By UID: digest of the data that is being prepared, and who does it."""
         self._retries: dict[str, _Retry] = {}
         self._checked_s: dict[str, float] = {}
-        self._gone: set[str] = set()
-        self._listed = asyncio.Event()
-        self._wake = asyncio.Event()
 
     def jobs_by_state(self) -> dict[str, int]:
         """Count the jobs by the state of their data: ``Waiting`` for those that nothing is reported about."""
-        return Counter("Waiting" if job.state is None else str(job.state) for job in self._jobs.values())
+        return Counter("Waiting" if job.state is None else str(job.state) for job in self._seen.jobs.values())
 
     def retry_now(self) -> None:
         """Try what failed again at once: its servers answer again. Refused data keeps its time."""
-        failed = {uid for uid, job in self._jobs.items() if job.state is DataState.FAILED}
+        failed = {uid for uid, job in self._seen.jobs.items() if job.state is DataState.FAILED}
         self._retries = {uid: retry for uid, retry in self._retries.items() if uid not in failed}
         self._wake.set()
 
@@ -142,78 +139,29 @@ class DataController:
         """Prepare what is missing, until cancelled."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._follow(), name="watch")
+                following = follow(
+                    self._cluster,
+                    labels.KIND_JOB,
+                    self._seen,
+                    self._clock,
+                    namespace=self._namespace,
+                    relist_s=lambda: RELIST_S,
+                    backoff_s=lambda _: WATCH_RETRY_S,
+                )
+                tasks.create_task(following, name="watch")
                 tasks.create_task(self._check(), name="check")
                 tasks.create_task(self._find_left(), name="left")
                 tasks.create_task(self._dispatch(), name="dispatch")
         finally:
             await self._cancel(list(self._work))
 
-    # ------------------------------------------------------------------------------------------------------- observe
-
-    async def _follow(self) -> None:
-        """List and watch jobs, forever."""
-        while True:
-            try:
-                version = await self._list()
-                async with asyncio.timeout(RELIST_S):
-                    await self._watch(version)
-            except TimeoutError:
-                continue
-            except NoSuchKindError:
-                self._replace({})
-            except PortError as error:
-                _log.info("can't list or watch jobs, retrying: %s", error)
-            await self._clock.sleep(WATCH_RETRY_S)
-
-    async def _watch(self, version: str) -> None:
-        """Watch until the cluster answers with an error."""
-        while True:
-            events = self._cluster.watch(labels.KIND_JOB, resource_version=version, namespace=self._namespace)
-            async for event in events:
-                version = event.resource_version
-                self._take(event)
-            await self._clock.sleep(WATCH_RETRY_S)
-
-    async def _list(self) -> str:
-        found: dict[str, Candidate] = {}
-        version = ""
-        async for page in pages_of(self._cluster, labels.KIND_JOB, namespace=self._namespace):
-            for manifest in page.items:
-                candidate = self._reader.read(manifest)
-                if candidate is not None:
-                    found[candidate.uid] = candidate
-            version = page.resource_version
-        self._replace(found)
-        self._listed.set()
-        return version
-
-    def _take(self, event: WatchEvent) -> None:
-        if event.type is WatchEventType.BOOKMARK:
-            return
-        uid = str(event.object["metadata"]["uid"])
-        known = self._jobs.get(uid)
-        if known is not None and int(event.resource_version) < known.version:
-            return
-        candidate = None if event.type is WatchEventType.DELETED else self._reader.read(event.object)
-        if candidate is not None:
-            self._jobs[uid] = candidate
-        elif self._jobs.pop(uid, None) is not None:
-            self._gone.add(uid)
-        self._wake.set()
-
-    def _replace(self, found: dict[str, Candidate]) -> None:
-        self._gone |= self._jobs.keys() - found.keys()
-        self._jobs = found
-        self._wake.set()
-
     async def _find_left(self) -> None:
         """Find, once, the jobs that finished or were deleted while no controller ran, and forget them."""
-        await self._listed.wait()
+        await self._seen.listed.wait()
         while True:
             try:
                 # Read after the list: something is kept for a job only after it was listed.
-                self._gone |= await self._preparation.kept() - self._jobs.keys()
+                self._seen.gone |= await self._preparation.kept() - self._seen.jobs.keys()
                 self._wake.set()
                 return
             except Exception as error:  # noqa: BLE001 - the registry may be away for long
@@ -227,11 +175,12 @@ class DataController:
             self._wake.clear()
             await self._forget_gone()
             now_s = self._clock.steady_s()
-            due = [job for job in self._jobs.values() if self._due_s(job) <= now_s]
+            due = [job for job in self._seen.jobs.values() if self._due_s(job) <= now_s]
             for candidate in sorted(due, key=lambda job: job.age)[: max(0, self._jobs_max - len(self._work))]:
                 task = asyncio.create_task(self._serve(candidate), name=f"data-{candidate.uid}")
                 self._work[candidate.uid] = (candidate.about, task)
-            waits_s = [at_s - now_s for job in self._jobs.values() if now_s < (at_s := self._due_s(job)) < float("inf")]
+            due_s = map(self._due_s, self._seen.jobs.values())
+            waits_s = [at_s - now_s for at_s in due_s if now_s < at_s < float("inf")]
             await self._sleep(min(waits_s, default=RELIST_S))
 
     async def _sleep(self, delay_s: float) -> None:
@@ -255,17 +204,17 @@ class DataController:
         """Stop work that no job asks for any more, and forget jobs that are gone."""
         stale = [uid for uid, (about, _) in self._work.items() if not self._is_asked(uid, about)]
         await self._cancel(stale)
-        for uid in sorted(self._gone - self._jobs.keys()):
+        for uid in sorted(self._seen.gone - self._seen.jobs.keys()):
             self._retries.pop(uid, None)
             self._checked_s.pop(uid, None)
             try:
                 await self._preparation.forget(uid)
             except Exception:  # noqa: BLE001 - one job must not stop the others
                 _log.exception("what is kept for job %s is not released", uid)
-        self._gone.clear()
+        self._seen.gone.clear()
 
     def _is_asked(self, uid: str, about: str) -> bool:
-        job = self._jobs.get(uid)
+        job = self._seen.jobs.get(uid)
         return job is not None and job.about == about and not job.job.spec.suspend
 
     async def _cancel(self, uids: list[str]) -> None:
@@ -315,10 +264,10 @@ class DataController:
         finally:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
-        written = self._reader.read(await reporter.report(state, message, plan=plan))
-        if written is not None and job.uid in self._jobs:
+        written = self._seen.read(await reporter.report(state, message, plan=plan))
+        if written is not None and job.uid in self._seen.jobs:
             # The watch shows it later; until then nothing is prepared twice.
-            self._jobs[job.uid] = written
+            self._seen.jobs[job.uid] = written
         return state, wait_s
 
     def _retry(self, job: Candidate, least_s: float) -> None:
@@ -333,7 +282,7 @@ class DataController:
         """Look from time to time whether processed data is still there, and report what is gone."""
         while True:
             await self._clock.sleep(CHECK_EVERY_S)
-            processed = [job for job in self._jobs.values() if job.state is DataState.PROCESSED]
+            processed = [job for job in self._seen.jobs.values() if job.state is DataState.PROCESSED]
             for job in sorted(processed, key=lambda each: self._checked_s.get(each.uid, 0.0))[:CHECKED_MAX]:
                 self._checked_s[job.uid] = self._clock.steady_s()
                 try:

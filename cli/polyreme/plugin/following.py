@@ -47,6 +47,18 @@ Rule = Callable[[JobView], Outcome | None]
 """Returns what came of a change; None while that is not known."""
 
 
+async def end(
+    cluster: ClusterPort, job: JobView, words: str, rule: Rule | None, *, timeout_s: float, what: str
+) -> None:
+    """Report a change, then its outcome by a rule; without one, warn if nobody may carry it out."""
+    note(f"{job.namespace}/{job.name} {words}")
+    if rule is None:
+        await warn(cluster, job)
+    else:
+        outcome = await follow(cluster, job, rule, timeout_s=timeout_s, what=what)
+        note(f"{job.namespace}/{job.name} {outcome}")
+
+
 async def follow(cluster: ClusterPort, job: JobView, rule: Rule, *, timeout_s: float, what: str) -> str:
     """Wait until the outcome of a change is known, report each new state on the way, and return the outcome's words.
 

@@ -97,12 +97,8 @@ def form_of(rows: Iterable[Row], where: str, *, pattern: str = "*", is_file: boo
 
 def names_images(tree: Tree, name: str) -> bool:
     """Tell whether a metadata file names images, and not something else."""
-    try:
-        file, _ = tree.open_found(name)
-    except (BadRecordError, SourceInvalidError):
-        return False
-    with file:
-        return name.endswith(".parquet") or b"file_name" in file.read(STATE_BYTES_MAX)
+    data = _beginning(tree, name)
+    return data is not None and (name.endswith(".parquet") or b"file_name" in data)
 
 
 def check_splits(tree: Tree, where: str) -> None:
@@ -111,12 +107,7 @@ def check_splits(tree: Tree, where: str) -> None:
     Raises:
         SourceInvalidError: Naming the splits.
     """
-    try:
-        file, _ = tree.open_found(ENERGON_SPLITS)
-    except (BadRecordError, SourceInvalidError):
-        return
-    with file:
-        text = file.read(STATE_BYTES_MAX).decode("utf-8", "replace")
+    text = (_beginning(tree, ENERGON_SPLITS) or b"").decode("utf-8", "replace")
     splits = ENERGON_SPLIT.findall(text.partition("split_parts:")[2])
     if len(splits) > 1:
         raise SourceInvalidError(
@@ -139,12 +130,8 @@ def saved_files(tree: Tree, found: Iterable[str], where: str) -> list[str]:
         SourceInvalidError: If the state names other files, or rows of them.
     """
     names = list(found)
-    try:
-        file, _ = tree.open_found(STATE)
-    except (BadRecordError, SourceInvalidError):
+    if (data := _beginning(tree, STATE)) is None:
         return names
-    with file:
-        data = file.read(STATE_BYTES_MAX)
     try:
         state = json.loads(data)
         named = [data_file["filename"] for data_file in state["_data_files"]]
@@ -156,6 +143,16 @@ def saved_files(tree: Tree, found: Iterable[str], where: str) -> list[str]:
         what = f"names {missing[0]!r}, which is not there" if missing else "chooses rows; flatten_indices() first"
         raise SourceInvalidError(f"dataset file {where}/{STATE} {what}", field="source")
     return named
+
+
+def _beginning(tree: Tree, name: str) -> bytes | None:
+    """Return the beginning of a file; None if there is none that can be read."""
+    try:
+        file, _ = tree.open_found(name)
+    except (BadRecordError, SourceInvalidError):
+        return None
+    with file:
+        return file.read(STATE_BYTES_MAX)
 
 
 def is_pattern(name: str) -> bool:

@@ -31,13 +31,8 @@ def suspend(
         grace = job.spec.checkpoint.preemption_grace_seconds if job.spec is not None else None
         after = f"it saves a checkpoint and stops within about {grace} s" if job.admitted else "it leaves the queue"
         words = f"will be suspended: {after}" if changed else "has already been asked to suspend"
-        note(f"{job.namespace}/{job.name} {words}")
-        if wait:
-            rule = following.suspended(job)
-            words = await following.follow(cluster, job, rule, timeout_s=timeout_s, what="suspended")
-            note(f"{job.namespace}/{job.name} {words}")
-        else:
-            await following.warn(cluster, job)
+        rule = following.suspended(job) if wait else None
+        await following.end(cluster, job, words, rule, timeout_s=timeout_s, what="suspended")
 
     where.run(story)
 
@@ -61,13 +56,9 @@ def resume(
         queue = job.spec.queue_name if job.spec is not None else "?"
         step = job.status.last_checkpoint.step if job.status.last_checkpoint is not None else 0
         after = f"it waits in queue {queue} and continues after step {step}"
-        note(f"{job.namespace}/{job.name} {f'is resumed: {after}' if changed else 'is not suspended'}")
-        if wait:
-            rule = following.running(job)
-            words = await following.follow(cluster, job, rule, timeout_s=timeout_s, what="running")
-            note(f"{job.namespace}/{job.name} {words}")
-        else:
-            await following.warn(cluster, job)
+        words = f"is resumed: {after}" if changed else "is not suspended"
+        rule = following.running(job) if wait else None
+        await following.end(cluster, job, words, rule, timeout_s=timeout_s, what="running")
 
     where.run(story)
 
@@ -99,14 +90,10 @@ def scale(
     async def story(cluster: ClusterPort) -> None:
         job, changed = await change.change(cluster, *where.split(name), change.scale_to(replicas))
         asked = f"was asked to take {replicas} workers" if changed else f"already asks for {replicas} workers"
-        note(f"{job.namespace}/{job.name} {asked}")
-        if wait is not False:
-            rule = following.resized(job, replicas) if wait else following.decided(job, replicas)
-            what = f"of {replicas} workers" if wait else "decided about"
-            words = await following.follow(cluster, job, rule, timeout_s=timeout_s, what=what)
-            note(f"{job.namespace}/{job.name} {words}")
-        else:
-            await following.warn(cluster, job)
+        settled = following.resized if wait else following.decided
+        rule = None if wait is False else settled(job, replicas)
+        what = f"of {replicas} workers" if wait else "decided about"
+        await following.end(cluster, job, asked, rule, timeout_s=timeout_s, what=what)
 
     where.run(story)
 

@@ -178,6 +178,7 @@ def inner_imports(texts: Mapping[PurePosixPath, str]) -> list[str]:
         for function in ast.walk(ast.parse(text))
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
         for node in ast.walk(function)
+        if isinstance(node, ast.Import | ast.ImportFrom)
         for module in _modules(node)
         if module.startswith("polyreme")
     }

@@ -127,7 +127,7 @@ class WatchedJobs:
         self._replace({})
 
     def broken(self, kind: str) -> bool:
-        """Go on from the last version."""
+        """Continue from the last version."""
         del kind
         return False
 

@@ -1,4 +1,4 @@
-"""What is listed and watched goes into the cache."""
+"""The operator's mirror of the cluster: what is listed and watched goes into the cache."""
 
 from __future__ import annotations
 

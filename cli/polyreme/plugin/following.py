@@ -50,7 +50,7 @@ Rule = Callable[[JobView], Outcome | None]
 async def end(
     cluster: ClusterPort, job: JobView, words: str, rule: Rule | None, *, timeout_s: float, what: str
 ) -> None:
-    """Report a change, then its outcome by a rule; without one, warn if nobody may carry it out."""
+    """Report a change, then its outcome by a rule; without one, warn of an operator that is silent."""
     note(f"{job.namespace}/{job.name} {words}")
     if rule is None:
         await warn(cluster, job)

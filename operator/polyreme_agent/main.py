@@ -99,8 +99,7 @@ def _read(options: argparse.Namespace) -> None:
 
 def _report(options: argparse.Namespace) -> None:
     # The client of HTTPS takes a third of a process's memory, and the reader needs none.
-    from polyreme_agent.node_status import NodeStatus, Server
-    from polyreme_agent.reporter import Reporter
+    from polyreme_agent import node_status, reporter
 
-    status = NodeStatus(Server.in_cluster(os.environ), options.node)
-    Reporter(options.socket, status, uptime_s=_uptime_s, wall_s=_now_s, random=random.Random().random).run()
+    status = node_status.NodeStatus(node_status.Server.in_cluster(os.environ), options.node)
+    reporter.Reporter(options.socket, status, uptime_s=_uptime_s, wall_s=_now_s, random=random.Random().random).run()

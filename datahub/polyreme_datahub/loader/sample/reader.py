@@ -197,13 +197,12 @@ def page_image(
     """
     from PIL import Image
 
-    from polyreme_datahub.operations.images import open_upright
-    from polyreme_datahub.operations.open_rules import OpenRules
-    from polyreme_datahub.operations.page_patches import draw_page
+    from polyreme_datahub.operations import images, open_rules, page_patches
 
     if "file" not in page:
-        return Image.fromarray(draw_page(page))
-    return open_upright(bytes(files[page["file"]]), OpenRules(**page["open"]), least=least, accepted=True)
+        return Image.fromarray(page_patches.draw_page(page))
+    rules = open_rules.OpenRules(**page["open"])
+    return images.open_upright(bytes(files[page["file"]]), rules, least=least, accepted=True)
 
 
 def page_pixels(

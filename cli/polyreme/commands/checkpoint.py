@@ -117,15 +117,14 @@ def verify(
 
       polyreme checkpoint verify s3://bucket/team/run --checkpoint a000001-s00000050
     """
-    from polyreme_trainer.checkpoint.block_io import verify_files
-    from polyreme_trainer.checkpoint.load import read_marker
+    from polyreme_trainer.checkpoint import block_io, load
 
     url = _url(context.obj, root)
     chosen = chosen_checkpoint(url, root, checkpoint, damaged_too=True)
     store = open_store(url)
-    marker = read_marker(store, chosen)
+    marker = load.read_marker(store, chosen)
     with busy(f"reading {chosen}"):
-        verify_files(store, chosen, marker)
+        block_io.verify_files(store, chosen, marker)
     emit(
         "Verified",
         {

@@ -142,7 +142,7 @@ class Window:
             self.faults.append(f"request to another host: {request.url}")
 
     def _on_console(self, message: Any) -> None:
-        refused = "Failed to load resource" in message.text or "net::ERR" in message.text
+        refused = any(words in message.text for words in ("Failed to load resource", "net::ERR", "htmx:sse:error"))
         if message.type in {"error", "warning"} and not (refused and self.refused_is_expected):
             self.faults.append(f"{self.page.url}: {message.text}"[:LINE])
 

@@ -206,7 +206,7 @@ def test_a_page_survives_a_console_that_is_restarted(driver: tuple[object, str, 
         window.page.goto(first.link)
         window.sees("table.runs td.name", FIRST)
         port = int(first.origin.rpartition(":")[2])
-    window.refused_is_expected = True
+        window.refused_is_expected = True  # the stream of the open page ends with its console
     second = Console(home.path, port=port)
     try:
         assert window.page.reload().status == 401

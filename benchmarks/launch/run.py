@@ -28,6 +28,7 @@ from polyreme_cluster.adapters.kubernetes.cluster import CONNECTIONS_MAX, Kubern
 from polyreme_cluster.adapters.kubernetes.connection import Connection, from_kubeconfig
 from polyreme_cluster.port import Manifest, ObjectRef, WatchEventType
 from polyreme_operator.cache.kinds import WATCHED_KINDS
+from polyreme_operator.cache.plan_book import planned
 from polyreme_operator.reconcile.binding import BindingMode
 from polyreme_operator.reconcile.transition import admit
 from polyreme_operator.reconcile.worker_pods import PodDefaults, WorkerPods
@@ -363,7 +364,7 @@ def _job(pods: int) -> Manifest:
 
 def _pods(count: int, mode: BindingMode | None) -> Iterator[Manifest]:
     """Yield the pods that the operator makes of the job; without a mode, as a user's that name no node."""
-    job = parse_job_view(_job(count) | {"metadata": {"name": "gang", "namespace": "default", **_AS_STORED}})
+    job = planned(parse_job_view(_job(count) | {"metadata": {"name": "gang", "namespace": "default", **_AS_STORED}}))
     if job.spec is None or job.plan is None:
         raise RuntimeError(f"the benchmark's job is no job: {job.invalid}")
     nodes = [f"node-{index // DEVICES:05}" for index in range(count)]

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
@@ -265,7 +265,8 @@ class Faults:
 
     def _kill_server(self, kind: str) -> None:
         servers, server = self._servers[kind]
-        server.wait()
+        with self._halted():  # else a busy machine ends the work before a server that still starts can be killed
+            server.wait()
         (found,) = servers.all
         with contextlib.suppress(psutil.NoSuchProcess):
             psutil.Process(found.pid).kill()
@@ -283,6 +284,15 @@ class Faults:
                 servers.stop()
             else:
                 return
+
+    @contextlib.contextmanager
+    def _halted(self) -> Iterator[None]:
+        halted = [psutil.Process(process.pid) for process in self._processes if process.poll() is None]
+        for process in halted:
+            process.suspend()
+        yield
+        for process in halted:
+            process.resume()
 
     def _done(self) -> int:
         """Count the actions in the registry, by a connection of its own."""

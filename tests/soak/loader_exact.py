@@ -22,7 +22,7 @@ from tests.unit.datahub.exact_loading import RANKS, SOURCES, THREADS, plant, rea
 
 STEPS, KILLS, SAMPLES = 600, 40, 60
 STATE_BYTES_MAX = 280
-"""200, and the digest of the tokenizer, of which runs that start from a checkpoint with other data need to know."""
+"""200, and the digest of the tokenizer, which runs that start from a checkpoint with other data need to know."""
 BAR = {"mismatched": 0, "lost": 0, "repeated": 0, "damaged": 1}
 
 

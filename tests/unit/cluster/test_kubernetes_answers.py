@@ -22,6 +22,7 @@ from polyreme_cluster.port import (
     PortTimeoutError,
     ServerError,
     TooManyRequestsError,
+    UnauthorizedError,
     WatchEvent,
 )
 from tests.contract.manifests import lease
@@ -60,7 +61,7 @@ def status(code: int, reason: str, **details: Any) -> dict[str, Any]:
     ("code", "reason", "error"),
     [
         (400, "BadRequest", InvalidObjectError),
-        (401, "Unauthorized", ServerError),
+        (401, "Unauthorized", UnauthorizedError),
         (403, "Forbidden", ForbiddenError),
         (404, "NotFound", NotFoundError),
         (409, "AlreadyExists", AlreadyExistsError),

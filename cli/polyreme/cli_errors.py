@@ -40,7 +40,7 @@ def invoke(app: typer.Typer, arguments: Sequence[str] | None, *, name: str) -> i
         if not str(error):
             # A command without arguments was answered by its help.
             return ExitCode.OK
-        note(f"{name}: {str(error).removesuffix('.')}; see {_command(error, name)} --help")
+        note(f"{name}: {error.format_message().removesuffix('.')}; see {_command(error, name)} --help")
         return ExitCode.USAGE
     except PolyremeError as error:
         note(f"{name}: {error}")

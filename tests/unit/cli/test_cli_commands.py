@@ -78,7 +78,13 @@ def test_every_help_has_an_example(command: list[str], call: Call) -> None:
 def test_a_word_too_few_is_answered_with_the_help_of_its_own_command(call: Call) -> None:
     code, _, said = call("data", "ingest", "pages", "--recipe", "captioned-pages")
     assert code == ExitCode.USAGE
-    assert said == "polyreme: Missing parameter: name; see polyreme data ingest --help\n"
+    assert said == "polyreme: Missing option '--name'; see polyreme data ingest --help\n"
+
+
+def test_a_refused_value_is_named_with_its_option(call: Call) -> None:
+    code, _, said = call("console", "--port", "99999")
+    assert code == ExitCode.USAGE
+    assert said.startswith("polyreme: Invalid value for '--port': ")
 
 
 @pytest.mark.parametrize("command", [["doctor"], ["version"], ["data", "ls"], ["runs", "ls"]], ids=" ".join)

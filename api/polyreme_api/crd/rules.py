@@ -150,7 +150,6 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
             rule="self.updateNormSteps * 8 <= self.windowSteps",
             words="updateNormSteps {self.updateNormSteps} is above an eighth of windowSteps {self.windowSteps}: too "
             "few updates to compare with; lower updateNormSteps or raise windowSteps",
-            of_optional=True,
         ),
     ),
     "Workers": (

@@ -21,7 +21,7 @@ from polyreme_datahub.prompts import Prompt, PromptReader, PromptRules, rules_of
 from polyreme_datahub.sandbox.tasks import Limits
 from polyreme_datahub.sources.records import IMAGE_BYTES_MAX
 from polyreme_launcher.urls import checkpoint_folder
-from polyreme_planner.int4_weights import WeightsKind
+from polyreme_planner.int4_weights import WeightsKind, check_device
 from polyreme_planner.memory import size_words
 from polyreme_system.files import read_json
 
@@ -207,12 +207,8 @@ def _device(wanted: str | None, weights: WeightsKind) -> str:
     there = torch.cuda.is_available()
     if wanted == "cuda" and not there:
         raise InvalidConfigError("no accelerator: torch sees no CUDA device on this machine", field="--device")
-    if wanted == "cuda" and weights is WeightsKind.INT4:
-        raise InvalidConfigError(
-            "weights in 4 bits answer on the processor alone: torch's product for CUDA takes another packing, which "
-            "has not been tried; use --device cpu, or leave --weights out",
-            field="--weights",
-        )
+    if weights is WeightsKind.INT4:
+        check_device(wanted or "cpu", field="--weights")
     if wanted == "cpu" or not there or weights is WeightsKind.INT4:
         return "cpu"
     use_newest_flash(torch.cuda.get_device_capability())

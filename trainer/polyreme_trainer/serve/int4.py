@@ -20,8 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyreme_api.errors import InvalidConfigError
-from polyreme_planner.int4_weights import GROUP, WeightsKind, packs
+from polyreme_planner.int4_weights import GROUP, WeightsKind, check_device, packs
 from polyreme_trainer.model.adapters import AdaptedLinear, merged
 from polyreme_trainer.model.attention import LatentAttention
 from polyreme_trainer.model.moe import Experts, FeedForward, MixtureOfExperts
@@ -51,11 +50,7 @@ class Int4Linear(nn.Module):
         Raises:
             InvalidConfigError: If the matrix is on an accelerator.
         """
-        if weight_OI.device.type != "cpu":
-            raise InvalidConfigError(
-                f"weights in 4 bits answer on the processor alone, not on {weight_OI.device.type}, where torch's "
-                "product takes another packing, which has not been tried; take Auto"
-            )
+        check_device(weight_OI.device.type)
         super().__init__()
         self.group = group
         level_OI, scale_ON2 = rounded(weight_OI, group)

@@ -14,7 +14,7 @@ from polyreme_api.store import ObjectStore
 from polyreme_planner.adapters import Adapters
 from polyreme_planner.costs import Recompute
 from polyreme_planner.curriculum import CurriculumStage, shape_at, stage_at
-from polyreme_planner.int4_weights import WeightsKind
+from polyreme_planner.int4_weights import WeightsKind, check_device
 from polyreme_planner.latent_cache import CacheKind
 from polyreme_planner.layout import Layout
 from polyreme_planner.schedules import V_SHAPED
@@ -271,12 +271,7 @@ class TrainSettings:
         if self.evaluation.weights is not WeightsKind.INT4 and not drawing:
             return
         field = "spec.training.stages[].objective.generation.weights" if drawing else "spec.evaluation.weights"
-        if self.rank.device_type != "cpu":
-            raise InvalidConfigError(
-                f"weights in 4 bits answer on processors alone, not on {self.rank.device_type}, where torch's product "
-                "takes another packing, which has not been tried; use Auto",
-                field=field,
-            )
+        check_device(self.rank.device_type, field=field)
 
     def _check_rows(self) -> None:
         field = "spec.training.parameterSharding"

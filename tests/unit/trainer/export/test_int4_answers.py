@@ -137,5 +137,5 @@ def test_training_has_its_weights_back(asked: KimiVL) -> None:
 
 def test_another_device_is_refused() -> None:
     model = build_model(KIMI_VL_NANO, seed=0, media_token=TOKENS.media, device="meta")
-    with pytest.raises(InvalidConfigError, match="on the processor alone, not on meta"):
+    with pytest.raises(InvalidConfigError, match="on processors alone, not on meta"):
         pack(model)

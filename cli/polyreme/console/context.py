@@ -7,13 +7,15 @@ import contextlib
 import dataclasses
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from aiohttp import web
 
 from polyreme.console import markup
 from polyreme.console.guard import Guard
 from polyreme.console.run_source import RunSource
+
+S = TypeVar("S")
 
 
 class Backend(Protocol):
@@ -47,6 +49,17 @@ class Console:
     def source(self, request: web.Request) -> RunSource:
         """Return the runs, as the user may see them who asks."""
         return self.backend.source(request)
+
+    def source_as(self, request: web.Request, kind: type[S]) -> S:
+        """Return the runs of a console whose pages need one kind of source.
+
+        Raises:
+            TypeError: If it shows another one.
+        """
+        source = self.source(request)
+        if not isinstance(source, kind):
+            raise TypeError(f"the console shows {type(source).__name__}, and pages of {kind.__name__}")
+        return source
 
     def page(self, title: str, body: str, *, current: str = "", status: int = 200) -> web.Response:
         """Answer with a page."""

@@ -9,11 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from aiohttp import web
-
 from polyreme.console import markup
 from polyreme.console.commands import Commands, Started, as_typed
-from polyreme.console.context import Console
 from polyreme.console.home.actions import ACTIONS, Action, run_log, submitted_job
 from polyreme.console.home.run_index import RunIndex
 from polyreme.console.home.run_reader import RunReader
@@ -215,18 +212,6 @@ class HomeSource:
             place=str(files[chosen]),
             command=f"polyreme runs logs {run} -f",
         )
-
-
-def home_of(console: Console, request: web.Request) -> HomeSource:
-    """Return the home of a console that has its pages.
-
-    Raises:
-        TypeError: If it shows something else.
-    """
-    source = console.source(request)
-    if not isinstance(source, HomeSource):
-        raise TypeError(f"the console shows {type(source).__name__}, and pages of a home")
-    return source
 
 
 def log_files(run: RunDirectory) -> dict[str, Path]:

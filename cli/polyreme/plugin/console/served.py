@@ -27,7 +27,7 @@ from polyreme.console.token_guard import ConsoleAddress, Login, TokenGuard
 from polyreme.local_run.signals import stop_signals
 from polyreme.plugin.console import pages as cluster_pages
 from polyreme.plugin.console.backend import REQUEST_S, SELECTORS
-from polyreme.plugin.console.source import ClusterSource
+from polyreme.plugin.console.source import ClusterSource, away
 from polyreme.plugin.identity import REVIEW
 from polyreme_api.clock import Clock
 from polyreme_api.errors import PolyremeError
@@ -100,9 +100,7 @@ class ServedBackend:
         except UnauthorizedError as error:
             raise RefusedRequestError(401, ENDED) from error
         except PortError as error:
-            raise RefusedRequestError(
-                503, f"the cluster does not answer; this page looks again by itself. {str(error)[:300]}"
-            ) from error
+            raise away(error) from error
         finally:
             self._reviewing -= 1
         return str(((answer.get("status") or {}).get("userInfo") or {}).get("username") or "")

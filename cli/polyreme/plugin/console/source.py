@@ -9,10 +9,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from aiohttp import web
-
 from polyreme.console.commands import Commands
-from polyreme.console.context import Console
 from polyreme.console.guard import RefusedRequestError
 from polyreme.console.job_form import as_yaml, options_of
 from polyreme.console.log_lines import LINES, cut_line
@@ -44,6 +41,7 @@ from polyreme.report.comparison import ComparedRun
 from polyreme_api.clock import Clock
 from polyreme_api.differences import leaves
 from polyreme_api.errors import InvalidConfigError, NotFoundError, RefusedError
+from polyreme_api.fields import REPLICAS_MAX
 from polyreme_api.job.accounting import goodput_of
 from polyreme_api.job.load import parse_job
 from polyreme_api.labels import KIND_JOB
@@ -52,6 +50,7 @@ from polyreme_cluster.port import (
     ClusterPort,
     ForbiddenError,
     Manifest,
+    PortError,
     PortTimeoutError,
     ServerError,
     TooManyRequestsError,
@@ -62,7 +61,6 @@ from polyreme_operator.types.views import JobView
 POLL_S = 5.0
 WORKERS_MAX = 40
 """Workers whose logs are offered; kubectl polyreme logs has all."""
-REPLICAS_MAX = 15_000
 _OF_QUEUES: dict[str, str | None] = dict.fromkeys((KIND_JOB, "TrainingQueue", "Node"))
 
 
@@ -323,9 +321,12 @@ class ClusterSource:
         except (ForbiddenError, NotAllowedError) as error:
             raise RefusedRequestError(403, str(error)) from error
         except (PortTimeoutError, ServerError, TooManyRequestsError) as error:
-            raise RefusedRequestError(
-                503, f"the cluster does not answer; this page looks again by itself. {str(error)[:300]}"
-            ) from error
+            raise away(error) from error
+
+
+def away(error: PortError) -> RefusedRequestError:
+    """Return what a page says while the cluster does not answer."""
+    return RefusedRequestError(503, f"the cluster does not answer; this page looks again by itself. {str(error)[:300]}")
 
 
 def forecast(answer: Answer, *, whole: bool) -> str:
@@ -337,15 +338,3 @@ def forecast(answer: Answer, *, whole: bool) -> str:
         f"In queue {answer.queue} it would be number {answer.position} of {answer.waiting} waiting jobs{seen}; "
         f"{answer.ahead} would be looked at before it."
     )
-
-
-def cluster_of(console: Console, request: web.Request) -> ClusterSource:
-    """Return the cluster of a console that has its pages.
-
-    Raises:
-        TypeError: If it shows something else.
-    """
-    source = console.source(request)
-    if not isinstance(source, ClusterSource):
-        raise TypeError(f"the console shows {type(source).__name__}, and pages of a cluster")
-    return source

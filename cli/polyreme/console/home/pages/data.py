@@ -9,7 +9,7 @@ from aiohttp import web
 
 from polyreme.console import markup
 from polyreme.console.context import Console
-from polyreme.console.home.source import home_of
+from polyreme.console.home.source import HomeSource
 from polyreme.console.live import in_words, shown
 from polyreme.console.route import Route
 from polyreme.console.run_paths import run_of
@@ -32,7 +32,7 @@ STATISTICS = ("samples", "images", "turns", "pairs")
 async def show(console: Console, request: web.Request) -> web.StreamResponse:
     """Show the datasets, or one of them."""
     name = request.query.get("dataset", "")
-    source = home_of(console, request)
+    source = console.source_as(request, HomeSource)
     home = source.home
     body = await shown(lambda: source.read(lambda: _dataset(home, name) if name else _list(home)))
     head = safe(name) if name else "Data"
@@ -41,7 +41,7 @@ async def show(console: Console, request: web.Request) -> web.StreamResponse:
 
 async def preview(console: Console, request: web.Request) -> web.StreamResponse:
     """Show what a step of a run trains on, with boxes and masks, under the page's own policy: it holds styles."""
-    source = home_of(console, request)
+    source = console.source_as(request, HomeSource)
     run = source.directory(run_of(request))
     text = request.query.get("step", "1")
     if not text.isascii() or not text.isdigit() or not int(text):

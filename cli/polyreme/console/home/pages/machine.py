@@ -10,7 +10,7 @@ from aiohttp import web
 
 from polyreme.console import markup
 from polyreme.console.context import Console
-from polyreme.console.home.source import HomeSource, home_of
+from polyreme.console.home.source import HomeSource
 from polyreme.console.live import live_part, opened, stream
 from polyreme.console.route import Route
 from polyreme.console.run_source import RunQuery, RunRow
@@ -28,14 +28,14 @@ ROWS_MAX = 50
 
 async def show(console: Console, request: web.Request) -> web.StreamResponse:
     """Show the page."""
-    source = home_of(console, request)
+    source = console.source_as(request, HomeSource)
     part = await opened(lambda: _part(source))
     return console.page("Machine", f"<h1>This machine</h1>{live_part('/live/machine', part)}", current=PATH)
 
 
 async def follow(console: Console, request: web.Request) -> web.StreamResponse:
     """Send the page as it changes."""
-    source = home_of(console, request)
+    source = console.source_as(request, HomeSource)
     return await stream(console, request, lambda: _part(source))
 
 

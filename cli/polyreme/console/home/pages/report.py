@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from polyreme.console.context import Console
-from polyreme.console.home.source import home_of
+from polyreme.console.home.source import HomeSource
 from polyreme.console.route import Route
 from polyreme.console.run_paths import run_of
 from polyreme.report.write import REPORT_NAME
@@ -16,7 +16,7 @@ _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; sandbox
 
 async def show(console: Console, request: web.Request) -> web.StreamResponse:
     """Show the file."""
-    source = home_of(console, request)
+    source = console.source_as(request, HomeSource)
     path = source.directory(run_of(request)).report / REPORT_NAME
     if not await source.read(path.is_file):
         raise NotFoundError("this run has no report yet; it is written at its end")

@@ -11,7 +11,7 @@ from polyreme.console.context import Console
 from polyreme.console.live import live_part, opened, stream
 from polyreme.console.route import Route
 from polyreme.plugin.console.overview import job_link
-from polyreme.plugin.console.source import ClusterSource, cluster_of
+from polyreme.plugin.console.source import ClusterSource
 from polyreme.plugin.domains import HOST, Domain, picture
 from polyreme.plugin.nodes import HEADINGS, rows_of, spares_of
 from polyreme.plugin.queue_tree import QueueRow, queue_rows
@@ -31,7 +31,7 @@ WANTED: Mapping[str, str | None] = dict.fromkeys((KIND_JOB, "TrainingQueue", "Cl
 
 async def show(console: Console, request: web.Request) -> web.StreamResponse:
     """Show the page."""
-    source, domain = cluster_of(console, request), request.query.get("domain", "")[:253]
+    source, domain = console.source_as(request, ClusterSource), request.query.get("domain", "")[:253]
     part = await opened(lambda: _part(source, domain))
     live = live_part(markup.query("/live/queues", {"domain": domain}), part)
     return console.page("Queues and nodes", f"<h1>Queues and nodes</h1>{live}", current=PATH)
@@ -39,7 +39,7 @@ async def show(console: Console, request: web.Request) -> web.StreamResponse:
 
 async def follow(console: Console, request: web.Request) -> web.StreamResponse:
     """Send the page as it changes."""
-    source, domain = cluster_of(console, request), request.query.get("domain", "")[:253]
+    source, domain = console.source_as(request, ClusterSource), request.query.get("domain", "")[:253]
     return await stream(console, request, lambda: _part(source, domain))
 
 

@@ -7,7 +7,7 @@ from aiohttp import web
 from polyreme.console.context import Console
 from polyreme.console.live import opened
 from polyreme.console.route import Route
-from polyreme.plugin.console.source import ClusterSource, cluster_of
+from polyreme.plugin.console.source import ClusterSource
 from polyreme.report.svg import safe
 
 PATH = "/you"
@@ -15,7 +15,7 @@ PATH = "/you"
 
 async def show(console: Console, request: web.Request) -> web.StreamResponse:
     """Show the page."""
-    source = cluster_of(console, request)
+    source = console.source_as(request, ClusterSource)
     part = await opened(lambda: _part(source))
     return console.page("You", f"<h1>You</h1>{part}{console.guard.way_out(request)}", current=PATH)
 

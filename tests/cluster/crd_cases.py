@@ -3,7 +3,7 @@
 from typing import Any
 
 from polyreme_api.labels import API_VERSION
-from tests.cluster.crd_evaluation_cases import BEST, EARLY, Case
+from tests.cluster.crd_evaluation_cases import BEST, EARLY, INT4, Case
 from tests.unit.api.jobs import DROP, job_with
 
 GPU = "nvidia.com/gpu"
@@ -53,6 +53,7 @@ RULED: list[Case] = [
     ),
     *BEST,
     *EARLY,
+    *INT4,
     *ROLLBACKS,
     (
         "TrainingJob",

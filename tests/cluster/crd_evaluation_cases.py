@@ -46,3 +46,20 @@ EARLY: list[Case] = [
         ("judges the loss of expected answers, which objective Preference of training.stages does not lower",),
     ),
 ]
+DRAWN = {"kind": "GroupRelative", "reward": "a:b", "generation": {"weights": "Int4"}}
+INT4: list[Case] = [
+    (
+        "TrainingJob",
+        {"spec.evaluation": {**MEASURED, "weights": "Int4"}, "spec.training.parameterSharding": "FSDP2"},
+        ("evaluation.weights Int4 cannot be combined with training.parameterSharding FSDP2",),
+    ),
+    (
+        "TrainingJob",
+        {
+            "spec.training.steps": 50,
+            "spec.training.stages": [{**STAGE, "objective": DRAWN}],
+            "spec.training.parameterSharding": "FSDP2",
+        },
+        ("objective.generation.weights Int4 cannot be combined with training.parameterSharding FSDP2",),
+    ),
+]

@@ -36,6 +36,11 @@ _KEEPS_BEST = "has(self.checkpoint) && has(self.checkpoint.keepBest) && self.che
 _STOPS_EARLY = (
     "has(self.evaluation) && has(self.evaluation.earlyStop) && has(self.training) && has(self.training.stages)"
 )
+_ANSWERS_IN_INT4 = "has(self.evaluation) && self.evaluation.weights == 'Int4'"
+_DRAWS_IN_INT4 = (
+    "has(self.training.stages) && self.training.stages.exists(s, has(s.objective) && has(s.objective.generation) && "
+    "s.objective.generation.weights == 'Int4')"
+)
 _LEARNS_OTHER = "has(s.objective) && s.objective.kind != 'Supervised'"
 _DEGREES = ("dp", "ep", "pp", "cp", "tp", "schedule", "microbatches", "stageLayers")
 _PIPED = "has(self.pp) && self.pp > 1"
@@ -118,6 +123,21 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         _budget_suffices("requestsPerSecond", BUDGET_REQUESTS_MIN),
         _budget_suffices("bytesPerSecond", BUDGET_BYTES_MIN),
         *ROLLBACK_RULES,
+        *(
+            Rule(
+                rule=f"!has(self.training) || self.training.parameterSharding == 'None' || !({uses})",
+                words=f"{field} Int4 cannot be combined with training.parameterSharding "
+                "{self.training.parameterSharding}, with which no rank holds whole matrices; use weights: Auto, or "
+                "parameterSharding: None",
+                plain=f"{field} Int4 cannot be combined with training.parameterSharding; use weights: Auto, or "
+                "parameterSharding: None",
+                of_optional=True,
+            )
+            for field, uses in (
+                ("evaluation.weights", _ANSWERS_IN_INT4),
+                ("objective.generation.weights", _DRAWS_IN_INT4),
+            )
+        ),
         Rule(
             rule=f"!({_STOPS_EARLY}) || size(self.training.stages) < 2",
             words="evaluation.earlyStop ends the whole run, not one of its {size(self.training.stages)} "

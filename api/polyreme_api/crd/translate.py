@@ -93,7 +93,11 @@ class _Translator:
     def _rule(self, rule: Rule, schema: Schema) -> dict[str, str]:
         """Translate a rule of an object; one about fields that may be missing is no work where none is there."""
         written = rule.to_object()
-        return {**written, "rule": f"{_bare(schema)} || ({rule.rule})"} if rule.of_optional else written
+        if not rule.of_optional:
+            return written
+        if all(_is_always_there(name, schema) for name in schema["properties"]):
+            raise ValueError(f"rule {rule.rule!r} would never be asked: all fields of its object are always there")
+        return {**written, "rule": f"{_bare(schema)} || ({rule.rule})"}
 
     def node(self, source: Schema) -> Schema:
         """Translate any node."""

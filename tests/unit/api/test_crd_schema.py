@@ -14,6 +14,7 @@ from polyreme_api import incident as incident_types
 from polyreme_api import label_selector as selector_types
 from polyreme_api import queue as queue_types
 from polyreme_api import topology as topology_types
+from polyreme_api.crd import translate
 from polyreme_api.crd.definitions import (
     APPEND_ONLY,
     DEFINITIONS,
@@ -238,6 +239,15 @@ def test_a_rule_of_fields_that_may_be_missing_looks_for_none_where_there_is_none
             "spec.parallelism": ["self.mode != 'Explicit' || has(self.dp)"],
         }
         assert looking == decided.get(owner, []), owner
+
+
+def test_a_rule_that_would_never_be_asked_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Whole(field_types.Part):
+        steps: int = 1
+
+    monkeypatch.setitem(RULES, "Whole", (Rule(rule="self.steps > 0", words="steps", of_optional=True),))
+    with pytest.raises(ValueError, match="would never be asked"):
+        translate.schema_of(Whole, with_defaults=True, mode="validation")
 
 
 def test_every_rule_names_its_fix() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.job import parse_job
-from tests.cluster.crd_evaluation_cases import BEST, EARLY
+from tests.cluster.crd_evaluation_cases import BEST, EARLY, INT4
 from tests.unit.api.jobs import job_with
 
 MEASURED = {"everySteps": 20, "sets": [{"name": "a", "dataset": "x/held-out"}]}
@@ -19,6 +19,13 @@ def test_a_decision_without_its_loss_is_refused(changes: dict[str, Any], words: 
     with pytest.raises(InvalidConfigError) as refused:
         parse_job(job_with(changes))
     assert [part for part in words if part not in str(refused.value)] == []
+
+
+@pytest.mark.parametrize(("changes", "words"), [(changes, words) for _, changes, words in INT4])
+def test_answers_in_4_bits_need_whole_matrices(changes: dict[str, Any], words: tuple[str, ...]) -> None:
+    with pytest.raises(InvalidConfigError) as refused:
+        parse_job(job_with(changes))
+    assert all(part in str(refused.value) for part in words)
 
 
 @pytest.mark.parametrize("every", [20, 60])

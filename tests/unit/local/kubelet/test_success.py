@@ -36,7 +36,7 @@ async def test_a_success_waits_for_the_api_to_come_back(tmp_path: Path) -> None:
         await stack.until_training(1)
         port = await finish_without_api(stack)
         for index in range(2):
-            assert lives(stack.processes(index)["launcher"]), "nobody ends before the success is on the Lease"
+            assert lives(stack.processes(index)["launcher"]), "no launcher ends before the Lease holds the success"
         await bring_back(stack, port)
         await stack.until(lambda: (r := stack.record()) and r.outcome == "Succeeded", "success is on the Lease")
         for index in range(2):
@@ -56,7 +56,7 @@ async def test_a_leader_that_dies_with_its_success_unsaid_costs_one_more_attempt
         await bring_back(stack, port)
         record = stack.record()
         assert record is not None
-        assert record.outcome is None, "a success that nobody wrote down is none"
+        assert record.outcome is None, "without a record on the Lease there is no success"
         await stack.create_pod(0, replacement=1)
         await stack.attempt(2, replacements={0: 1})
         await stack.until(

@@ -18,7 +18,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "train-in-stages.md"
 
 
 def test_the_documented_job_trains_in_four_stages(home: PolyremeHome) -> None:
-    (block,) = re.findall(r"^```yaml\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    block, _early_stop = re.findall(r"^```yaml\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     job = home.path / "in-stages.yaml"
     job.write_text(block)
     ended = home.start(job).end()

@@ -22,7 +22,7 @@ from benchmarks.gpu.harness import (
     run_alone,
     scalar_difference,
 )
-from benchmarks.gpu.peers import head_loss
+from benchmarks.gpu.peers import torch_head_loss
 from benchmarks.gpu.shapes import KI, base
 from torch import Tensor, nn
 
@@ -48,7 +48,7 @@ def bench(place: Place) -> tuple[dict[str, Any], dict[str, float], bool]:
     hidden_TD, head_VD, targets_T = operands(tokens, width, words, place)
     heads: dict[str, Callable[[], Loss]] = {
         "ours": lambda: ours,
-        "torch_chunked": lambda: head_loss,
+        "torch_chunked": lambda: torch_head_loss,
         "torch_plain": lambda: plain,
         "liger": lambda: liger(place),
         "cut_cross_entropy": lambda: cut_cross_entropy(place),

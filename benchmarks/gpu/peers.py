@@ -59,10 +59,20 @@ class MasterAdamW:
             parameter.grad = None
 
 
-def head_loss(hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor) -> Tensor:
-    """Mean loss by torch's own head in chunks: no peer shall fail for the logits of 32K tokens."""
+def torch_head_loss(hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor) -> Tensor:
+    """Mean loss by torch's own head in chunks (torch 2.13)."""
     options = nn.LinearCrossEntropyOptions()
     return F.linear_cross_entropy(hidden_ND, head_VD, targets_N, options=options)
+
+
+def head_loss(hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor) -> Tensor:
+    """The same, by Liger's head where torch has none: no peer shall fail for the logits of 32K tokens."""
+    if hasattr(nn, "LinearCrossEntropyOptions"):
+        return torch_head_loss(hidden_ND, head_VD, targets_N)
+    from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
+
+    loss: Tensor = liger_fused_linear_cross_entropy(hidden_ND, head_VD, targets_N)
+    return loss
 
 
 def transformers_model(shape: ModelShape, place: Place) -> Any:

@@ -30,6 +30,8 @@ LAYERS, MICROBATCHES, STEPS = 3, 2, 3
 SHAPE = dataclasses.replace(
     KIMI_VL_NANO, decoder=dataclasses.replace(KIMI_VL_NANO.decoder, layers=LAYERS + 1, dense_layers=1)
 )
+WAIT = "called a synchronizing"
+"""How torch's report of a wait begins."""
 MIX = Mix(sequence_tokens=48, image_patches=64, visual_share=0.4)
 
 
@@ -73,4 +75,4 @@ def waits_of(step: Callable[[], None]) -> Counter[str]:
         finally:
             if torch.cuda.is_available():
                 torch.cuda.set_sync_debug_mode("default")
-    return Counter(Path(report.filename).name for report in reports if "synchroniz" in str(report.message))
+    return Counter(Path(report.filename).name for report in reports if str(report.message).startswith(WAIT))

@@ -19,7 +19,7 @@ rank.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -93,12 +93,8 @@ def _chunks(hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor) -> list[tuple
 
 
 def _scored(chunks: list[tuple[Tensor, Tensor]], head_VD: Tensor, ranks: TensorRanks) -> Tensor:
-    scores = [_chunk_loss(*chunk, head_VD, ranks)[0].neg() for chunk in chunks]
+    scores = [_score(*chunk, head_VD, ranks).target_C for chunk in chunks]
     return scores[0] if len(scores) == 1 else torch.cat(scores)
-
-
-def _chunk_loss(hidden_CD: Tensor, targets_C: Tensor, head_VD: Tensor, ranks: TensorRanks) -> tuple[Tensor, Tensor]:
-    return _cross_entropy(F.linear(hidden_CD, head_VD).float(), targets_C, ranks)
 
 
 class _HeadLoss(torch.autograd.Function):
@@ -115,17 +111,15 @@ class _HeadLoss(torch.autograd.Function):
         losses: list[Tensor] = []
         weights: list[Tensor] = []
         # With one chunk its logits serve for the scores and for the gradient.
-        only = _chunk_loss(*chunks[0], head_VD, ranks) if weigh is not None and len(chunks) == 1 else None
+        only = _score(*chunks[0], head_VD, ranks) if weigh is not None and len(chunks) == 1 else None
         if weigh is not None:
-            loss, weights_N = weigh(_scored(chunks, head_VD, ranks) if only is None else only[0].neg())
+            loss, weights_N = weigh(_scored(chunks, head_VD, ranks) if only is None else only.target_C)
             losses, weights = [loss], list(weights_N.split(chunks[0][1].shape[0]))
         for number, (hidden_CD, targets_C) in enumerate(chunks):
-            losses_C, grad_CV = only or _chunk_loss(hidden_CD, targets_C, head_VD, ranks)
+            scored = only or _score(hidden_CD, targets_C, head_VD, ranks)
             if weigh is None:
-                losses.append(losses_C.sum())
-            else:
-                grad_CV.mul_(weights[number].unsqueeze(1))
-            grad_CV = grad_CV.to(head_VD.dtype)
+                losses.append(-scored.target_C.sum())
+            grad_CV = _gradient(scored, weights[number] if weights else None, head_VD.dtype)
             if hidden_wanted:
                 grads_CD.append(grad_CV @ head_VD)
             if grad_VD is not None:
@@ -143,25 +137,62 @@ class _HeadLoss(torch.autograd.Function):
 def _add_product(grad_VD: Tensor, grad_CV: Tensor, hidden_CD: Tensor) -> None:
     if grad_VD.dtype == grad_CV.dtype:
         grad_VD.addmm_(grad_CV.T, hidden_CD)
+    elif grad_VD.is_cuda:  # adds in the product's own kernel, without rounding the product first
+        torch.addmm(grad_VD, grad_CV.T, hidden_CD, out_dtype=grad_VD.dtype, out=grad_VD)
     else:
         grad_VD += grad_CV.T @ hidden_CD
 
 
-def _cross_entropy(logits_CV: Tensor, targets_C: Tensor, ranks: TensorRanks) -> tuple[Tensor, Tensor]:
-    """Compute the loss of each of some tokens, and turn their float32 logits into its gradient, in place.
+class _Scored(NamedTuple):
+    """Log-probabilities of some tokens, in float32."""
 
-    Each rank holds the logits of some words (arXiv:1909.08053, section 3).
+    logp_CV: Tensor
+    """Of this rank's words."""
+    target_C: Tensor
+    """Of each token's target, whichever rank holds it."""
+    own_C1: Tensor
+    """The target's place among this rank's words; any place if another rank holds it."""
+    held_C1: Tensor
+    """Whether this rank holds the target."""
+
+
+def _score(hidden_CD: Tensor, targets_C: Tensor, head_VD: Tensor, ranks: TensorRanks) -> _Scored:
+    """Score words. Each rank holds the logits of some (arXiv:1909.08053, section 3).
+
+    Logits are read as the product leaves them and written once, as log-probabilities: on an accelerator passes over
+    memory take as long as the products.
     """
+    logits_CV = F.linear(hidden_CD, head_VD)
     words = logits_CV.shape[1]
     own_C = targets_C - ranks.place * words
-    held_C = (own_C >= 0) & (own_C < words)
+    held_C1 = ((own_C >= 0) & (own_C < words)).unsqueeze(1)
     own_C1 = own_C.clamp(0, words - 1).unsqueeze(1)
-    logits_CV -= ranks.largest(logits_CV.amax(1)).unsqueeze(1)
-    target_C = logits_CV.gather(1, own_C1).squeeze(1) * held_C
-    exponential_CV = logits_CV.exp_()
-    total_C, target_C = ranks.total(torch.stack((exponential_CV.sum(1), target_C)))
-    losses_C = total_C.log() - target_C
-    grad_CV = exponential_CV.div_(total_C.unsqueeze(1)).scatter_add_(
-        1, own_C1, -held_C.to(logits_CV.dtype).unsqueeze(1)
-    )
-    return losses_C, grad_CV
+    first_C = logits_CV[:, 0].to(torch.float32, copy=True)
+    if logits_CV.dtype == torch.float32:  # in place: new memory would take longer than the rest on a processor
+        logp_CV = torch.log_softmax(logits_CV, 1, out=logits_CV)
+    else:
+        logp_CV = torch.log_softmax(logits_CV, 1, dtype=torch.float32)
+    target_C = (logp_CV.gather(1, own_C1) * held_C1).squeeze(1)
+    if ranks.parts > 1:
+        # A logit less its log-probability: the logarithm of the sum of this rank's exponentials.
+        sum_C = first_C - logp_CV[:, 0]
+        above_C = sum_C - ranks.largest(sum_C)
+        target_C = target_C + above_C * held_C1.squeeze(1)
+        total_C, target_C = ranks.total(torch.stack((above_C.exp(), target_C)))
+        target_C = target_C - total_C.log()
+        logp_CV += (above_C - total_C.log()).unsqueeze(1)
+    return _Scored(logp_CV, target_C, own_C1, held_C1)
+
+
+def _gradient(scored: _Scored, weights_C: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Turn the log-probabilities of words into the gradient of their logits, in place where the type is theirs."""
+    logp_CV, _, own_C1, held_C1 = scored
+    target_C1 = logp_CV.gather(1, own_C1)
+    # Not a probability less one: that would lose all digits of a target that is nearly certain.
+    target_C1 = torch.where(held_C1, target_C1.expm1(), target_C1.exp())
+    if weights_C is not None:
+        target_C1 = target_C1 * weights_C.unsqueeze(1)
+        grad_CV = logp_CV.exp_().mul_(weights_C.unsqueeze(1)).to(dtype)
+    else:
+        grad_CV = torch.exp(logp_CV, out=logp_CV if logp_CV.dtype == dtype else torch.empty_like(logp_CV, dtype=dtype))
+    return grad_CV.scatter_(1, own_C1, target_C1.to(dtype))

@@ -31,6 +31,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from polyreme_trainer.model.transfer import on_device
 from polyreme_trainer.parallel import collectives
 from polyreme_trainer.parallel.flat_buffers import FlatModel
 from polyreme_trainer.parallel.mesh import Meshes
@@ -43,7 +44,8 @@ _SQUARED_AT_ONCE = 1 << 24
 _SCALARS = 8
 _SLICED_SQUARE, _DENSE_SQUARE = 1, 6
 """Indices of the squared gradient norms among the scalars: of slices, and of whole parameters."""
-_REFRESH = 7
+_KNOWN = 2
+"""Index of the first number that the host knows."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,9 +147,9 @@ def _write_piggybacked(piggybacked: Tensor, local: LocalStep, sliced_square: Ten
     high, low = divmod(local.counted, _COUNT_BASE)
     piggybacked[0] = local.loss_sum.detach()
     piggybacked[_SLICED_SQUARE] = sliced_square
-    for place, number in enumerate((high, low, local.stop, local.save), start=2):
-        piggybacked[place] = number  # a fill: a copy would make the host wait for an accelerator
-    piggybacked[_REFRESH] = local.refresh
+    # Numbers that the host knows come in one pinned copy: an assignment would wait for the accelerator, each of them.
+    known = torch.tensor([high, low, local.stop, local.save, 0.0, local.refresh], dtype=piggybacked.dtype)
+    (piggybacked[_KNOWN : _KNOWN + known.numel()],) = on_device([known], piggybacked.device)
     routing = local.routing_MX.numel()
     piggybacked[_SCALARS : _SCALARS + routing] = local.routing_MX.flatten()
     if local.measured_M is not None:

@@ -73,7 +73,6 @@ def bench(place: Place) -> tuple[dict[str, Any], dict[str, float], bool]:
     for sees in (False, True):
         some = [case for case in every if case.shape.sees is sees]
         attempt(figures, "images_ours" if sees else "text_ours", functools.partial(ours, some, place))
-        say({key: value for key, value in figures.items() if "_ours_" in key})
     for case in every:
         if case.shape.sees:
             figures[f"{case.name}_peers"] = "none: towers are compared in g3, decoders in the text cases"
@@ -122,7 +121,9 @@ def ours(some: list[Case], place: Place) -> dict[str, Any]:
             for case in some:
                 inputs = made_up(case.shape, case.mix, place, packs=case.packs)
                 timing = measure(functools.partial(training.step, inputs), place)
-                figures |= figures_of(case, f"{case.name}_{routing}_ours", timing, place)
+                measured = figures_of(case, f"{case.name}_{routing}_ours", timing, place)
+                say(measured)  # at once: a run that is killed has said what it knew
+                figures |= measured
                 figures[f"{case.name}_{routing}_fullest_expert_ratio"] = round(training.fullest, 3)
     return figures
 

@@ -28,6 +28,8 @@ from polyreme_api.exit_codes import ExitCode
 from polyreme_planner.hardware import GIB, HARDWARE, Hardware
 
 WARM_RUNS, TIMED_RUNS = 10, 20
+QUICK_RUNS = 3, 8
+"""Warm and timed runs of a first look."""
 FLUSHED_BYTES = 256 << 20
 """More than the L2 cache of any device: 50 MiB of an H100 and an H200."""
 PEERS_FOLDER = Path(os.environ.get("POLYREME_GPU_PEERS", Path.home() / ".cache" / "polyreme" / "gpu-peers"))
@@ -46,6 +48,8 @@ class Place:
     """What limits are derived from."""
     ours_only: bool = False
     """Leave peers out: a first run on a new device wants its answer soon."""
+    quick: bool = False
+    """Fewer runs, for the same reason."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -84,7 +88,7 @@ class Timing:
 
 def measure(step: Callable[[], object], place: Place) -> Timing:
     """Run a step until it is warm, then time it."""
-    warm, timed = (1, 2) if place.rehearsal else (WARM_RUNS, TIMED_RUNS)
+    warm, timed = (1, 2) if place.rehearsal else QUICK_RUNS if place.quick else (WARM_RUNS, TIMED_RUNS)
     for _ in range(warm):
         step()
     times = _on_processor(step, timed) if place.rehearsal else _by_events(step, timed, place.device)
@@ -217,7 +221,7 @@ def device_figures(place: Place) -> dict[str, Any]:
     return {"device": _device_state(place), "rehearsal": place.rehearsal}
 
 
-def find_place(*, rehearse: bool, ours_only: bool = False) -> Place:
+def find_place(*, rehearse: bool, ours_only: bool = False, quick: bool = False) -> Place:
     """Take the device.
 
     Raises:
@@ -235,7 +239,8 @@ def find_place(*, rehearse: bool, ours_only: bool = False) -> Place:
         raise SystemExit(ExitCode.ENVIRONMENT)
     hardware = hardware_named_by(torch.cuda.get_device_name())
     torch.cuda.set_device(0)
-    return Place(device=torch.device("cuda", 0), rehearsal=False, hardware=hardware, ours_only=ours_only)
+    device = torch.device("cuda", 0)
+    return Place(device=device, rehearsal=False, hardware=hardware, ours_only=ours_only, quick=quick)
 
 
 def hardware_named_by(device_name: str) -> Hardware:
@@ -261,14 +266,15 @@ def run_alone(name: str, bench: Bench, words: str | None) -> int:
     parser = argparse.ArgumentParser(description=words)
     parser.add_argument("--rehearse", action="store_true", help="toy sizes on a processor")
     parser.add_argument("--ours-only", action="store_true", help="leave peers out")
+    parser.add_argument("--quick", action="store_true", help="fewer runs of each: a first look")
     options = parser.parse_args()
-    place = find_place(rehearse=options.rehearse, ours_only=options.ours_only)
+    place = find_place(rehearse=options.rehearse, ours_only=options.ours_only, quick=options.quick)
     # After our own libraries: a peer's folder brings what it needs and replaces nothing.
     sys.path.append(str(PEERS_FOLDER))
     torch.manual_seed(0)
     with opened(place, name):
         figures, bar, ok = bench(place)
-    figures = device_figures(place) | figures
+    figures = device_figures(place) | ({"quick": True} if place.quick else {}) | figures
     sys.stdout.write(json.dumps({"name": f"bench-gpu-{name}", "figures": figures, "bar": bar, "ok": ok}) + "\n")
     return 0 if ok else 1
 

@@ -1,6 +1,6 @@
 """The GPU suite, one benchmark after the other, each in a process of its own; README.md says what each measures.
 
-Usage: run.py [--only G4 ...] [--rehearse] [--ours-only]
+Usage: run.py [--only G4 ...] [--rehearse] [--ours-only] [--quick]
 
 Ends with 0 when every bar is met, 1 when one is not or a benchmark failed, 7 when there is no CUDA device.
 """
@@ -27,10 +27,10 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", type=str.upper, choices=sorted(FILES), default=sorted(FILES))
     parser.add_argument("--rehearse", action="store_true", help="toy sizes on a processor")
     parser.add_argument("--ours-only", action="store_true", help="leave peers out")
+    parser.add_argument("--quick", action="store_true", help="fewer runs of each: a first look")
     options = parser.parse_args()
-    passed = [
-        flag for flag, given in {"--rehearse": options.rehearse, "--ours-only": options.ours_only}.items() if given
-    ]
+    flags = {"--rehearse": options.rehearse, "--ours-only": options.ours_only, "--quick": options.quick}
+    passed = [flag for flag, given in flags.items() if given]
     # Fragments of a model that is gone must not fail the next one.
     environment = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", **os.environ}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(FOLDER.parents[1]), environment.get("PYTHONPATH"))))

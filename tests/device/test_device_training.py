@@ -28,6 +28,7 @@ from polyreme_trainer.checkpoint.save import AfterStep, CheckpointWriter, Identi
 from polyreme_trainer.checkpoint.staging import Staging
 from polyreme_trainer.parallel import collectives
 from polyreme_trainer.parallel.device import full_memory, take_device
+from polyreme_trainer.parallel.gradients import squared_norm
 from polyreme_trainer.parallel.world import World, open_world
 from polyreme_trainer.profile.synthetic import MEDIA_TOKEN, synthetic_packs
 from polyreme_trainer.train.checkpoint_content import content, restored
@@ -191,6 +192,12 @@ def test_a_checkpoint_that_was_saved_while_steps_went_on_is_loaded_bit_by_bit(
     found = [buffer.cpu() for buffer in content(other, world.meshes).buffers()]
     assert all(torch.equal(one, saved) for one, saved in zip(found, expected, strict=True))
     assert step_of(other, world, settings, seed=1)[0] > 0
+
+
+def test_the_squared_norm_of_many_gradients_is_that_of_float64(device: torch.device) -> None:
+    gradients = torch.randn(30_000_000, generator=torch.Generator().manual_seed(0))
+    expected = float(gradients.double().square().sum())
+    assert float(squared_norm(gradients.to(device))) == pytest.approx(expected, rel=1e-6)
 
 
 def test_collectives_of_a_group_of_one(device: torch.device, world: World) -> None:

@@ -76,7 +76,7 @@ def test_a_peer_that_fails_is_a_figure_and_our_own_failure_is_a_miss(
         raise RuntimeError("no kernel image\nis available")
 
     monkeypatch.setattr(head, "liger", lambda _: lambda *given: 2 * head.plain(*given))
-    monkeypatch.setattr(head, "head_loss", broken)
+    monkeypatch.setattr(head, "torch_head_loss", broken)
     monkeypatch.setattr(head, "operands", lambda *_: smaller(place))
     figures, _, ok = head.bench(place)
     assert figures["torch_chunked_skipped"] == "RuntimeError: no kernel image is available"

@@ -124,6 +124,7 @@ class _HeadLoss(torch.autograd.Function):
                 grads_CD.append(grad_CV @ head_VD)
             if grad_VD is not None:
                 _add_product(grad_VD, grad_CV, hidden_CD)
+            del scored, grad_CV  # before the next chunk takes as much
         grads_ND = (grads_CD[0] if len(grads_CD) == 1 else torch.cat(grads_CD)) if hidden_wanted else None
         ctx.save_for_backward(grads_ND, None if grad_VD is None else grad_VD.to(head_VD.dtype))
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()

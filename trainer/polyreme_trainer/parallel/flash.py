@@ -2,8 +2,9 @@
 
 Packs and tiles of a ring call torch's ``_flash_attention_forward`` alone, so what is activated serves both. Its own
 kernels are FlashAttention 2; FlashAttention 3 is faster on Hopper, and comes with the package ``flash_attn_interface``.
-cuDNN's kernel takes values that are narrower than keys without padding; torch has no switch for it (2.13), so it is not
-used. Whatever kernel runs, ``make test-device`` compares it with a processor.
+cuDNN's kernel takes values that are narrower than keys without padding and was twice as fast on an H200, but torch's
+binding of it is wrong for documents of different lengths (2.13, ADR 81), so it is not used. Whatever kernel runs,
+``make test-device`` compares it with a processor.
 """
 
 from __future__ import annotations

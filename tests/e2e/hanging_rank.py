@@ -30,7 +30,10 @@ def main() -> int:
     for asked in filter(None, os.environ.get(VARIABLE, "").split(",")):
         begin, step, how = asked.rsplit(":", 2)
         if begin == place:
-            _hang(int(step), spin if how == "spin" else wait)
+            if how == "end":
+                _hang_at_the_end()
+            else:
+                _hang(int(step), spin if how == "spin" else wait)
     return rank.main()
 
 
@@ -43,3 +46,14 @@ def _hang(step: int, how: Any) -> None:
         return backward(state, *arguments, **options)
 
     vars(loop)["backward"] = until_the_step
+
+
+def _hang_at_the_end() -> None:
+    """Leave the run, then never end."""
+    train = vars(rank)["train_rank"]
+
+    def and_wait(*arguments: Any, **options: Any) -> Any:
+        train(*arguments, **options)
+        wait()
+
+    vars(rank)["train_rank"] = and_wait

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -21,6 +22,17 @@ STALL_S = 5
 def recorded_attempt(serving: Serving) -> int:
     status = (read_json(serving.run.state_file) or {}).get("status", {})
     return int((status.get("attempt") or {}).get("number", 0))
+
+
+def hanging(asked: str, **variables: str) -> dict[str, Any]:
+    """Write a pod template in which ranks hang as they are asked (``hanging_rank``)."""
+    variables |= {
+        VARIABLE: asked,
+        "POLYREME_RANK_TARGET": "tests.e2e.hanging_rank:main",
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+    }
+    environment = [{"name": name, "value": value} for name, value in variables.items()]
+    return {"spec": {"containers": [{"name": "worker", "env": environment}]}}
 
 
 @pytest.mark.soak
@@ -59,18 +71,15 @@ def test_a_leader_that_wakes_after_its_place_was_given_away_counts_up_to_the_res
 def test_each_rank_that_hangs_is_named_and_the_run_continues_with_the_same_losses(
     home: PolyremeHome, truth: dict[int, str], draw: random.Random
 ) -> None:
-    """One is stopped in attempt 1, one runs away in attempt 2, one never enters an exchange in attempt 3."""
+    """One is stopped in attempt 1, one runs away in attempt 2, one never enters an exchange in attempt 3.
+
+    torch's flight recorder is off: the pages of ranks are enough.
+    """
     hang = {"hang": {"stallSeconds": STALL_S}}
     stopped, spins, waits = (draw.choice(RANKS) for _ in range(3))
     step = draw.randrange(1, CHECKPOINT_EVERY)
-    variables = {
-        VARIABLE: f"2:{spins}:{step + 12}:spin,3:{waits}:{step + 24}:wait",
-        "POLYREME_RANK_TARGET": "tests.e2e.hanging_rank:main",
-        "PYTHONPATH": str(Path(__file__).parents[2]),
-    }
-    environment = [{"name": name, "value": value} for name, value in variables.items()]
-    template = {"spec": {"containers": [{"name": "worker", "env": environment}]}}
-    workers = {"replicas": 2, "devices": 2, "template": template}
+    asked = f"2:{spins}:{step + 12}:spin,3:{waits}:{step + 24}:wait"
+    workers = {"replicas": 2, "devices": 2, "template": hanging(asked, TORCH_FR_BUFFER_SIZE="0")}
     job = home.write_job("hangs", health=hang, workers=workers, failurePolicy={"inPlaceMax": 5})
     serving = home.start(job, "--inject", f"stop-rank={stopped}@{step}")
     ended = serving.end()
@@ -92,3 +101,15 @@ def test_each_rank_that_hangs_is_named_and_the_run_continues_with_the_same_losse
         if any("hanging_rank.py" in line for line in each["lines"][:1])
     )
     assert (alone["attempt"], alone["ranks"]) == (3, [waits])
+
+
+def test_a_rank_that_hangs_after_its_work_is_killed_and_the_run_succeeds(home: PolyremeHome) -> None:
+    given = {"training": {"steps": 4, "packsPerStep": 4}, "parallelism": {"mode": "Auto"}}
+    workers = {"replicas": 1, "devices": 2, "template": hanging("1:1:4:end")}
+    serving = home.start(home.write_job("ends", workers=workers, **given))
+    ended = serving.end()
+    assert ended.code == 0, ended.said
+    assert (ended.item["attempts"], ended.item["step"]) == (1, 4)
+    assert (read_json(serving.run.state_file) or {})["status"].get("restartRecords", []) == []
+    said = "".join(path.read_text() for path in serving.run.path.rglob("*.log"))
+    assert "rank 1 of attempt 1 has done its work and has not ended within 30 s; it is killed" in said

@@ -73,6 +73,9 @@ def test_a_run_that_rolls_back_equals_an_undisturbed_one_with_the_same_entry(
     resumed = seen.points[-1].step
     assert resumed == rejection.after_step == min(rejection.from_step, rejection.spike_step - WINDOW_STEPS) - 1
     assert f"spike in step {rejection.spike_step}: loss" in rolled.said
+    page = Path(rolled.item["report"]).read_text()
+    assert f"What step {rejection.spike_step} of attempt 1 trained on (16 of 16 packs)" in page
+    assert f"s-{CORRUPTED:04d}" in page, "as attempt 1 read it: attempt 2 passes it over"
 
     entry = {"fromStep": rejection.from_step, "skipSteps": rejection.skip_steps}
     given = spec("Notify", entry | {"weights": [{"source": "own", "weight": 1}]})

@@ -185,6 +185,7 @@ class Launcher:
                 self._parent.end_if_stopped(self._clock.steady_s() - sampled_s)
                 sampled_s = self._clock.steady_s()
                 states = sampler.sample(self._parent.living, self._ranks.pages())
+                self._parent.end_finished(states)
                 self._feed(machine.RanksSampled(states=states))
             self._feed(machine.Tick())
             if self._leader_agent is not None:

@@ -16,12 +16,13 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from polyreme_api.errors import EnvironmentFailedError
 from polyreme_api.exit_codes import ExitCode
+from polyreme_api.rank_state import RankActivity, RankState
 from polyreme_launcher.fork_server_channel import ForkServerChannel
 from polyreme_launcher.proc_stats import is_stopped, parent_of, state_of
 
@@ -32,6 +33,8 @@ KILLED_WAIT_S = 10.0
 """How long processes that were killed may take to end: on a busy machine, with much memory, seconds."""
 STOPPED_MAX_S = 10.0
 """Longest time that a fork server may be stopped: it neither reaps nor kills ranks, and nothing else continues it."""
+FINISHED_WAIT_S = 30.0
+"""How long a rank may take to end after all of its work: communicators and drivers may hang while they close."""
 KILL_WAIT_S = 2.0
 """How long a warm fork server may take to kill its ranks."""
 _PR_SET_CHILD_SUBREAPER = 36
@@ -100,6 +103,8 @@ class RankParent:
         self._channel: ForkServerChannel | None = None
         self._live: dict[tuple[int, int], int | None] = {}
         """Pid by (attempt, rank), None until the fork server has forked it."""
+        self._finished: set[tuple[int, int]] = set()
+        """Ranks that were killed after their work was done."""
         self._deaths = 0
         self._failure = ""
         """Why the newest fork server ended, if it reported that."""
@@ -172,6 +177,16 @@ class RankParent:
             print(f"the ranks' parent process was stopped for {STOPPED_MAX_S:g} s; it is killed", file=sys.stderr)
             self._kill_all()
 
+    def end_finished(self, states: Iterable[RankState]) -> None:
+        """Kill ranks that have done all of their work and do not end; they count as ended with code 0."""
+        done = {of.rank for of in states if of.activity is RankActivity.DONE and of.quiet_ms > 1e3 * FINISHED_WAIT_S}
+        for (attempt, rank), pid in self._live.items():
+            if rank in done and pid is not None and (attempt, rank) not in self._finished:
+                self._finished.add((attempt, rank))
+                late = f"has done its work and has not ended within {FINISHED_WAIT_S:g} s"
+                print(f"rank {rank} of attempt {attempt} {late}; it is killed, and nothing is lost", file=sys.stderr)
+                _kill_group(pid)
+
     def kill(self) -> None:
         """Kill every rank; a fork server that does not answer in time is killed itself, and its ranks with it."""
         self._send({"type": "kill"})
@@ -231,6 +246,9 @@ class RankParent:
     def _end(self, attempt: int, rank: int, code: int | None, number: int | None, message: str) -> None:
         if (attempt, rank) in self._live:
             del self._live[attempt, rank]
+            if (attempt, rank) in self._finished:
+                self._finished.discard((attempt, rank))
+                code, number, message = int(ExitCode.OK), None, ""
             self._on_exit(attempt, rank, code, number, message)
 
     def _kill_if_unresponsive(
@@ -249,8 +267,7 @@ class RankParent:
         for pid in filter(None, self._live.values()):
             # A pid is only valid with its parent: a fork server that died right after reaping a rank never reported it.
             if parent_of(pid) in {fork_server, os.getpid()}:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(pid, signal.SIGKILL)
+                _kill_group(pid)
 
     async def _clean_up(self) -> None:
         """Handle a fork server's death: wait until its ranks are dead too, report them, and start another one."""
@@ -278,6 +295,11 @@ class RankParent:
 
     def _with_failure(self, what: str) -> str:
         return f"{what}: {self._failure}" if self._failure else what
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 async def _reap_all(*, kill: bool, wait_s: float = math.inf) -> None:

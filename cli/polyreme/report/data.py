@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from polyreme_api.job.accounting import Accounting
 from polyreme_api.mixture import Rejection
 from polyreme_api.progress import StepRecord
 from polyreme_planner.plan import Plan
+
+if TYPE_CHECKING:
+    from polyreme_datahub.loader.inspect.preview import PreviewPack
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +177,17 @@ class CheckpointRow:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StepPacks:
+    """What a step trained on: its first packs."""
+
+    attempt: int
+    step: int
+    packs: Sequence[PreviewPack]
+    of_packs: int
+    """Packs of the whole step."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ReportData:
     """Everything on the page."""
 
@@ -207,6 +222,8 @@ class ReportData:
     """Weights at the start (step 1) and every change."""
     rejections: Sequence[Rejection] = ()
     """Spikes of the loss for which the run went back."""
+    spike_packs: Sequence[StepPacks] = ()
+    """Of the last spikes whose data can be read."""
     weights_are: str = ""
     """What the weights are shares of, where it is not samples alone."""
     visits: Sequence[SourceVisits] = ()

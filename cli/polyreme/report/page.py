@@ -16,6 +16,7 @@ from polyreme.report.charts import (
 )
 from polyreme.report.data import AnsweredPage, AttemptRow, ReportData, TimeShare
 from polyreme.report.parts import code, document, meter, table
+from polyreme.report.preview_page import STYLE as PACK_STYLE
 from polyreme.report.spikes import spikes
 from polyreme.report.svg import safe, short_number
 from polyreme.report.timeline import KINDS, end_of
@@ -35,7 +36,8 @@ _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 def build_report(data: ReportData) -> str:
     """Return the report as one HTML document without scripts and without references to anything outside it."""
     written = f"<footer>Written by polyreme on {moment(data.written_s)}.</footer>"
-    return document(f"{data.title}: {data.outcome}", sections(data) + written)
+    style = PACK_STYLE if data.spike_packs else ""
+    return document(f"{data.title}: {data.outcome}", sections(data) + written, style=style)
 
 
 def sections(data: ReportData) -> str:

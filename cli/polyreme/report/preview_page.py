@@ -14,7 +14,7 @@ PICTURE_BYTES_MAX = 32 * 2**20
 """All images of a page; of later ones the page says their size alone."""
 POINT_PX = 3
 """Radius of a point on the page."""
-_STYLE = """
+STYLE = """
 .document { margin: 10px 0; } .document p { white-space: pre-wrap; }
 .document img { display: block; max-width: 100%; max-height: 420px; margin: 8px 0; border: 1px solid var(--line); }
 .image { position: relative; display: table; margin: 8px 0; } .document .image img { margin: 0; max-height: none; }
@@ -42,14 +42,21 @@ def build_preview(title: str, packs: Sequence[PreviewPack], *, of_packs: int) ->
         f'<p class="lead">{shown}, as ranks get them. The model reads everything and learns to write '
         "<mark>what is marked</mark>.</p>"
     )
-    body = f"<h1>{safe(title)}</h1>{lead}{''.join(_pack(pack, left) for pack in packs)}"
-    return document(title, body, style=_STYLE)
+    body = f"<h1>{safe(title)}</h1>{lead}{''.join(pack_section(pack, left) for pack in packs)}"
+    return document(title, body, style=STYLE)
 
 
-def _pack(pack: PreviewPack, left: list[int]) -> str:
+def pack_section(pack: PreviewPack, left: list[int], *, heading: str = "h2") -> str:
+    """Show a pack.
+
+    Args:
+        pack: With its pictures.
+        left: Bytes of pictures that the page still has room for; what the pack takes is subtracted.
+        heading: Element of its heading.
+    """
     filled = 100.0 * pack.tokens / pack.tokens_max
     return (
-        f"<h2>Pack {pack.number}</h2><p class='soft'>{len(pack.documents)} samples, {pack.tokens:,} of "
+        f"<{heading}>Pack {pack.number}</{heading}><p class='soft'>{len(pack.documents)} samples, {pack.tokens:,} of "
         f'{pack.tokens_max:,} tokens ({filled:.1f} %)</p><div class="bar"><i style="width:{filled:.1f}%"></i></div>'
         f"{''.join(_document(document, left) for document in pack.documents)}"
     )

@@ -1,15 +1,17 @@
-"""Writes a run's report, with the pictures of its held-out pages from the lakehouse."""
+"""Writes a run's report, with the pictures of its held-out pages and of what spikes trained on."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from polyreme.report.data import StepPacks
 from polyreme.report.run_report import gather
 from polyreme.report.write import write_report
-from polyreme.run_files.data import visits_of
+from polyreme.run_files.data import open_run_data, run_uid, visits_of
 from polyreme.run_files.paths import Home, RunDirectory
 from polyreme.run_files.records import RunRecords
 from polyreme.run_files.timeline import Moment
@@ -17,8 +19,13 @@ from polyreme.views.output import note
 from polyreme_api.errors import PolyremeError
 from polyreme_api.job import TrainingJob
 from polyreme_datahub.hub import read_image
+from polyreme_datahub.loader.inspect.preview import preview
+from polyreme_datahub.loader.open import open_tokenizer
 from polyreme_datahub.loader.order.outlook import SegmentOutlook
+from polyreme_datahub.tokenizer_file import TokenText
 
+PACKS_SHOWN_MAX = 16
+"""Packs of a spike in the report."""
 _log = logging.getLogger(__name__)
 
 
@@ -29,10 +36,16 @@ def publish(
 
     A report shows a run and decides nothing of it: where it can't be written, a note says so, and None is returned.
     """
-    outlook = partial(_outlook, home, run, job, records)
     try:
         data = gather(
-            run, job, records, moments, picture=lambda digest: _picture(home, digest), outlook=outlook, now=now
+            run,
+            job,
+            records,
+            moments,
+            picture=partial(_picture, home),
+            outlook=partial(_outlook, home, run, job, records),
+            packs=partial(_packs, home=home, run=run, job=job, records=records),
+            now=now,
         )
         path = write_report(run.report, data)
     except Exception as error:  # noqa: BLE001 (whatever it is, the run has ended as it has)
@@ -50,6 +63,22 @@ def _outlook(
     home: Home, run: RunDirectory, job: TrainingJob, records: RunRecords, steps: int
 ) -> Sequence[SegmentOutlook]:
     return visits_of(home, run, job.spec, records.mixture, steps=steps)
+
+
+def _packs(
+    attempt: int, step: int, *, home: Home, run: RunDirectory, job: TrainingJob, records: RunRecords
+) -> StepPacks | None:
+    """Read the first packs of a step in the mixture that its attempt trained by; None if they can't be read."""
+    mixture = next((point.mixture for point in records.points if point.attempt == attempt), None)
+    try:
+        with contextlib.closing(open_run_data(home, run, job.spec, mixture)) as source:
+            text = TokenText(open_tokenizer(home.objects_url, job.spec, job=run_uid(run)).content)
+            of_packs = source.packs_in(step)
+            packs = tuple(preview(source, text, step, first=0, count=min(of_packs, PACKS_SHOWN_MAX)))
+    except (PolyremeError, OSError) as error:
+        _log.warning("report without the samples of a spike: %s", error)
+        return None
+    return StepPacks(attempt=attempt, step=step, packs=packs, of_packs=of_packs)
 
 
 def _picture(home: Home, digest: str) -> bytes:

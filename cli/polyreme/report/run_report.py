@@ -21,9 +21,11 @@ from polyreme.report.data import (
     ReportData,
     SourceVisits,
     StageRow,
+    StepPacks,
     TrainedStage,
 )
 from polyreme.report.run_times import RunTimes, run_times
+from polyreme.report.spikes import steps_of as spikes_of
 from polyreme.run_files.data import steps_of
 from polyreme.run_files.paths import RunDirectory
 from polyreme.run_files.records import RunRecords, checkpoint_url, read_start
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
 
 PAGES_SHOWN_MAX = 24
 """Held-out pages in the report, wrong ones first."""
+SPIKES_SHOWN_MAX = 3
+"""Spikes whose packs are in the report: the last ones."""
 _WORDS = {"Suspended": "Stopped", "PodsReady": "Starting", "Admitted": "Starting", "Queued": "Waiting"}
 """How conditions are called where they are not called by their type."""
 _SENTENCES = {
@@ -70,6 +74,7 @@ def gather(
     *,
     picture: Callable[[str], bytes],
     outlook: Callable[[int], Sequence[SegmentOutlook]],
+    packs: Callable[[int, int], StepPacks | None],
     now: Moment,
 ) -> ReportData:
     """Collect a run's report.
@@ -82,6 +87,7 @@ def gather(
         picture: Returns the PNG of a held-out page by its digest, which is empty for a sample of text alone; nothing
             where there is none.
         outlook: Returns what the sources give up to a step, with visits.
+        packs: Returns what a step of an attempt trained on; None where that can't be read.
         now: The present.
     """
     times = run_times(job, records, moments, now=now)
@@ -89,6 +95,8 @@ def gather(
     data = read_json(run.data_report) or {}
     pages = list((records.evaluation or {}).get("pages", ()))
     outcome, reason = verdict(job)
+    rejections = () if records.mixture is None else records.mixture.rejections
+    spikes = spikes_of(records.history, records.discarded, rejections)[-SPIKES_SHOWN_MAX:]
     return ReportData(
         title=run.name if run.namespace == "default" else f"{run.namespace}/{run.name}",
         outcome=outcome,
@@ -107,7 +115,8 @@ def gather(
         training_stages=_training_stages(job),
         experts=_experts(records.routing),
         mixture=_mixture(job, records.mixture),
-        rejections=() if records.mixture is None else records.mixture.rejections,
+        rejections=rejections,
+        spike_packs=[shown for attempt, step in spikes if (shown := packs(attempt, step)) is not None],
         weights_are=_weights_are(job.spec.data),
         visits=_visits(outlook(records.history[-1].step) if records.history else ()),
         stages=[_stage(row) for row in data.get("stages", ())],

@@ -1,11 +1,29 @@
-"""Spikes of the loss in the report: which steps jumped, and what the run did then."""
+"""Spikes of the loss in the report: which steps jumped, what the run did then, and what they trained on."""
 
 from __future__ import annotations
 
-from polyreme.report.data import ReportData
-from polyreme.report.parts import table
+import itertools
+from collections.abc import Sequence
+
+from polyreme.report.data import ReportData, StepPacks
+from polyreme.report.parts import code, table
+from polyreme.report.preview_page import pack_section
 from polyreme.report.svg import safe
+from polyreme_api.mixture import Rejection
 from polyreme_api.progress import StepRecord
+
+PICTURE_BYTES_MAX = 8 * 2**20
+"""All images of spikes in a report; of later ones it says their size alone."""
+Step = tuple[int, int]
+"""An attempt, and a step of it."""
+
+
+def steps_of(
+    steps: Sequence[StepRecord], thrown_away: Sequence[StepRecord], rejections: Sequence[Rejection]
+) -> list[Step]:
+    """Return the spikes in their order."""
+    answered = {(of.attempt, of.spike_step) for of in rejections}
+    return sorted(answered | {(of.attempt, of.step) for of in itertools.chain(steps, thrown_away) if _stands_out(of)})
 
 
 def spikes(data: ReportData) -> str:
@@ -13,7 +31,7 @@ def spikes(data: ReportData) -> str:
     found = [
         (record.attempt, record.step, _seen(record), _answer(record))
         for record in (*data.steps, *data.thrown_away)
-        if record.spike_limit is not None or record.recomputed
+        if _stands_out(record)
     ]
     found += [
         (
@@ -27,7 +45,25 @@ def spikes(data: ReportData) -> str:
     if not found:
         return ""
     rows = [(f"{attempt}", f"{step:,}", safe(seen), safe(answer)) for attempt, step, seen, answer in sorted(found)]
-    return "<h3>Spikes</h3>" + table(("#attempt", "#step", "seen", "what followed"), rows)
+    listed = table(("#attempt", "#step", "seen", "what followed"), rows)
+    left = [PICTURE_BYTES_MAX]
+    return "<h3>Spikes</h3>" + listed + "".join(_packs(of, data.title, left) for of in data.spike_packs)
+
+
+def _stands_out(record: StepRecord) -> bool:
+    return record.spike_limit is not None or bool(record.recomputed)
+
+
+def _packs(of: StepPacks, run: str, left: list[int]) -> str:
+    """Show what a step trained on, folded."""
+    shown = f"{len(of.packs)} of {of.of_packs:,} packs"
+    command = code(f"polyreme data preview --job {run} --step {of.step} --pack {len(of.packs)}")
+    more = f"<p class='soft'>Later packs: {command}</p>" if of.of_packs > len(of.packs) else ""
+    packs = "".join(pack_section(pack, left, heading="h4") for pack in of.packs)
+    return (
+        f"<details><summary>What step {of.step:,} of attempt {of.attempt} trained on ({shown})</summary>"
+        f"{packs}{more}</details>"
+    )
 
 
 def _seen(record: StepRecord) -> str:

@@ -318,7 +318,8 @@ def test_exits_of_ranks_that_lost_another_wait_for_what_shows_the_cause(found: s
 
 
 def beat(rank: int, **state: Any) -> Beat:
-    return Beat(ranks=RankState(rank=rank, activity=RankActivity.STEP, step=8, quiet_ms=10**6, **state).numbers())
+    state = {"activity": RankActivity.STEP, "step": 8, "quiet_ms": 10**6} | state
+    return Beat(ranks=RankState(rank=rank, **state).numbers())
 
 
 def test_what_launchers_see_of_their_ranks_is_on_the_lease_from_the_release_to_the_first_exit() -> None:
@@ -380,6 +381,18 @@ def test_the_rank_that_others_gave_up_waiting_for_is_on_the_record_with_their_ex
     stalled(leader, seconds=4)
     leader.exited(0, code=7)
     assert leader.record.stall is None, "it lost a rank rather than wait in vain"
+
+
+def test_a_rank_that_hangs_in_its_export_is_found_after_the_others_have_ended() -> None:
+    leader = Leader().released(hang_limits=HangLimits(step_s=20.0, first_step_s=20.0))
+    leader.exited(0, code=0)
+    for _ in range(26):
+        leader.now_s += 1.0
+        leader.say(1, beat(1, activity=RankActivity.EXPORTING, idle=True))
+        leader.say(0, Beat())
+        leader.tick()
+    assert leader.record.stall is not None
+    assert (leader.record.stall.kind, leader.record.stall.confirmed) == (StallKind.IDLE, True)
 
 
 def silent(leader: Leader, *, seconds: int, tick_s: float = 1.0) -> None:

@@ -249,8 +249,8 @@ def _on_peer(state: LeaderState, event: FromPeer, now_s: float) -> Step:
 
 
 def _on_beat(state: LeaderState, index: int, beat: Beat) -> LeaderState:
-    # The state at the first rank's exit is the cause; the others end because of it.
-    if state.record is None or state.exits:
+    # The state at the first rank's failure is the cause; the others end because of it.
+    if state.record is None or _has_failed(state):
         return state
     ranks = rank_watch.take(state.ranks, index, beat.ranks)
     return dataclasses.replace(state, ranks=ranks, record=rank_watch.on_record(state.record, ranks))
@@ -258,12 +258,16 @@ def _on_beat(state: LeaderState, index: int, beat: Beat) -> LeaderState:
 
 def _look_at_ranks(state: LeaderState, now_s: float) -> Step:
     attempt, record = state.attempt, state.record
-    if attempt is None or record is None or not (state.announced and attempt.run) or state.exits:
+    if attempt is None or record is None or not (state.announced and attempt.run) or _has_failed(state):
         return state, ()
-    ranks = rank_watch.look(state.ranks, attempt, state.heard, now_s)
+    ranks = rank_watch.look(state.ranks, attempt, state.heard, now_s, ended=len(state.exits))
     asks = ranks.hang.stall is not None and state.ranks.hang.stall is None
     state = dataclasses.replace(state, ranks=ranks, record=rank_watch.on_record(record, ranks))
     return state, (Broadcast(message=WriteStacks(attempt=attempt.number)),) if asks else ()
+
+
+def _has_failed(state: LeaderState) -> bool:
+    return any(exited.code != ExitCode.OK for exited in state.exits.values())
 
 
 def _on_leaving(state: LeaderState, index: int) -> LeaderState:

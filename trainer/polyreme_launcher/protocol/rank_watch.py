@@ -29,7 +29,7 @@ def take(watch: RankWatch, index: int, numbers: tuple[int, ...]) -> RankWatch:
     return dataclasses.replace(watch, states={**watch.states, index: states_of(numbers)})
 
 
-def look(watch: RankWatch, attempt: AttemptView, heard: Mapping[int, float], now_s: float) -> RankWatch:
+def look(watch: RankWatch, attempt: AttemptView, heard: Mapping[int, float], now_s: float, *, ended: int) -> RankWatch:
     """Look at all ranks whose launchers were heard lately.
 
     Args:
@@ -37,6 +37,7 @@ def look(watch: RankWatch, attempt: AttemptView, heard: Mapping[int, float], now
         attempt: The attempt.
         heard: When each worker's launcher was last heard.
         now_s: Steady time.
+        ended: Ranks that have ended with code 0: those that still export are watched without them.
     """
     fresh = [
         state
@@ -50,7 +51,7 @@ def look(watch: RankWatch, attempt: AttemptView, heard: Mapping[int, float], now
         watch.hang,
         fresh,
         now_s,
-        world=world,
+        world=world - ended,
         limits=attempt.hang_limits,
         devices=attempt.devices,
         pp=attempt.pp,

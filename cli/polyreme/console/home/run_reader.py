@@ -63,6 +63,7 @@ class RunReader:
                     read_timeline(run.path),
                     picture=lambda _: b"",
                     outlook=lambda _: (),
+                    packs=lambda *_: None,
                     now=now,
                 )
             self._reports.put(run, stamp, found)

@@ -54,6 +54,8 @@ def watched(request: Mapping[str, Any], rank: int) -> None:
         _slow_down()
     if request.get("skips_send") == rank:
         _skip_send()
+    if request.get("stays_away") == rank:
+        _stay_away()
 
 
 def _slow_down(share: float = 0.5) -> None:
@@ -67,6 +69,18 @@ def _slow_down(share: float = 0.5) -> None:
         return local
 
     vars(loop)["backward"] = slow
+
+
+def _stay_away(step: int = 2) -> None:
+    """Let this rank wait for nothing before its forward pass, while others enter exchanges."""
+    real = vars(loop)["backward"]
+
+    def backward(state: Any, *arguments: Any, **options: Any) -> Any:
+        while state.step + 1 == step:
+            time.sleep(1.0)
+        return real(state, *arguments, **options)
+
+    vars(loop)["backward"] = backward
 
 
 def _skip_send(step: int = 2, microbatch: int = 1) -> None:

@@ -1,4 +1,4 @@
-"""A rank of a real pipeline that forgets a send holds up all others, and is named from their pages."""
+"""A real rank that forgets a send, or stays away from an exchange, holds up the others: their pages name it."""
 
 from __future__ import annotations
 
@@ -33,3 +33,16 @@ def test_a_rank_that_skips_a_send_is_named(start: Any, tmp_path: Path, degrees: 
 
         until(still, "no rank advances")
     assert accuse(states, pp=2) == (StallKind.NOT_SENT, (1,)), states
+
+
+def test_a_rank_that_stays_away_from_an_exchange_of_fsdp2_is_named(start: Any, tmp_path: Path) -> None:
+    states = list[RankState]()
+    request = {"parameter_sharding": "FSDP2", "stays_away": 1}
+    with paged(start, tmp_path, {"dp": 2}, **request) as ranks:
+
+        def still() -> bool:
+            states[:] = ranks.look()
+            return all(state.step == 2 and state.quiet_ms > STILL_MS for state in states)
+
+        until(still, "no rank advances")
+    assert accuse(states, pp=1) == (StallKind.OUTSIDE, (1,)), states

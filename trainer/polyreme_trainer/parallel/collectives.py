@@ -168,6 +168,22 @@ def gather_slices(slice_LX: Tensor, group: dist.ProcessGroup) -> Tensor:
     return joined
 
 
+@exchanges
+def gather_into(whole: Tensor, own: Tensor, group: dist.ProcessGroup, *, async_op: bool) -> dist.Work | None:
+    """Join the equal shares of all ranks, in order, as torch's FSDP2 asks for it."""
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    return cast("dist.Work | None", gather(whole, own, group=group, async_op=async_op))
+
+
+@exchanges
+def reduce_into(
+    own: Tensor, whole: Tensor, group: dist.ProcessGroup, *, op: dist.ReduceOp.RedOpType, async_op: bool
+) -> dist.Work | None:
+    """Reduce a buffer over the group into equal shares, one per rank, in order, as torch's FSDP2 asks for it."""
+    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    return cast("dist.Work | None", scatter(own, whole, group=group, op=op, async_op=async_op))
+
+
 def begin_reduce_scatter(own: Tensor, whole: Tensor, group: dist.ProcessGroup) -> dist.Work:
     """Begin to sum a buffer over the group into equal shares, one per rank, in order; both are in use meanwhile."""
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor

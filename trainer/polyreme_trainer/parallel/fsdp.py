@@ -39,6 +39,7 @@ from polyreme_trainer.parallel import collectives
 from polyreme_trainer.parallel.communicators import Wanted
 from polyreme_trainer.parallel.flat_buffers import FlatParameters, Named
 from polyreme_trainer.parallel.flat_layout import Bucket, Piece, Shares, Slot
+from polyreme_trainer.parallel.fsdp_exchanges import record_exchanges
 from polyreme_trainer.parallel.mesh import Meshes, share_groups
 
 _ALIGNMENT = 16
@@ -249,6 +250,7 @@ def _shard_stage(
             unit.set_gradient_divide_factor(1.0)
             unit.set_force_sum_reduction_for_comms(True)  # gloo can't scale, and nothing needs scaling
             unit.set_reduce_scatter_unused_params(True, recurse=False)
+            record_exchanges(unit)
     for unit in _read_in_forward(stage.model):
         if isinstance(unit, FSDPModule):
             unit.set_unshard_in_backward(False)

@@ -23,7 +23,7 @@ def steps_of(
 ) -> list[Step]:
     """Return the spikes in their order."""
     answered = {(of.attempt, of.spike_step) for of in rejections}
-    return sorted(answered | {(of.attempt, of.step) for of in itertools.chain(steps, thrown_away) if _stands_out(of)})
+    return sorted(answered | {(of.attempt, of.step) for of in itertools.chain(steps, thrown_away) if _is_spike(of)})
 
 
 def spikes(data: ReportData) -> str:
@@ -31,7 +31,7 @@ def spikes(data: ReportData) -> str:
     found = [
         (record.attempt, record.step, _seen(record), _answer(record))
         for record in (*data.steps, *data.thrown_away)
-        if _stands_out(record)
+        if _is_spike(record)
     ]
     found += [
         (
@@ -50,7 +50,7 @@ def spikes(data: ReportData) -> str:
     return "<h3>Spikes</h3>" + listed + "".join(_packs(of, data.title, left) for of in data.spike_packs)
 
 
-def _stands_out(record: StepRecord) -> bool:
+def _is_spike(record: StepRecord) -> bool:
     return record.spike_limit is not None or bool(record.recomputed)
 
 

@@ -179,6 +179,10 @@ class _Region:
         found = self._recipes.get(tensor.untyped_storage().data_ptr())
         return found is not None and found[1].dtype == tensor.dtype
 
+    def forget(self) -> None:
+        """Let go of the tensors that can be recomputed; their recipes are with what was saved."""
+        self._recipes.clear()
+
     def pack(self, tensor: Tensor) -> Tensor | _Part:
         """Save a tensor for the backward: its recipe if there is one, else itself, detached from the graph."""
         if not self.knows(tensor):
@@ -198,6 +202,8 @@ def _selective() -> Iterator[None]:
             yield
     finally:
         _REGION.reset(token)
+        # The graph keeps the hook, and with it the region, until its backward: without this nothing would be freed.
+        region.forget()
 
 
 def _unpack(kept: Tensor | _Part) -> Tensor:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from polyreme_planner.costs import Recompute
 from polyreme_planner.shapes import KIMI_VL_NANO
@@ -81,6 +82,22 @@ def test_a_tensor_is_recomputed_once_per_backward() -> None:
         for ours, theirs in zip(torch.autograd.grad(out, (x, first, second), retain_graph=True), expected, strict=True):
             assert torch.equal(ours, theirs)
         assert len(calls) == 1
+
+
+def test_a_tensor_that_can_be_recomputed_is_freed_when_its_layer_has_run() -> None:
+    """Its memory, and not only what autograd was given to save: the graph also keeps the hooks."""
+    made: list[StorageWeakRef] = []
+
+    def double(given: Tensor) -> Tensor:
+        doubled = given * 2
+        made.append(StorageWeakRef(doubled.untyped_storage()))
+        return doubled
+
+    x, weight = (torch.randn(5, 5, requires_grad=True) for _ in range(2))
+    out = run(lambda given: recomputable(double, given) @ weight, x)
+    assert made[0].expired()
+    out.sum().backward()
+    assert len(made) == 2
 
 
 def test_tensors_recomputed_from_recomputed_tensors_are_right_too() -> None:

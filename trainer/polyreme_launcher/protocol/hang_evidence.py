@@ -98,7 +98,7 @@ def look(
         watch: What was known.
         ranks: Their states, as new as they are.
         now_s: Steady time of the observer.
-        world: Ranks of the attempt.
+        world: Ranks of the attempt that have not ended.
         limits: Caps of the deadlines.
         devices: Ranks of a worker.
         pp: Ranks of a pipeline.
@@ -107,7 +107,7 @@ def look(
     gap_s = 0.0 if watch.looked_at_s is None else now_s - watch.looked_at_s
     watch = dataclasses.replace(watch, looked_at_s=now_s)
     moves = {rank.rank: rank.moves for rank in watched}
-    if len(moves) < world:
+    if not moves or len(moves) < world:  # none: all have ended
         return dataclasses.replace(watch, moves=moves, moved_at_s=None, reported_at_s=None, stall=None)
     if watch.moved_at_s is None or moves != watch.moves:
         return _advanced(watch, moves, watched, now_s)

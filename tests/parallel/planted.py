@@ -60,18 +60,16 @@ def _plant_in_rows(bug: str | None, world: Any) -> None:
 
         FSDPModule.set_gradient_divide_factor = lambda self, factor: None  # type: ignore[method-assign]
     if bug == "rows of experts are not summed over their copies":
-        from torch.distributed.fsdp._fully_shard import _fsdp_collectives
-
-        real = _fsdp_collectives.DefaultReduceScatter.__call__
+        real = collectives.reduce_into
         copies = dist.get_process_group_ranks(world.meshes.edp_group)
 
-        def own_part(self: Any, output_tensor: Any, input_tensor: Any, group: Any, op: Any, **more: Any) -> Any:
+        def own_part(own: Any, whole: Any, group: Any, **options: Any) -> Any:
             if dist.get_process_group_ranks(group) != copies:
-                return real(self, output_tensor, input_tensor, group, op, **more)
-            output_tensor.copy_(input_tensor.chunk(dist.get_world_size(group))[dist.get_rank(group)])
+                return real(own, whole, group, **options)
+            own.copy_(whole.chunk(dist.get_world_size(group))[dist.get_rank(group)])
             return None
 
-        vars(_fsdp_collectives)["DefaultReduceScatter"].__call__ = own_part
+        vars(collectives)["reduce_into"] = own_part
     if bug == "layers stay gathered":
         begin = fsdp._begin
 

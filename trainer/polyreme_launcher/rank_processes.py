@@ -185,7 +185,7 @@ class RankParent:
                 self._finished.add((attempt, rank))
                 late = f"has done its work and has not ended within {FINISHED_WAIT_S:g} s"
                 print(f"rank {rank} of attempt {attempt} {late}; it is killed, and nothing is lost", file=sys.stderr)
-                _kill_group(pid)
+                self._kill_rank(pid)
 
     def kill(self) -> None:
         """Kill every rank; a fork server that does not answer in time is killed itself, and its ranks with it."""
@@ -265,9 +265,14 @@ class RankParent:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(fork_server, signal.SIGKILL)
         for pid in filter(None, self._live.values()):
-            # A pid is only valid with its parent: a fork server that died right after reaping a rank never reported it.
-            if parent_of(pid) in {fork_server, os.getpid()}:
-                _kill_group(pid)
+            self._kill_rank(pid)
+
+    def _kill_rank(self, pid: int) -> None:
+        """Kill a rank's group."""
+        # A pid is only valid with its parent: a fork server that died right after reaping a rank never reported it.
+        if parent_of(pid) in {self.fork_server_pid, os.getpid()}:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
 
     async def _clean_up(self) -> None:
         """Handle a fork server's death: wait until its ranks are dead too, report them, and start another one."""
@@ -295,11 +300,6 @@ class RankParent:
 
     def _with_failure(self, what: str) -> str:
         return f"{what}: {self._failure}" if self._failure else what
-
-
-def _kill_group(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
 
 
 async def _reap_all(*, kill: bool, wait_s: float = math.inf) -> None:

@@ -52,8 +52,9 @@ def test_answers_in_words_are_preferred_and_as_right_as_before(home: PolyremeHom
     first, last = records[READ], records[-1]
     assert first.loss == pytest.approx(0.693147, abs=1e-6)
     assert first.objective["rewardMargin"] == 0.0
-    assert last.objective["pairAccuracy"] > 0.9
-    assert last.held_out_pairs["in-words"] > 0.9
+    assert last.objective["pairAccuracy"] == 1.0
+    # All of them on one machine, all but one on another: a last bit can decide a held-out pair.
+    assert last.held_out_pairs["in-words"] >= 1 - 2 / PAGES
     assert "reward margin" in done.said
     report = (home.path / "runs/default/after/report/report.html").read_text()
     assert "<td>reward margin</td>" in report

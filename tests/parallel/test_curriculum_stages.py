@@ -105,7 +105,13 @@ def test_pipelines_and_rows_of_parameters_train_the_stages_of_one_process(start:
     """
     held_out = {"questions": RUN["packs"], "evaluated_every": 4}
     decoder = {"layers": LAYERS, "experts_per_token": KIMI_VL_NANO.decoder.experts}
-    run = {**RUN, **held_out, "interval": STEPS, "decoder": decoder, "optimizer": {"weight_decay": 0.1, "epsilon": 1e-5}}
+    run = {
+        **RUN,
+        **held_out,
+        "interval": STEPS,
+        "decoder": decoder,
+        "optimizer": {"weight_decay": 0.1, "epsilon": 1e-5},
+    }
     pipeline = {"schedule": "ZBVZeroBubble", "layers": [1] * LAYERS, "microbatches": 4}
     ways: dict[str, dict[str, Any]] = {
         "alone": {"layout": {"dp": 1}},

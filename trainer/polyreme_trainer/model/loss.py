@@ -168,16 +168,16 @@ def _score(hidden_CD: Tensor, targets_C: Tensor, head_VD: Tensor, ranks: TensorR
     own_C = targets_C - ranks.place * words
     held_C1 = ((own_C >= 0) & (own_C < words)).unsqueeze(1)
     own_C1 = own_C.clamp(0, words - 1).unsqueeze(1)
-    largest_C1, at_C1 = logits_CV.max(1, keepdim=True) if ranks.parts > 1 else (None, None)
+    largest = logits_CV.max(1, keepdim=True) if ranks.parts > 1 else None
     if logits_CV.dtype == torch.float32:  # in place: new memory would take longer than the rest on a processor
         logp_CV = torch.log_softmax(logits_CV, 1, out=logits_CV)
     else:
         logp_CV = torch.log_softmax(logits_CV, 1, dtype=torch.float32)
     target_C = (logp_CV.gather(1, own_C1) * held_C1).squeeze(1)
-    if largest_C1 is not None:
+    if largest is not None:
         # A logit less its log-probability: the logarithm of the sum of this rank's exponentials. Of the largest logit,
         # since the log-probability of a small one has no digits left for it.
-        sum_C = (largest_C1.float() - logp_CV.gather(1, at_C1)).squeeze(1)
+        sum_C = (largest.values.float() - logp_CV.gather(1, largest.indices)).squeeze(1)
         above_C = sum_C - ranks.largest(sum_C)
         target_C = target_C + above_C * held_C1.squeeze(1)
         total_C, target_C = ranks.total(torch.stack((above_C.exp(), target_C)))

@@ -162,17 +162,14 @@ def gather_slices(slice_LX: Tensor, group: dist.ProcessGroup) -> Tensor:
     if ranks == 1:
         return slice_LX
     joined = slice_LX.new_empty((ranks * slice_LX.shape[0], *slice_LX.shape[1:]))
-    # torch 2.13 calls it all_gather_single and warns about the old name; older releases only have the old one.
-    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    gather(joined, slice_LX.contiguous(), group=group)
+    _join(joined, slice_LX.contiguous(), group=group)
     return joined
 
 
 @exchanges
 def gather_into(whole: Tensor, own: Tensor, group: dist.ProcessGroup, *, async_op: bool) -> dist.Work | None:
     """Join the equal shares of all ranks, in order, as torch's FSDP2 asks for it."""
-    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    return cast("dist.Work | None", gather(whole, own, group=group, async_op=async_op))
+    return _join(whole, own, group=group, async_op=async_op)
 
 
 @exchanges
@@ -180,20 +177,29 @@ def reduce_into(
     own: Tensor, whole: Tensor, group: dist.ProcessGroup, *, op: dist.ReduceOp.RedOpType, async_op: bool
 ) -> dist.Work | None:
     """Reduce a buffer over the group into equal shares, one per rank, in order, as torch's FSDP2 asks for it."""
-    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    return cast("dist.Work | None", scatter(own, whole, group=group, op=op, async_op=async_op))
+    return _reduce(own, whole, group=group, op=op, async_op=async_op)
 
 
 def begin_reduce_scatter(own: Tensor, whole: Tensor, group: dist.ProcessGroup) -> dist.Work:
     """Begin to sum a buffer over the group into equal shares, one per rank, in order; both are in use meanwhile."""
-    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    return cast("dist.Work", scatter(own, whole, group=group, async_op=True))
+    return cast("dist.Work", _reduce(own, whole, group=group, async_op=True))
 
 
 def begin_gather(whole: Tensor, own: Tensor, group: dist.ProcessGroup) -> dist.Work:
     """Begin to join the equal shares of all ranks, in order; ``own`` may be this rank's part of ``whole``."""
+    return cast("dist.Work", _join(whole, own, group=group, async_op=True))
+
+
+def _join(whole: Tensor, own: Tensor, **options: Any) -> dist.Work | None:
+    # torch 2.13 calls it all_gather_single and warns about the old name; older releases only have the old one.
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    return cast("dist.Work", gather(whole, own, group=group, async_op=True))
+    return cast("dist.Work | None", gather(whole, own, **options))
+
+
+def _reduce(own: Tensor, whole: Tensor, **options: Any) -> dist.Work | None:
+    # The same of reduce_scatter_single.
+    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    return cast("dist.Work | None", scatter(own, whole, **options))
 
 
 class _Gather(torch.autograd.Function):
@@ -254,7 +260,5 @@ def _reduce_scatter(rows_TX: Tensor, group: dist.ProcessGroup) -> Tensor:
     if ranks == 1:
         return rows_TX
     kept = rows_TX.new_empty((rows_TX.shape[0] // ranks, *rows_TX.shape[1:]))
-    # torch 2.13 calls it reduce_scatter_single and warns about the old name; older releases only have the old one.
-    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    scatter(kept, rows_TX.contiguous(), group=group)
+    _reduce(kept, rows_TX.contiguous(), group=group)
     return kept

@@ -30,6 +30,7 @@ from polyreme_launcher.proc_stats import SAMPLE_INTERVAL_S, ProcessSampler
 from polyreme_launcher.protocol import follower as machine
 from polyreme_launcher.protocol import leader as leader_machine
 from polyreme_launcher.protocol.handshake import FollowerIdentity
+from polyreme_launcher.protocol.hang_evidence import not_ended
 from polyreme_launcher.protocol.messages import Message
 from polyreme_launcher.rank_processes import ALLOCATOR, RankParent, with_torch_settings
 from polyreme_launcher.rank_starter import RankStarter
@@ -185,7 +186,7 @@ class Launcher:
                 self._parent.end_if_stopped(self._clock.steady_s() - sampled_s)
                 sampled_s = self._clock.steady_s()
                 states = sampler.sample(self._parent.living, self._ranks.pages())
-                self._parent.end_finished(states)
+                self._parent.end_finished(not_ended(states))
                 self._feed(machine.RanksSampled(states=states))
             self._feed(machine.Tick())
             if self._leader_agent is not None:

@@ -16,15 +16,15 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from polyreme_api.errors import EnvironmentFailedError
 from polyreme_api.exit_codes import ExitCode
-from polyreme_api.rank_state import RankActivity, RankState
 from polyreme_launcher.fork_server_channel import ForkServerChannel
 from polyreme_launcher.proc_stats import is_stopped, parent_of, state_of
+from polyreme_launcher.protocol.hang_evidence import ENDS_WITHIN_S
 
 FORK_SERVER_DEATHS_MAX = 5
 """Fork servers that may die before one has run ranks; then the launcher gives up."""
@@ -33,8 +33,6 @@ KILLED_WAIT_S = 10.0
 """How long processes that were killed may take to end: on a busy machine, with much memory, seconds."""
 STOPPED_MAX_S = 10.0
 """Longest time that a fork server may be stopped: it neither reaps nor kills ranks, and nothing else continues it."""
-FINISHED_WAIT_S = 30.0
-"""How long a rank may take to end after all of its work: communicators and drivers may hang while they close."""
 KILL_WAIT_S = 2.0
 """How long a warm fork server may take to kill its ranks."""
 _PR_SET_CHILD_SUBREAPER = 36
@@ -177,13 +175,12 @@ class RankParent:
             print(f"the ranks' parent process was stopped for {STOPPED_MAX_S:g} s; it is killed", file=sys.stderr)
             self._kill_all()
 
-    def end_finished(self, states: Iterable[RankState]) -> None:
+    def end_finished(self, ranks: Collection[int]) -> None:
         """Kill ranks that have done all of their work and do not end; they count as ended with code 0."""
-        done = {of.rank for of in states if of.activity is RankActivity.DONE and of.quiet_ms > 1e3 * FINISHED_WAIT_S}
         for (attempt, rank), pid in self._live.items():
-            if rank in done and pid is not None and (attempt, rank) not in self._finished:
+            if rank in ranks and pid is not None and (attempt, rank) not in self._finished:
                 self._finished.add((attempt, rank))
-                late = f"has done its work and has not ended within {FINISHED_WAIT_S:g} s"
+                late = f"has done its work and has not ended within {ENDS_WITHIN_S:g} s"
                 print(f"rank {rank} of attempt {attempt} {late}; it is killed, and nothing is lost", file=sys.stderr)
                 self._kill_rank(pid)
 

@@ -39,6 +39,8 @@ LOOK_GAP_MAX_S = 5.0
 """After a longer time between two looks the observer itself was stopped: that time counts for nothing."""
 GAVE_UP_AFTER_S = 8.0
 """A rank that ends after a shorter time without an advance lost another rank rather than gave up waiting for it."""
+ENDS_WITHIN_S = 30.0
+"""How long a rank may take to end after all of its work: communicators and drivers may hang while they close."""
 CONFIRMED_AFTER_S = 2.0
 """Time from the first report, when stacks are asked for, to its confirmation by another look."""
 
@@ -277,6 +279,12 @@ def _where(ranks: Sequence[RankState]) -> str:
 
 def _numbers(ranks: Iterable[RankState]) -> tuple[int, ...]:
     return tuple(sorted({rank.rank for rank in ranks})[:EXITS_MAX])
+
+
+def not_ended(ranks: Iterable[RankState]) -> frozenset[int]:
+    """Return ranks that have done all of their work and do not end."""
+    late_ms = 1000 * ENDS_WITHIN_S
+    return frozenset(rank.rank for rank in ranks if rank.activity is RankActivity.DONE and rank.quiet_ms > late_ms)
 
 
 def gave_up(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,19 +13,17 @@ from polyreme.commands.runs import find
 from polyreme.job_files import read_job
 from polyreme.report.preview_page import build_preview
 from polyreme.run_files.data import open_run_data, run_uid
+from polyreme.run_files.packs import read_packs
 from polyreme.run_files.paths import Home
 from polyreme.run_files.records import checkpoint_url, read_points
 from polyreme.views.output import Format, emit, note
 from polyreme.views.spinner import busy
 from polyreme_api.errors import InvalidConfigError, NotFoundError
 from polyreme_api.job.spec import TrainingJobSpec
-from polyreme_datahub.hub import read_masks
 from polyreme_datahub.loader.inspect.preview import PreviewDocument, PreviewPack, Span
-from polyreme_datahub.loader.inspect.preview import preview as packs_of
-from polyreme_datahub.loader.open import open_steps, open_tokenizer
+from polyreme_datahub.loader.open import open_steps
 from polyreme_datahub.loader.order.outlook import SourceOutlook
 from polyreme_datahub.loader.source import PackedSource
-from polyreme_datahub.tokenizer_file import TokenText
 
 PACKS_MAX = 64
 TRACE_STEPS_MAX = 1_000_000
@@ -65,9 +62,7 @@ def preview(
     if first >= of_packs:
         raise InvalidConfigError(f"no pack {first}: step {step} has {of_packs}, from 0 on", field="--pack")
     with busy(f"reading step {step}"):
-        text = TokenText(open_tokenizer(home.objects_url, spec, job=uid).content)
-        masks = partial(read_masks, home.registry_url, home.objects_url)
-        shown = list(packs_of(source, text, step, first=first, count=min(count, of_packs - first), masks=masks))
+        shown = read_packs(home, spec, uid, source, step, first=first, count=count)
     rows = [_row(pack) for pack in shown]
     if output is Format.JSON:
         item = {"job": job, "step": step, "packsPerStep": of_packs, "packs": rows}

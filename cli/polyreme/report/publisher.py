@@ -12,6 +12,7 @@ from polyreme.report.data import StepPacks
 from polyreme.report.run_report import gather
 from polyreme.report.write import write_report
 from polyreme.run_files.data import open_run_data, run_uid, visits_of
+from polyreme.run_files.packs import read_packs
 from polyreme.run_files.paths import Home, RunDirectory
 from polyreme.run_files.records import RunRecords
 from polyreme.run_files.timeline import Moment
@@ -19,10 +20,7 @@ from polyreme.views.output import note
 from polyreme_api.errors import PolyremeError
 from polyreme_api.job import TrainingJob
 from polyreme_datahub.hub import read_image
-from polyreme_datahub.loader.inspect.preview import preview
-from polyreme_datahub.loader.open import open_tokenizer
 from polyreme_datahub.loader.order.outlook import SegmentOutlook
-from polyreme_datahub.tokenizer_file import TokenText
 
 PACKS_SHOWN_MAX = 16
 """Packs of a spike in the report."""
@@ -72,13 +70,11 @@ def _packs(
     mixture = next((point.mixture for point in records.points if point.attempt == attempt), None)
     try:
         with contextlib.closing(open_run_data(home, run, job.spec, mixture)) as source:
-            text = TokenText(open_tokenizer(home.objects_url, job.spec, job=run_uid(run)).content)
-            of_packs = source.packs_in(step)
-            packs = tuple(preview(source, text, step, first=0, count=min(of_packs, PACKS_SHOWN_MAX)))
+            packs = read_packs(home, job.spec, run_uid(run), source, step, count=PACKS_SHOWN_MAX)
+            return StepPacks(attempt=attempt, step=step, packs=packs, of_packs=source.packs_in(step))
     except (PolyremeError, OSError) as error:
         _log.warning("report without the samples of a spike: %s", error)
         return None
-    return StepPacks(attempt=attempt, step=step, packs=packs, of_packs=of_packs)
 
 
 def _picture(home: Home, digest: str) -> bytes:

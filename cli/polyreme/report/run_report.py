@@ -25,7 +25,7 @@ from polyreme.report.data import (
     TrainedStage,
 )
 from polyreme.report.run_times import RunTimes, run_times
-from polyreme.report.spikes import steps_of as spikes_of
+from polyreme.report.spikes import spikes_of
 from polyreme.run_files.data import steps_of
 from polyreme.run_files.paths import RunDirectory
 from polyreme.run_files.records import RunRecords, checkpoint_url, read_start
@@ -96,7 +96,7 @@ def gather(
     pages = list((records.evaluation or {}).get("pages", ()))
     outcome, reason = verdict(job)
     rejections = () if records.mixture is None else records.mixture.rejections
-    spikes = spikes_of(records.history, records.discarded, rejections)[-SPIKES_SHOWN_MAX:]
+    spikes = sorted({(of.attempt, of.step) for of in spikes_of((*records.history, *records.discarded), rejections)})
     return ReportData(
         title=run.name if run.namespace == "default" else f"{run.namespace}/{run.name}",
         outcome=outcome,
@@ -116,7 +116,9 @@ def gather(
         experts=_experts(records.routing),
         mixture=_mixture(job, records.mixture),
         rejections=rejections,
-        spike_packs=[shown for attempt, step in spikes if (shown := packs(attempt, step)) is not None],
+        spike_packs=[
+            shown for attempt, step in spikes[-SPIKES_SHOWN_MAX:] if (shown := packs(attempt, step)) is not None
+        ],
         weights_are=_weights_are(job.spec.data),
         visits=_visits(outlook(records.history[-1].step) if records.history else ()),
         stages=[_stage(row) for row in data.get("stages", ())],

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from polyreme.report.data import ReportData, StepPacks
 from polyreme.report.parts import code, table
@@ -14,44 +14,41 @@ from polyreme_api.progress import StepRecord
 
 PICTURE_BYTES_MAX = 8 * 2**20
 """All images of spikes in a report; of later ones it says their size alone."""
-Step = tuple[int, int]
-"""An attempt, and a step of it."""
 
 
-def steps_of(
-    steps: Sequence[StepRecord], thrown_away: Sequence[StepRecord], rejections: Sequence[Rejection]
-) -> list[Step]:
-    """Return the spikes in their order."""
-    answered = {(of.attempt, of.spike_step) for of in rejections}
-    return sorted(answered | {(of.attempt, of.step) for of in itertools.chain(steps, thrown_away) if _is_spike(of)})
+class Spike(NamedTuple):
+    """One spike, in words."""
+
+    attempt: int
+    step: int
+    seen: str
+    answer: str
+
+
+def spikes_of(records: Iterable[StepRecord], rejections: Iterable[Rejection]) -> list[Spike]:
+    """Return the spikes by attempt and step.
+
+    Args:
+        records: Steps, those that were trained again included.
+        rejections: Spikes for which the run went back.
+    """
+    found = [
+        Spike(record.attempt, record.step, _seen(record), _answer(record))
+        for record in records
+        if record.spike_limit is not None or record.recomputed
+    ]
+    return sorted(found + [Spike(of.attempt, of.spike_step, of.why, _way_back(of)) for of in rejections])
 
 
 def spikes(data: ReportData) -> str:
-    """List the spikes by attempt and step; empty without one."""
-    found = [
-        (record.attempt, record.step, _seen(record), _answer(record))
-        for record in (*data.steps, *data.thrown_away)
-        if _is_spike(record)
-    ]
-    found += [
-        (
-            of.attempt,
-            of.spike_step,
-            of.why,
-            f"rolled back; data of steps {of.from_step:,} to {of.from_step + of.skip_steps - 1:,} skipped",
-        )
-        for of in data.rejections
-    ]
+    """List the spikes, and what the last of them trained on; empty without one."""
+    found = spikes_of((*data.steps, *data.thrown_away), data.rejections)
     if not found:
         return ""
-    rows = [(f"{attempt}", f"{step:,}", safe(seen), safe(answer)) for attempt, step, seen, answer in sorted(found)]
+    rows = [(f"{of.attempt}", f"{of.step:,}", safe(of.seen), safe(of.answer)) for of in found]
     listed = table(("#attempt", "#step", "seen", "what followed"), rows)
     left = [PICTURE_BYTES_MAX]
     return "<h3>Spikes</h3>" + listed + "".join(_packs(of, data.title, left) for of in data.spike_packs)
-
-
-def _is_spike(record: StepRecord) -> bool:
-    return record.spike_limit is not None or bool(record.recomputed)
 
 
 def _packs(of: StepPacks, run: str, left: list[int]) -> str:
@@ -75,3 +72,7 @@ def _seen(record: StepRecord) -> str:
 def _answer(record: StepRecord) -> str:
     answer = "skipped" if record.skipped else "trained on"
     return f"{record.recomputed}; {answer}" if record.recomputed else answer
+
+
+def _way_back(of: Rejection) -> str:
+    return f"rolled back; data of steps {of.from_step:,} to {of.from_step + of.skip_steps - 1:,} skipped"

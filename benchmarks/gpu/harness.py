@@ -218,7 +218,7 @@ def _device_state(place: Place) -> str:
 
 def device_figures(place: Place) -> dict[str, Any]:
     """What a reader must know beside any time."""
-    return {"device": _device_state(place), "rehearsal": place.rehearsal}
+    return {"device": _device_state(place), "rehearsal": place.rehearsal, "quick": place.quick}
 
 
 def find_place(*, rehearse: bool, ours_only: bool = False, quick: bool = False) -> Place:
@@ -274,7 +274,7 @@ def run_alone(name: str, bench: Bench, words: str | None) -> int:
     torch.manual_seed(0)
     with opened(place, name):
         figures, bar, ok = bench(place)
-    figures = device_figures(place) | ({"quick": True} if place.quick else {}) | figures
+    figures = device_figures(place) | figures
     sys.stdout.write(json.dumps({"name": f"bench-gpu-{name}", "figures": figures, "bar": bar, "ok": ok}) + "\n")
     return 0 if ok else 1
 

@@ -97,6 +97,7 @@ def gather(
     outcome, reason = verdict(job)
     rejections = () if records.mixture is None else records.mixture.rejections
     spikes = sorted({(of.attempt, of.step) for of in spikes_of((*records.history, *records.discarded), rejections)})
+    spike_packs = [packs(attempt, step) for attempt, step in spikes[-SPIKES_SHOWN_MAX:]]
     return ReportData(
         title=run.name if run.namespace == "default" else f"{run.namespace}/{run.name}",
         outcome=outcome,
@@ -116,9 +117,7 @@ def gather(
         experts=_experts(records.routing),
         mixture=_mixture(job, records.mixture),
         rejections=rejections,
-        spike_packs=[
-            shown for attempt, step in spikes[-SPIKES_SHOWN_MAX:] if (shown := packs(attempt, step)) is not None
-        ],
+        spike_packs=[shown for shown in spike_packs if shown is not None],
         weights_are=_weights_are(job.spec.data),
         visits=_visits(outlook(records.history[-1].step) if records.history else ()),
         stages=[_stage(row) for row in data.get("stages", ())],

@@ -7,7 +7,7 @@ import pytest
 
 from polyreme_api.progress import StallKind
 from polyreme_api.rank_state import RankActivity, RankState, RankWait
-from polyreme_launcher.protocol.hang_evidence import HangLimits, HangWatch, accuse, look
+from polyreme_launcher.protocol.hang_evidence import ENDS_WITHIN_S, HangLimits, HangWatch, accuse, look, not_ended
 
 LIMITS = HangLimits(step_s=600, first_step_s=900, data_wait_s=120)
 LOOK_S = 2.0
@@ -187,3 +187,13 @@ def test_a_pause_that_the_pages_themselves_do_not_show_counts_for_nothing() -> N
     """A launcher that sends old looks, such as one that lags, proves no pause."""
     observer = Observer().train()
     assert observer.first_report_s([dataclasses.replace(each, quiet_ms=5000) for each in spinning()]) is None
+
+
+def test_ranks_that_have_done_all_and_stay_are_named_and_no_others() -> None:
+    late_ms = int(1000 * ENDS_WITHIN_S)
+    ranks = [
+        rank(0, activity=RankActivity.DONE, quiet_ms=late_ms + 1),
+        rank(1, activity=RankActivity.DONE, quiet_ms=late_ms),
+        rank(2, activity=RankActivity.EXPORTING, quiet_ms=late_ms + 1),
+    ]
+    assert not_ended(ranks) == {0}

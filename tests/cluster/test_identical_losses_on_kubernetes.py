@@ -20,6 +20,7 @@ from polyreme_api.progress import StepRecord
 from polyreme_launcher.agent import PROCESSES_FILE
 from tests.cluster.kube import api_client, new_namespace
 from tests.cluster.laptop import laptop
+from tests.processes import wake
 
 STEPS = 60
 PATIENCE_S = 300.0
@@ -153,12 +154,16 @@ def held_still(process: int) -> Iterator[None]:
         while not is_asked_to_end(process) and time.monotonic() < deadline_s:
             time.sleep(0.05)
     finally:
-        os.kill(process, signal.SIGCONT)
+        wake(process)
 
 
 def is_asked_to_end(process: int) -> bool:
-    """Whether SIGTERM waits for a process that is stopped."""
-    fields = dict(line.split(":", 1) for line in Path(f"/proc/{process}/status").read_text().splitlines())
+    """Whether SIGTERM waits for a process that is stopped, or it has been ended."""
+    try:
+        text = Path(f"/proc/{process}/status").read_text()
+    except FileNotFoundError:
+        return True
+    fields = dict(line.split(":", 1) for line in text.splitlines())
     return bool(int(fields["ShdPnd"], 16) & 1 << (signal.SIGTERM - 1))
 
 

@@ -15,6 +15,7 @@ from polyreme_launcher.peers import FollowerLink, LeaderServer
 from polyreme_launcher.protocol.handshake import FollowerIdentity
 from polyreme_launcher.protocol.messages import Beat
 from polyreme_system.clock import SystemClock
+from tests.processes import wake
 from tests.unit.local.kubelet.stack import Stack, lives
 
 pytestmark = pytest.mark.slow
@@ -38,7 +39,7 @@ def test_a_frozen_leader_that_wakes_after_its_replacement_is_fenced(tmp_path: Pa
 
             writers: set[tuple[int, int]] = set()
             for pid in frozen:
-                os.kill(pid, signal.SIGCONT)
+                wake(pid)
 
             def ended() -> bool:
                 record = stack.record()

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias, overload
 
 from pydantic import ValidationError
 
-from polyreme_api.progress import StepRecord
+from polyreme_api.progress import ALL_SETS, StepRecord
 
 FORMAT = 1
 Unit = Literal["bytes", "parts"]
@@ -70,6 +70,23 @@ class StepTable(Sequence[StepRecord]):
         """Return one number or text of every step."""
         return self._columns[name]
 
+    def sparse(self, name: str) -> Mapping[int, Any]:
+        """Return a field that few steps have, by the places of those that have it."""
+        return {place: kept[name] for place, kept in self.rest.items() if name in kept}
+
+    def with_column(self, name: str, values: Sequence[Any]) -> StepTable:
+        """Return the table with other numbers in a column."""
+        return StepTable({**self._columns, name: array.array(_CODES[name], values)}, self.rest, self._length)
+
+    def take(self, places: Sequence[int]) -> StepTable:
+        """Return the steps at some places."""
+        columns: dict[str, Sequence[Any]] = {
+            name: array.array(code, map(self._columns[name].__getitem__, places)) for name, code in _CODES.items()
+        }
+        columns |= {name: [self._columns[name][at] for at in places] for name in _TEXTS}
+        rest = {new: self.rest[at] for new, at in enumerate(places) if at in self.rest}
+        return StepTable(columns, rest, len(places))
+
     def __len__(self) -> int:
         """Return the number of steps."""
         return self._length
@@ -84,6 +101,8 @@ class StepTable(Sequence[StepRecord]):
         """Return a record, or consecutive ones as a table."""
         if isinstance(place, slice):
             first, last, step = place.indices(self._length)
+            if (first, last, step) == (0, self._length, 1):
+                return self
             if step != 1:
                 return StepTable.of([self[at] for at in range(first, last, step)])
             rest = {at - first: kept for at, kept in self.rest.items() if first <= at < last}
@@ -96,9 +115,31 @@ class StepTable(Sequence[StepRecord]):
         return StepRecord.model_construct(**values, **self.rest.get(at, {}))
 
 
+def table_of(records: Sequence[StepRecord]) -> StepTable:
+    """Return records as a table; one that is a table already stays as it is."""
+    return records if isinstance(records, StepTable) else StepTable.of(records)
+
+
 def column_of(records: Sequence[StepRecord], name: str) -> Sequence[Any]:
     """Return one number or text of every step, of a table without making its records."""
     return records.column(name) if isinstance(records, StepTable) else [getattr(each, name) for each in records]
+
+
+def by_attempt(records: Sequence[StepRecord]) -> dict[int, StepTable]:
+    """Return the steps of each attempt, in the order in which attempts appear."""
+    table, parts, first = table_of(records), dict[int, list[StepTable]](), 0
+    for attempt, run in itertools.groupby(table.column("attempt")):
+        last = first + sum(1 for _ in run)
+        parts.setdefault(attempt, []).append(table[first:last])
+        first = last
+    return {attempt: StepTable.join(each) for attempt, each in parts.items()}
+
+
+def held_out_losses(records: Sequence[StepRecord]) -> list[tuple[int, float]]:
+    """Return step and held-out loss of the steps after which that of all sets was measured."""
+    table = table_of(records)
+    steps = table.column("step")
+    return [(steps[at], sets[ALL_SETS]) for at, sets in table.sparse("held_out").items() if ALL_SETS in sets]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

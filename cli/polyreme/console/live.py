@@ -18,6 +18,8 @@ from polyreme_api.errors import NotFoundError, PolyremeError
 if TYPE_CHECKING:
     from polyreme.console.context import Console
 
+REST = 4.0
+"""A part that took long to make is made again after so many times as long: a page must not keep a processor busy."""
 QUIET_S = 15.0
 """A stream without changes says so often that it is there: a browser that left is noticed then."""
 STREAMS_MAX = 256
@@ -50,6 +52,8 @@ async def stream(console: Console, request: web.Request, render: Render) -> web.
 async def _send(console: Console, request: web.Request, render: Render) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     response.headers["X-Content-Type-Options"] = "nosniff"
+    clock_s = asyncio.get_running_loop().time
+    began_s = clock_s()
     part = await opened(render)
     await response.prepare(request)
     last, quiet_s, poll_s = request.headers.get("Last-Event-ID", ""), 0.0, console.source(request).poll_s
@@ -63,9 +67,11 @@ async def _send(console: Console, request: web.Request, render: Render) -> web.S
             elif quiet_s >= QUIET_S:
                 await response.write(b": nothing new\n\n")
                 quiet_s = 0.0
-            quiet_s += poll_s
+            rest_s = max(poll_s, REST * (clock_s() - began_s))
+            quiet_s += rest_s
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(console.stopped.wait(), poll_s)
+                await asyncio.wait_for(console.stopped.wait(), rest_s)
+            began_s = clock_s()
             part = await shown(render)
     return response
 

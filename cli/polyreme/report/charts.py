@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Sequence
+import operator
+from collections.abc import Collection, Iterable, Sequence
 
 from polyreme.report import svg
 from polyreme.report.data import AttemptRow, MixtureWeights, ReportData, TrainedStage
 from polyreme.report.svg import BOTTOM, LEFT, RIGHT, TOP, WIDTH, Scale
 from polyreme.report.timeline import attempt_spans, end_of
 from polyreme.views.formatting import clock, duration, mixture_change, share, short_weights
-from polyreme_api.progress import ALL_SETS, StepRecord
+from polyreme_api.progress import StepRecord
+from polyreme_api.step_columns import StepTable, by_attempt, column_of, held_out_losses, table_of
 
 COLOURS = 6
 """Colours of attempts, which then repeat; the style sheet has one variable for each."""
@@ -33,37 +35,37 @@ _BUCKETS = 160
 
 def loss_chart(data: ReportData) -> str:
     """Draw the loss over steps: history by attempt, thrown-away steps dashed, held-out loss, resume points, borders."""
-    finite = [record.loss for record in [*data.steps, *data.thrown_away] if math.isfinite(record.loss)]
+    losses = [*_losses(data.steps), *_losses(data.thrown_away)]
+    finite = [loss for _, loss in losses if math.isfinite(loss)]
     if not finite:
         return ""
-    held_out = [(record.step, record.held_out[ALL_SETS]) for record in data.steps if ALL_SETS in record.held_out]
-    held_out = [(step, loss) for step, loss in held_out if math.isfinite(loss)]
+    held_out = [(step, loss) for step, loss in held_out_losses(data.steps) if math.isfinite(loss)]
     finite += [loss for _, loss in held_out]
     logarithmic = min(finite) > 0
     y = _y_scale(min(finite), max(finite), bottom=_LOSS_PX - BOTTOM, logarithmic=logarithmic)
-    last = max([data.steps_planned, *(record.step for record in [*data.steps, *data.thrown_away])])
+    last = max([data.steps_planned, *(step for step, _ in losses)])
     x = Scale(low=0, high=last, from_px=LEFT, to_px=WIDTH - RIGHT)
     parts = [svg.frame(x, y, name_x="step", name_y="loss, log scale" if logarithmic else "loss")]
     parts += _mixture_marks(data.mixture, x=x, y=y)
     parts += [
         svg.line(_points(records, x, y), f"lost-line c{attempt % COLOURS}", title=f"attempt {attempt}, discarded")
-        for attempt, records in _by_attempt(data.thrown_away).items()
+        for attempt, records in by_attempt(data.thrown_away).items()
     ]
     borders = {change.step for change in data.mixture} | {stage.first_step for stage in data.training_stages}
     smooth = smoothed(data.steps, borders)
-    for attempt, records in _by_attempt(data.steps).items():
+    for attempt, records in by_attempt(data.steps).items():
         parts.append(svg.line(_points(records, x, y), f"raw c{attempt % COLOURS}"))
-        trend = [(x(record.step), y(smooth[record.step])) for record in records if record.step in smooth]
-        parts.append(svg.line(svg.thin(trend), f"trend c{attempt % COLOURS}", title=f"attempt {attempt}"))
+        trend = [(step, smooth[step]) for step in records.column("step") if step in smooth]
+        trend = [(x(step), y(loss)) for step, loss in svg.thin(trend)]
+        parts.append(svg.line(trend, f"trend c{attempt % COLOURS}", title=f"attempt {attempt}"))
     marks = svg.thin([(x(step), y(loss)) for step, loss in held_out])
     parts += [svg.line(marks, "held-out", title="held-out loss")] if len(marks) > 1 else []
     parts += [svg.dot(at, height, "held-out", title="held-out loss") for at, height in marks[:MARKS_MAX]]
     parts += _stage_marks(data.training_stages, x=x, y=y)
     parts += _resume_marks(data, x=x, y=y)
     parts += [
-        svg.dot(x(record.step), y.to_px, "bad", title=f"step {record.step}: loss {record.loss}")
-        for record in [*data.steps, *data.thrown_away][: svg.POINTS_MAX]
-        if not math.isfinite(record.loss)
+        svg.dot(x(step), y.to_px, "bad", title=f"step {step}: loss {loss}")
+        for step, loss in [each for each in losses if not math.isfinite(each[1])][: svg.POINTS_MAX]
     ]
     return svg.picture(parts, height=_LOSS_PX, says=f"Loss over {last} steps, coloured by attempt")
 
@@ -84,12 +86,12 @@ def timeline_chart(data: ReportData) -> str:
         for tick in _time_ticks(x.high)
     ]
     parts.append(svg.label(x.to_px, y.from_px + 32, "wall time", "name", anchor="end"))
-    by_attempt = _by_attempt(data.steps), _by_attempt(data.thrown_away)
+    kept, lost = by_attempt(data.steps), by_attempt(data.thrown_away)
     for row, attempt in enumerate(attempts):
         spans = attempt_spans(
             attempt,
-            committed=by_attempt[0].get(attempt.number, ()),
-            thrown_away=by_attempt[1].get(attempt.number, ()),
+            committed=kept.get(attempt.number, ()),
+            thrown_away=lost.get(attempt.number, ()),
             now_s=end_s,
         )
         at = TOP + row * _ROW_PX
@@ -106,13 +108,15 @@ def timeline_chart(data: ReportData) -> str:
 
 def throughput_chart(data: ReportData) -> str:
     """Draw trained tokens a second over wall time; pauses show as gaps, thrown-away work in grey."""
-    records = [*data.steps, *data.thrown_away]
-    if not records or not any(record.tokens for record in records):
+    parts_of = table_of(data.steps), table_of(data.thrown_away)
+    ends_s = [end_s for table in parts_of for end_s in table.column("ended_at_s")]
+    if not any(any(table.column("tokens")) for table in parts_of):
         return ""
-    start_s = min([attempt.started_s for attempt in data.attempts] + [r.ended_at_s - r.step_s for r in records])
-    end_s = max(record.ended_at_s for record in records)
+    took_s = [step_s for table in parts_of for step_s in table.column("step_s")]
+    start_s = min([attempt.started_s for attempt in data.attempts] + list(map(operator.sub, ends_s, took_s)))
+    end_s = max(ends_s)
     width_s = max((end_s - start_s) / _BUCKETS, 1e-3)
-    kept, lost = (_rates(part, start_s=start_s, width_s=width_s) for part in (data.steps, data.thrown_away))
+    kept, lost = (_rates(table, start_s=start_s, width_s=width_s) for table in parts_of)
     most = max(a + b for a, b in zip(kept, lost, strict=True))
     x = Scale(low=0, high=max(end_s - start_s, data.figures.wall_s, 1e-3), from_px=LEFT, to_px=WIDTH - RIGHT)
     y = Scale(low=0, high=most * 1.08, from_px=_RATE_PX - BOTTOM, to_px=TOP)
@@ -159,15 +163,14 @@ def _y_scale(low: float, high: float, *, bottom: float, logarithmic: bool) -> Sc
     return Scale(low=low, high=high, from_px=bottom, to_px=TOP, logarithmic=logarithmic)
 
 
+def _losses(records: Sequence[StepRecord]) -> Iterable[tuple[int, float]]:
+    return zip(column_of(records, "step"), column_of(records, "loss"), strict=True)
+
+
 def _points(records: Sequence[StepRecord], x: Scale, y: Scale) -> list[svg.Point]:
-    return svg.thin([(x(record.step), y(record.loss)) for record in records if math.isfinite(record.loss)])
-
-
-def _by_attempt(records: Sequence[StepRecord]) -> dict[int, list[StepRecord]]:
-    grouped: dict[int, list[StepRecord]] = {}
-    for record in records:
-        grouped.setdefault(record.attempt, []).append(record)
-    return grouped
+    """Thinned before it is drawn: most of many steps would end in the same place."""
+    finite = [(step, loss) for step, loss in _losses(records) if math.isfinite(loss)]
+    return [(x(step), y(loss)) for step, loss in svg.thin(finite)]
 
 
 def smoothing_half_width(steps: int) -> int:
@@ -182,18 +185,18 @@ def smoothed(records: Sequence[StepRecord], borders: Collection[int] = ()) -> di
     window shrinks on both sides alike, so the line begins and ends at the loss itself.
     """
     half = smoothing_half_width(len(records))
-    parts: list[list[StepRecord]] = [[]]
-    for record in records:
-        if record.step in borders:
+    parts: list[list[tuple[int, float]]] = [[]]
+    for step, loss in _losses(records):
+        if step in borders:
             parts.append([])
-        if math.isfinite(record.loss):
-            parts[-1].append(record)
+        if math.isfinite(loss):
+            parts[-1].append((step, loss))
     smooth = {}
     for part in parts:
-        sums = [0.0, *itertools.accumulate(record.loss for record in part)]
-        for at, record in enumerate(part):
+        sums = [0.0, *itertools.accumulate(loss for _, loss in part)]
+        for at, (step, _) in enumerate(part):
             around = min(half, at, len(part) - 1 - at)
-            smooth[record.step] = (sums[at + around + 1] - sums[at - around]) / (2 * around + 1)
+            smooth[step] = (sums[at + around + 1] - sums[at - around]) / (2 * around + 1)
     return smooth
 
 
@@ -225,8 +228,10 @@ def _stage_marks(stages: Sequence[TrainedStage], *, x: Scale, y: Scale) -> list[
 def _resume_marks(data: ReportData, *, x: Scale, y: Scale) -> list[str]:
     parts: list[str] = []
     texts: list[tuple[float, str]] = []
-    for before, after in zip(data.steps, data.steps[1:], strict=False):
-        if before.attempt != after.attempt and math.isfinite(before.loss) and len(parts) < MARKS_MAX:
+    attempts = column_of(data.steps, "attempt")
+    changes = [at for at in range(1, len(attempts)) if attempts[at] != attempts[at - 1]]
+    for before, after in ((data.steps[at - 1], data.steps[at]) for at in changes):
+        if math.isfinite(before.loss) and len(parts) < MARKS_MAX:
             words = f"attempt {after.attempt} resumes after step {before.step}"
             at = x(before.step)
             texts.append((at, f"resumed after {before.step}"))
@@ -245,16 +250,16 @@ def _row_words(attempt: AttemptRow, *, x: Scale, at: float, end_s: float) -> str
     return svg.label(right + 6, at + 19, words, "mark")
 
 
-def _rates(records: Sequence[StepRecord], *, start_s: float, width_s: float) -> list[float]:
+def _rates(table: StepTable, *, start_s: float, width_s: float) -> list[float]:
     """Spread each step's tokens over the buckets of wall time that it took."""
     rates = [0.0] * (_BUCKETS + 1)
-    for record in records:
-        until = min(max((record.ended_at_s - start_s) / width_s, 0.0), float(_BUCKETS))
-        since = max(until - max(record.step_s / width_s, 1e-9), 0.0)
+    for end_s, step_s, tokens in zip(*map(table.column, ("ended_at_s", "step_s", "tokens")), strict=True):
+        until = min(max((end_s - start_s) / width_s, 0.0), float(_BUCKETS))
+        since = max(until - max(step_s / width_s, 1e-9), 0.0)
         length = max(until - since, 1e-9)
         for bucket in range(math.floor(since), min(math.ceil(until), _BUCKETS)):
             overlap = min(until, bucket + 1) - max(since, bucket)
-            rates[bucket] += record.tokens * max(overlap, 0.0) / length / width_s
+            rates[bucket] += tokens * max(overlap, 0.0) / length / width_s
     return rates
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from polyreme.run_files.timeline import Moment, Timeline, read_timeline
 from polyreme_api.clock import Clock
 from polyreme_api.differences import leaves
 from polyreme_api.job import TrainingJob, parse_job
-from polyreme_api.progress import ALL_SETS, StepRecord
+from polyreme_api.step_columns import column_of, held_out_losses
 from polyreme_datahub_service.stored_job import read_stored_job
 from polyreme_system.files import read_json
 
@@ -45,8 +46,8 @@ def compared(run: RunDirectory, job: TrainingJob, records: RunRecords, clock: Cl
     """Return a run as a comparison shows it, by its job with its status and by what its ranks left."""
     history = records.history
     head = figures(job, run_times(job, records, read_timeline(run.path), now=end_of_run(run, records, clock)))
-    held_out = [step.held_out[ALL_SETS] for step in history if ALL_SETS in step.held_out]
-    losses = [step.loss for step in history]
+    held_out = [loss for _, loss in held_out_losses(history)]
+    losses = column_of(history, "loss")
     return ComparedRun(
         spec=dict(leaves("spec", job.spec.model_dump(mode="json", by_alias=True))),
         figures={
@@ -85,8 +86,12 @@ def end_of_run(run: RunDirectory, records: RunRecords, clock: Clock) -> Moment:
         return Timeline(run.path, clock).now()
     moments = read_timeline(run.path)
     last = moments[-1] if moments else Moment(at_s=clock.now_s(), kind="now", attempt=0)
-    trained: list[StepRecord] = [step for steps in records.steps.values() for step in steps]
-    newest = max(trained, key=lambda step: step.ended_at_s, default=None)
-    if newest is None or newest.ended_at_s <= last.at_s:
+    ends = [
+        newest
+        for steps in records.steps.values()
+        for newest in zip(column_of(steps, "ended_at_s"), column_of(steps, "ended_steady_s"), strict=True)
+    ]
+    at_s, steady_s = max(ends, key=operator.itemgetter(0), default=(last.at_s, 0.0))
+    if at_s <= last.at_s:
         return dataclasses.replace(last, kind="now")
-    return dataclasses.replace(last, kind="now", at_s=newest.ended_at_s, steady_s=newest.ended_steady_s)
+    return dataclasses.replace(last, kind="now", at_s=at_s, steady_s=steady_s)

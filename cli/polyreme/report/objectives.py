@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from polyreme.report import svg
 from polyreme.report.svg import Point, Scale, safe, short_number
 from polyreme.views.formatting import in_words
 from polyreme_api.progress import ALL_SETS, StepRecord
+from polyreme_api.step_columns import table_of
 
 HELD_OUT_PAIRS = "heldOutPairAccuracy"
 _WORDS = {HELD_OUT_PAIRS: "held-out pair accuracy"}
@@ -16,7 +17,7 @@ MEASURES_MAX = 32
 _WIDTH_PX, _HEIGHT_PX, _EDGE_PX = 240, 36, 3
 
 
-def rows(records: Iterable[StepRecord]) -> list[tuple[str, str, str, str]]:
+def rows(records: Sequence[StepRecord]) -> list[tuple[str, str, str, str]]:
     """Return name, first and last value, and picture of each measure, as cells of HTML."""
     found = _measures(records)
     return [
@@ -30,16 +31,18 @@ def rows(records: Iterable[StepRecord]) -> list[tuple[str, str, str, str]]:
     ]
 
 
-def _measures(records: Iterable[StepRecord]) -> dict[str, list[Point]]:
+def _measures(records: Sequence[StepRecord]) -> dict[str, list[Point]]:
     """Return steps and values by name, in the order in which names appear."""
     found: dict[str, list[Point]] = {}
-    for record in records:
-        values = dict(record.objective)
-        if ALL_SETS in record.held_out_pairs:
-            values[HELD_OUT_PAIRS] = record.held_out_pairs[ALL_SETS]
+    table = table_of(records)
+    steps, objective, pairs = table.column("step"), table.sparse("objective"), table.sparse("held_out_pairs")
+    for place in sorted({*objective, *pairs}):
+        values = dict(objective.get(place, {}))
+        if ALL_SETS in pairs.get(place, ()):
+            values[HELD_OUT_PAIRS] = pairs[place][ALL_SETS]
         for name, value in values.items():
             if math.isfinite(value):
-                found.setdefault(name, []).append((float(record.step), value))
+                found.setdefault(name, []).append((float(steps[place]), value))
     return found
 
 

@@ -22,6 +22,7 @@ from polyreme.report.svg import safe, short_number
 from polyreme.report.timeline import KINDS, end_of
 from polyreme.views.formatting import NOTHING, duration, mixture_change, moment, share, size
 from polyreme_api.job.accounting import Accounting, Use, ettr_of, goodput_of
+from polyreme_api.step_columns import column_of, table_of
 
 PAGES_MAX = 48
 """Pages with answers that are shown; at most half of them wrong ones."""
@@ -95,13 +96,13 @@ def _learning(data: ReportData) -> str:
     if around := smoothing_half_width(len(data.steps)):
         key = ['<li><i class="thin"></i>each step</li>']
         key.append(f'<li><i class="bold"></i>smoothed: mean of {around} steps before and after</li>')
-    numbers = sorted({record.attempt for record in data.steps})
+    numbers = sorted(set(column_of(data.steps, "attempt")))
     key += [f'<li><i class="line c{n % COLOURS}"></i>attempt {n}</li>' for n in numbers[:LEGEND_MAX]]
     if len(numbers) > LEGEND_MAX:
         key.append(f"<li>and {len(numbers) - LEGEND_MAX} more</li>")
     if data.thrown_away:
         key.append('<li><i class="dashed"></i>trained, lost, retrained</li>')
-    if any(record.held_out for record in data.steps):
+    if table_of(data.steps).sparse("held_out"):
         key.append('<li><i class="dot"></i>held out</li>')
     words = _stage_words(data) + _mixture_words(data)
     return f'<h2>Loss</h2>{words}<div class="card">{picture}<ul class="key">{"".join(key)}</ul></div>{spikes(data)}'

@@ -91,12 +91,12 @@ def gather(
         now: The present.
     """
     times = run_times(job, records, moments, now=now)
-    records = times.records
+    records, history, discarded = times.records, times.records.history, times.records.discarded
     data = read_json(run.data_report) or {}
     pages = list((records.evaluation or {}).get("pages", ()))
     outcome, reason = verdict(job)
     rejections = () if records.mixture is None else records.mixture.rejections
-    spikes = sorted({(of.attempt, of.step) for of in spikes_of((*records.history, *records.discarded), rejections)})
+    spikes = sorted({(of.attempt, of.step) for of in spikes_of((history, discarded), rejections)})
     spike_packs = [packs(attempt, step) for attempt, step in spikes[-SPIKES_SHOWN_MAX:]]
     return ReportData(
         title=run.name if run.namespace == "default" else f"{run.namespace}/{run.name}",
@@ -107,8 +107,8 @@ def gather(
         job_yaml=run.job_file.read_text(encoding="utf-8") if run.job_file.exists() else "",
         plan=_plan(job),
         steps_planned=steps_of(run, job.spec),
-        steps=records.history,
-        thrown_away=records.discarded,
+        steps=history,
+        thrown_away=discarded,
         attempts=times.attempts,
         course=_course(run, job, records),
         time_shares=times.shares,
@@ -119,7 +119,7 @@ def gather(
         rejections=rejections,
         spike_packs=[shown for shown in spike_packs if shown is not None],
         weights_are=_weights_are(job.spec.data),
-        visits=_visits(outlook(records.history[-1].step) if records.history else ()),
+        visits=_visits(outlook(history[-1].step) if history else ()),
         stages=[_stage(row) for row in data.get("stages", ())],
         damage=[moment.text for moment in moments if moment.kind == "damage"],
         dead_letters=[_dead_letter(row) for row in data.get("deadLetters", ())],

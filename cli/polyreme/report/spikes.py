@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from polyreme.report.data import ReportData, StepPacks
@@ -11,6 +11,7 @@ from polyreme.report.preview_page import pack_section
 from polyreme.report.svg import safe
 from polyreme_api.mixture import Rejection
 from polyreme_api.progress import StepRecord
+from polyreme_api.step_columns import table_of
 
 PICTURE_BYTES_MAX = 8 * 2**20
 """All images of spikes in a report; of later ones it says their size alone."""
@@ -25,24 +26,24 @@ class Spike(NamedTuple):
     answer: str
 
 
-def spikes_of(records: Iterable[StepRecord], rejections: Iterable[Rejection]) -> list[Spike]:
+def spikes_of(parts: Iterable[Sequence[StepRecord]], rejections: Iterable[Rejection]) -> list[Spike]:
     """Return the spikes by attempt and step.
 
     Args:
-        records: Steps, those that were trained again included.
+        parts: Steps, those that were trained again included.
         rejections: Spikes for which the run went back.
     """
-    found = [
-        Spike(record.attempt, record.step, _seen(record), _answer(record))
-        for record in records
-        if record.spike_limit is not None or record.recomputed
-    ]
-    return sorted(found + [Spike(of.attempt, of.spike_step, of.why, _way_back(of)) for of in rejections])
+    found = [Spike(of.attempt, of.spike_step, of.why, _way_back(of)) for of in rejections]
+    for steps in map(table_of, parts):
+        again = (at for at, words in enumerate(steps.column("recomputed")) if words)
+        records = [steps[at] for at in {*steps.sparse("spike_limit"), *again}]
+        found += [Spike(of.attempt, of.step, _seen(of), _answer(of)) for of in records]
+    return sorted(found)
 
 
 def spikes(data: ReportData) -> str:
     """List the spikes, and what the last of them trained on; empty without one."""
-    found = spikes_of((*data.steps, *data.thrown_away), data.rejections)
+    found = spikes_of((data.steps, data.thrown_away), data.rejections)
     if not found:
         return ""
     rows = [(f"{of.attempt}", f"{of.step:,}", safe(of.seen), safe(of.answer)) for of in found]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections import defaultdict
 from collections.abc import Sequence
 
 from polyreme.report.data import AttemptRow, TimeShare
 from polyreme_api.progress import StepRecord
+from polyreme_api.step_columns import by_attempt, column_of
 
 STARTING, TRAINING, LOST, HUNG, STOPPED, FINISHING = "starting", "training", "lost", "hung", "stopped", "finishing"
 KINDS = (STARTING, TRAINING, LOST, HUNG, STOPPED, FINISHING)
@@ -47,14 +49,15 @@ def attempt_spans(
         now_s: End of an attempt that still runs.
     """
     ended_s = max(attempt.ended_s if attempt.ended_s is not None else now_s, attempt.started_s)
-    records = sorted([*committed, *thrown_away], key=lambda record: record.ended_at_s)
-    if not records:
+    ends_s, took_s = ([*column_of(committed, name), *column_of(thrown_away, name)] for name in ("ended_at_s", "step_s"))
+    if not ends_s:
         is_hung = attempt.cause == CAUSE_HUNG and not attempt.stopped
         kind = STOPPED if attempt.stopped else HUNG if is_hung else STARTING
         return _without_empty([Span(kind=kind, from_s=attempt.started_s, until_s=ended_s)])
-    begun_s = min(max(records[0].ended_at_s - records[0].step_s, attempt.started_s), ended_s)
-    kept_s = max(min(max((record.ended_at_s for record in committed), default=begun_s), ended_s), begun_s)
-    again_s = max(min(max((record.ended_at_s for record in thrown_away), default=kept_s), ended_s), kept_s)
+    first_s, first_took_s = min(zip(ends_s, took_s, strict=True), key=operator.itemgetter(0))
+    begun_s = min(max(first_s - first_took_s, attempt.started_s), ended_s)
+    kept_s = max(min(max(column_of(committed, "ended_at_s"), default=begun_s), ended_s), begun_s)
+    again_s = max(min(max(column_of(thrown_away, "ended_at_s"), default=kept_s), ended_s), kept_s)
     end = _kind_of_end(attempt)
     if end == LOST:
         again_s = kept_s
@@ -77,18 +80,13 @@ def time_shares(
 ) -> list[TimeShare]:
     """Add up what all attempts spent their time on: all of the time from the first one's start to the end."""
     sums: defaultdict[str, float] = defaultdict(float)
+    kept_by_attempt, lost_by_attempt = by_attempt(committed), by_attempt(thrown_away)
     for attempt in attempts:
-        kept = [record for record in committed if record.attempt == attempt.number]
-        spans = attempt_spans(
-            attempt,
-            committed=kept,
-            thrown_away=[record for record in thrown_away if record.attempt == attempt.number],
-            now_s=now_s,
-        )
-        for span in spans:
+        kept, lost = kept_by_attempt.get(attempt.number, ()), lost_by_attempt.get(attempt.number, ())
+        for span in attempt_spans(attempt, committed=kept, thrown_away=lost, now_s=now_s):
             if span.kind == TRAINING:
-                steps_s = min(sum(record.step_s for record in kept), span.seconds)
-                waits_s = min(sum(record.data_wait_s for record in kept), steps_s)
+                steps_s = min(sum(column_of(kept, "step_s")), span.seconds)
+                waits_s = min(sum(column_of(kept, "data_wait_s")), steps_s)
                 sums[STEPS_NAME] += steps_s - waits_s
                 sums[DATA_WAIT_NAME] += waits_s
                 sums[PAUSES_NAME] += span.seconds - steps_s

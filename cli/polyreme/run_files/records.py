@@ -17,7 +17,7 @@ from polyreme_api.history import START_KEY, ResumePoint, attempt_spans, committe
 from polyreme_api.job import TrainingJob
 from polyreme_api.mixture import MixtureRecord
 from polyreme_api.progress import CheckpointRef, StepRecord
-from polyreme_api.step_columns import StepTable, column_of, decode, parse_steps
+from polyreme_api.step_columns import StepTable, decode, parse_steps, table_of
 from polyreme_api.store import ObjectInfo, ObjectStore
 from polyreme_api.urls import is_bucket
 from polyreme_datahub.objects import bucket_of, open_store
@@ -73,15 +73,13 @@ class RunRecords:
         return committed_steps(self.points, self.steps)
 
     @property
-    def discarded(self) -> list[StepRecord]:
+    def discarded(self) -> Sequence[StepRecord]:
         """Steps that were trained and are not history."""
-        spans = attempt_spans(self.points)
-        return [
-            records[place]
-            for attempt, records in self.steps.items()
-            for place, step in enumerate(column_of(records, "step"))
-            if not is_kept(step, spans.get(attempt))
-        ]
+        spans, parts = attempt_spans(self.points), list[StepTable]()
+        for attempt, records in self.steps.items():
+            table, span = table_of(records), spans.get(attempt)
+            parts.append(table.take([at for at, step in enumerate(table.column("step")) if not is_kept(step, span)]))
+        return StepTable.join(parts)
 
 
 def checkpoint_url(run: RunDirectory, job: TrainingJob) -> str:
@@ -165,6 +163,31 @@ def last_error(run: RunDirectory, attempt: int) -> str | None:
             if ERROR_MARK in line:
                 return line.partition(ERROR_MARK)[2].strip()
     return None
+
+
+def step_bytes(root: Path) -> tuple[int, int]:
+    """Return the bytes of step records of a checkpoint root on this machine that are read as lines, and as columns."""
+    covered: dict[int, int] = {}
+    columns_bytes = 0
+    for path in sorted((root / "steps").glob("*.columns")):
+        if (match := _COLUMNS_KEY.fullmatch(f"steps/{path.name}")) is not None:
+            columns_bytes += path.stat().st_size
+            covered[int(match[1])] = max(covered.get(int(match[1]), 0), _end_of(path))
+    lines_bytes = 0
+    for path in (root / "steps").glob("*.jsonl"):
+        if (match := _STEPS_KEY.fullmatch(f"steps/{path.name}")) is not None:
+            lines_bytes += max(0, path.stat().st_size - covered.get(int(match[1]), 0))
+    return lines_bytes, columns_bytes
+
+
+def _end_of(columns: Path) -> int:
+    """Return up to which byte of its log a segment reaches; 0: it is damaged, or counts parts."""
+    with columns.open("rb") as file:
+        try:
+            head = json.loads(file.readline())
+            return int(head["end"]) if head["unit"] == "bytes" else 0
+        except (ValueError, KeyError, TypeError):
+            return 0
 
 
 def read_steps(store: ObjectStore) -> dict[int, StepTable]:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from polyreme.run_files.timeline import Moment
 from polyreme_api.progress import StepRecord
+from polyreme_api.step_columns import StepTable, table_of
 
 Steps = Mapping[int, Sequence[StepRecord]]
 """Step records by attempt."""
@@ -28,7 +29,7 @@ def without_clock_steps(moments: Sequence[Moment], steps: Steps) -> tuple[list[M
         moment.attempt: (moment, at.at_s) for moment, at in zip(moments, even, strict=True) if moment.kind == "attempt"
     }
     return even, {
-        attempt: [_moved(record, *starts[attempt]) for record in records] if attempt in starts else records
+        attempt: _moved(table_of(records), *starts[attempt]) if attempt in starts else records
         for attempt, records in steps.items()
     }
 
@@ -40,7 +41,7 @@ def seconds_between(before: Moment, after: Moment) -> float:
     return max(0.0, after.at_s - before.at_s)
 
 
-def _moved(record: StepRecord, start: Moment, start_s: float) -> StepRecord:
-    is_steady = record.ended_steady_s and start.boot
-    passed_s = record.ended_steady_s - start.steady_s if is_steady else record.ended_at_s - start.at_s
-    return record.model_copy(update={"ended_at_s": start_s + passed_s})
+def _moved(table: StepTable, start: Moment, start_s: float) -> StepTable:
+    ends = zip(table.column("ended_steady_s"), table.column("ended_at_s"), strict=True)
+    passed_s = [steady_s - start.steady_s if steady_s and start.boot else at_s - start.at_s for steady_s, at_s in ends]
+    return table.with_column("ended_at_s", [start_s + each_s for each_s in passed_s])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from polyreme.console.home import run_reader
 from tests.kept.folders import FINISHED, STOPPED, VERSIONS, copy_home
 from tests.unit.console.console_browser import Browser, with_browser
 
@@ -92,6 +93,15 @@ async def test_names_and_lines_of_others_are_text(browser: Browser, home: Path) 
     assert "last" in await browser.get(f"/runs/default/{STOPPED}/logs?file=rank+0,+attempt+9")
     assert "<img" not in await browser.get("/runs/default/%3Cimg%20src=x%3E", status=404)
     assert "passwd" not in await browser.get("/runs/default/..%2f..%2fetc", status=404)
+
+
+@with_browser
+async def test_a_run_whose_steps_are_too_many_lines_is_a_sentence(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_reader, "LINES_BYTES_MAX", 10)
+    assert "of step records in lines, expected at most" in await browser.get(f"/runs/default/{STOPPED}")
+    assert "is left out" in await browser.get(BOTH)
 
 
 @pytest.mark.parametrize("gone", ["state.json", "job.yaml", "run.json", "timeline.jsonl", "checkpoints"])

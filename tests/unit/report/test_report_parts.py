@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import re
 
 import pytest
@@ -166,3 +167,8 @@ def test_sizes_and_clocks() -> None:
 )
 def test_numbers_fit_an_axis(value: float, words: str) -> None:
     assert svg.short_number(value) == words
+
+
+def test_a_loss_that_is_no_number_is_marked_however_late_it_comes() -> None:
+    steps = [record(1, step, at_s=step, loss=1.0 if step != 3501 else math.nan) for step in range(1, 4001)]
+    assert "step 3501: loss nan" in loss_chart(dataclasses.replace(two_kills(), steps=steps))

@@ -1,26 +1,31 @@
 """Runs as pages show them: what was read is kept while the files of a run stay as they are.
 
-A run whose step records are larger than ``STEPS_BYTES_MAX`` is not read whole: its report says more.
+Of many steps the columns of closed segments are read. What would take long, since it is in lines alone, or much memory,
+is refused.
 """
 
 from __future__ import annotations
 
 import collections
+import dataclasses
+import itertools
 import threading
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 from polyreme.console.run_source import Curve, RunCurves, RunName
 from polyreme.report.comparison import compared, end_of_run, with_status
-from polyreme.report.data import ReportData
+from polyreme.report.page import sections
 from polyreme.report.run_report import gather
+from polyreme.report.run_summary import STOPPED
 from polyreme.run_files.paths import RunDirectory
-from polyreme.run_files.records import RunRecords, checkpoint_url, read_records_at
+from polyreme.run_files.records import RunRecords, checkpoint_url, read_records_at, step_bytes
 from polyreme.run_files.timeline import FILE as TIMELINE
 from polyreme.run_files.timeline import read_timeline
 from polyreme_api.clock import Clock
 from polyreme_api.errors import RefusedError
-from polyreme_api.progress import ALL_SETS, StepRecord
+from polyreme_api.progress import StepRecord
+from polyreme_api.step_columns import held_out_losses, table_of
 from polyreme_datahub_service.stored_job import read_stored_job
 from polyreme_launcher.urls import checkpoint_folder
 
@@ -28,11 +33,14 @@ T = TypeVar("T")
 
 KEPT = 128
 """Runs of comparisons that are kept."""
-REPORTS_KEPT = 4
-"""Runs whose steps are kept whole."""
+PAGES_KEPT = 32
+"""Runs whose pages are kept."""
 CURVE_POINTS = 600
-"""Points of one curve of a comparison."""
-STEPS_BYTES_MAX = 64 * 2**20
+"""Points of one curve of a comparison, and held-out losses beside them."""
+LINES_BYTES_MAX = 64 * 2**20
+"""Step records that no segment covers, at 10 microseconds a record of 400 bytes."""
+COLUMNS_BYTES_MAX = 256 * 2**20
+"""Segments: of 2.5 million steps."""
 
 
 class RunReader:
@@ -41,22 +49,26 @@ class RunReader:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._reports = _Kept[ReportData](REPORTS_KEPT)
+        self._pages = _Kept[str](PAGES_KEPT)
         self._curves = _Kept[RunCurves](KEPT)
 
-    def report(self, run: RunDirectory) -> ReportData:
-        """Return everything on a run's page but pictures.
+    def sections(self, run: RunDirectory, *, stopped: str) -> str:
+        """Return the report of a run as HTML, without pictures.
+
+        Args:
+            run: The run.
+            stopped: Why it is stopped, where its process is gone: the status is what that wrote last.
 
         Raises:
             PolyremeError: If the run's job can't be read, its store stays away, or it has too many steps.
         """
-        stamp = run_stamp(run)
-        found = self._reports.get(run, stamp)
+        stamp = stopped, run_stamp(run)
+        found = self._pages.get(run, stamp)
         if found is None:
             with self._lock:
                 job, records = _read(run)
                 now = end_of_run(run, records, self._clock)
-                found = gather(
+                data = gather(
                     run,
                     job,
                     records,
@@ -66,14 +78,17 @@ class RunReader:
                     packs=lambda *_: None,
                     now=now,
                 )
-            self._reports.put(run, stamp, found)
+                if stopped:
+                    data = dataclasses.replace(data, outcome=STOPPED, reason=stopped)
+                found = sections(dataclasses.replace(data, pages=()))
+            self._pages.put(run, stamp, found)
         return found
 
     def curves(self, run: RunDirectory) -> RunCurves:
         """Return what a comparison shows of a run.
 
         Raises:
-            PolyremeError: As ``report``.
+            PolyremeError: As ``sections``.
         """
         stamp = run_stamp(run)
         found = self._curves.get(run, stamp)
@@ -120,25 +135,27 @@ def run_stamp(run: RunDirectory) -> tuple[Any, ...]:
 
 def curve_of(history: Sequence[StepRecord]) -> Curve:
     """Return the curves of the steps that count."""
-    stride = max(1, -(-len(history) // CURVE_POINTS))
-    tokens, seconds, sums = 0, 0.0, []
-    for record in history:
-        tokens, seconds = tokens + record.tokens, seconds + record.step_s
-        sums.append((float(tokens), seconds / 3600))
-    kept = [*range(0, len(history), stride), *([len(history) - 1] if (len(history) - 1) % stride else [])]
-    chosen = [history[at] for at in kept]
-    held_out = [record.held_out.get(ALL_SETS, float("nan")) for record in chosen]
+    table, last = table_of(history), len(history) - 1
+    held_out = dict(held_out_losses(table))
+    tokens = list(itertools.accumulate(table.column("tokens")))
+    seconds = list(itertools.accumulate(table.column("step_s")))
+    kept = sorted({*_thin(range(len(history))), *_thin(sorted(table.sparse("held_out"))), *([last] if history else [])})
+    chosen = table.take(kept)
     return Curve(
-        step=[float(record.step) for record in chosen],
-        tokens=[sums[at][0] for at in kept],
-        hours=[sums[at][1] for at in kept],
+        step=[float(step) for step in chosen.column("step")],
+        tokens=[float(tokens[at]) for at in kept],
+        hours=[seconds[at] / 3600 for at in kept],
         values={
-            "loss": [record.loss for record in chosen],
-            "learning rate": [record.learning_rate for record in chosen],
-            "gradient norm": [record.gradient_norm for record in chosen],
-            "held-out loss": held_out,
+            "loss": chosen.column("loss"),
+            "learning rate": chosen.column("learning_rate"),
+            "gradient norm": chosen.column("gradient_norm"),
+            "held-out loss": [held_out.get(step, float("nan")) for step in chosen.column("step")],
         },
     )
+
+
+def _thin(places: Sequence[int]) -> Sequence[int]:
+    return places[:: max(1, -(-len(places) // CURVE_POINTS))]
 
 
 def _read(run: RunDirectory) -> tuple[Any, RunRecords]:
@@ -146,12 +163,13 @@ def _read(run: RunDirectory) -> tuple[Any, RunRecords]:
     url = checkpoint_url(run, job)
     folder = checkpoint_folder(url)
     if folder is not None and folder.is_dir():
-        size = sum(path.stat().st_size for path in (folder / "steps").glob("*.jsonl"))
-        if size > STEPS_BYTES_MAX:
-            raise RefusedError(
-                f"run {run.name!r} has {size // 2**20} MiB of step records, expected at most "
-                f"{STEPS_BYTES_MAX // 2**20} for a page; see its report, or polyreme runs export"
-            )
+        sizes = step_bytes(folder)
+        for size, most, what in zip(sizes, (LINES_BYTES_MAX, COLUMNS_BYTES_MAX), ("lines", "columns"), strict=True):
+            if size > most:
+                raise RefusedError(
+                    f"run {run.name!r} has {size // 2**20} MiB of step records in {what}, expected at most "
+                    f"{most // 2**20} for a page; see its report, or polyreme runs export"
+                )
     return job, read_records_at(url)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +16,6 @@ from polyreme.console.home.run_reader import RunReader
 from polyreme.console.job_form import as_yaml, options_of, read_base
 from polyreme.console.log_lines import last_lines
 from polyreme.console.run_source import LogPart, Offer, RunCurves, RunList, RunName, RunQuery, Verdict
-from polyreme.report import page as report_page
 from polyreme.report.run_summary import STOPPED, describe
 from polyreme.report.svg import safe
 from polyreme.run_files import logs
@@ -182,11 +180,7 @@ class HomeSource:
         """Return the report's sections; where its files can't be read, what is known without them."""
         row = describe(folder)
         try:
-            data = dataclasses.replace(self.reader.report(folder), pages=())
-            if row["state"] == STOPPED:
-                # The status is what the process wrote last, and that process is gone.
-                data = dataclasses.replace(data, outcome=STOPPED, reason=row["message"])
-            return report_page.sections(data)
+            return self.reader.sections(folder, stopped=row["message"] if row["state"] == STOPPED else "")
         except PolyremeError as error:
             return markup.notice(str(error), "bad")
         except OSError as error:

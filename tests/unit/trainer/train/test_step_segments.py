@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from polyreme.run_files.records import RunRecords, read_steps
+from polyreme.run_files.records import RunRecords, read_steps, step_bytes
 from polyreme_api.history import ResumePoint, columns_key, steps_key
 from polyreme_api.progress import StepRecord
 from polyreme_api.step_columns import Segment, StepTable, decode, encode, parse_steps
@@ -105,6 +105,18 @@ def test_a_store_that_fails_a_segment_does_not_end_the_run_and_the_next_one_cont
     assert list(read_steps(store)[1]) == [record(step) for step in range(1, 17)]
 
 
+def test_what_segments_cover_is_not_counted_as_lines(written: ObjectStore, tmp_path: Path) -> None:
+    logs = {info.key: info.size_bytes for info in written.list("steps/")}
+    every = sum(size for key, size in logs.items() if key.endswith(".jsonl"))
+    columns = sum(logs.values()) - every
+    last = decode(written.get(segments(written)[-1]))
+    assert last is not None
+    covered = last.end if last.unit == "bytes" else 0
+    assert step_bytes(tmp_path) == (every - covered, columns)
+    written.put(segments(written)[-1], b"{}")
+    assert step_bytes(tmp_path)[0] > every - covered or not covered
+
+
 @pytest.mark.parametrize("fault", ["first gone", "last gone", "last torn", "last flipped", "of another format"])
 def test_a_segment_that_is_gone_or_damaged_loses_and_doubles_nothing(written: ObjectStore, fault: str) -> None:
     key = columns_key(1, 0 if fault == "first gone" else 1)
@@ -143,7 +155,7 @@ def test_history_over_attempts_is_cut_where_each_resumed() -> None:
     assert isinstance(read.history, StepTable)
     assert list(read.history) == list(lists.history)
     assert [(each.attempt, each.step) for each in read.history][7:9] == [(1, 8), (2, 9)]
-    assert read.discarded == lists.discarded == [record(9), record(10)]
+    assert list(read.discarded) == list(lists.discarded) == [record(9), record(10)]
 
 
 def test_numbers_are_kept_bit_for_bit_and_fields_of_later_versions_are_ignored() -> None:

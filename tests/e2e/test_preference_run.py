@@ -38,6 +38,7 @@ def right(home: PolyremeHome, run: str, name: str) -> float:
     return sum(bool(page["match"]) for page in pages) / len(pages)
 
 
+@pytest.mark.soak
 def test_answers_in_words_are_preferred_and_as_right_as_before(home: PolyremeHome) -> None:
     before = home.call("run", str(home.write_job("before", **spec(stages=1))))
     assert before.code == 0, before.said
@@ -57,7 +58,6 @@ def test_answers_in_words_are_preferred_and_as_right_as_before(home: PolyremeHom
     assert last.held_out_pairs["in-words"] >= 1 - 2 / PAGES
     assert "reward margin" in done.said
     report = (home.path / "runs/default/after/report/report.html").read_text()
-    assert "<td>reward margin</td>" in report
     assert "<td>held-out pair accuracy</td>" in report
 
 
@@ -80,3 +80,4 @@ def test_a_job_waits_for_scores_that_another_program_writes(home: PolyremeHome) 
     first = home.records("scored").history[0]
     assert first.objective["referenceDrift"] > 0.0
     assert len(home.losses("scored")) == 6
+    assert "<td>reward margin</td>" in (home.path / "runs/default/scored/report/report.html").read_text()

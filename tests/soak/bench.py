@@ -23,7 +23,7 @@ SMOKE: dict[str, str] = {
     "agent": "--seconds 2 --rounds 1",
     "augment": "--rounds 1",
     "checkpoint": "--runs 1",
-    "console": "--runs 200 --parameters 10 --rounds 2",
+    "console": "--runs 200 --parameters 10 --rounds 2 --looks 1 --steps 5000",
     "gpu": "--rehearse --ours-only",
     "generate": "--rounds 1 --prompts 4 --longest 24",
     "hang": "--traces 20",

@@ -1,15 +1,12 @@
 """``make soak-tracking``: the real TensorBoard and MLflow show the committed history of a run, each step once.
 
 A rank of a run that both follow is killed. Then MLflow is killed in the middle of an export of many steps, which is
-repeated. Both tools are installed into environments of their own, under ``~/.cache/polyreme`` or POLYREME_TRACKERS."""
+repeated."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
-import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -30,9 +27,10 @@ from polyreme.tracking.mlflow import Mlflow
 from polyreme.tracking.port import Point, TrackedRun
 from polyreme_api.errors import PolyremeError
 from tests.e2e.polyreme_home import PolyremeHome
+from tools.trackers import MlflowServer, installed
 
 HERE = Path(__file__).parent
-START_S_MAX = 240.0
+KILL_S_MAX = 240.0
 STEPS = 20_000
 NAMES = 8
 DATA = {"sequenceTokens": 160, "seed": 17, "sources": [{"name": "one", "dataset": "sample/digits-1"}]}
@@ -49,9 +47,8 @@ print(json.dumps({"shown": shown, "tags": read.Tags(), "plugins": sorted(read.su
 
 def main() -> int:
     """Run; 0 when both tools show what was committed."""
-    root = Path(os.environ.get("POLYREME_TRACKERS") or Path.home() / ".cache/polyreme/trackers")
     begun_s = time.monotonic()
-    tools = {name: installed(root, name) for name in ("tensorboard", "mlflow")}
+    tools = {name: installed(name) for name in ("tensorboard", "mlflow")}
     figures: dict[str, float] = {"install_s": round(time.monotonic() - begun_s, 1)}
     with tempfile.TemporaryDirectory() as folder:
         server = Server(tools["mlflow"], Path(folder))
@@ -116,7 +113,7 @@ def interrupted(server: Server) -> dict[str, float]:
     ]
 
     def kill() -> None:
-        limit_s = time.monotonic() + START_S_MAX
+        limit_s = time.monotonic() + KILL_S_MAX
         while time.monotonic() < limit_s:
             with contextlib.suppress(OSError, ValueError, KeyError):
                 if any(len(found["data"].get("metrics", ())) for found in server.runs("long")):
@@ -152,65 +149,8 @@ def interrupted(server: Server) -> dict[str, float]:
     }
 
 
-def installed(root: Path, name: str) -> Path:
-    """Return the Python of a tool's own environment, which is made once for each pinned version."""
-    lines = (HERE / "tracking_peers.txt").read_text().splitlines()
-    (pinned,) = [line for line in lines if line.startswith(f"{name}==")]
-    folder = root / pinned
-    python = folder / "bin/python"
-    if not (folder / ".made").exists():
-        uv = Path(sys.executable).with_name("uv")
-        subprocess.run([uv, "venv", "--quiet", "--clear", "--python", sys.executable, folder], check=True)
-        # TensorBoard imports pkg_resources, which later versions of setuptools lack.
-        subprocess.run([uv, "pip", "install", "--quiet", "--python", python, pinned, "setuptools<80"], check=True)
-        (folder / ".made").touch()
-    return python
-
-
-@dataclasses.dataclass
-class Server:
-    """MLflow's server on a port of its own; its data outlives it."""
-
-    python: Path
-    folder: Path
-    process: subprocess.Popen[bytes] | None = None
-    url: str = ""
-
-    def start(self) -> None:
-        """Start it and wait until it answers."""
-        if not self.url:
-            with socket.socket() as free:
-                free.bind(("127.0.0.1", 0))
-                self.url = f"http://127.0.0.1:{free.getsockname()[1]}"
-        store = f"sqlite:///{self.folder}/mlflow.db"
-        command: list[str | Path] = [
-            self.python,
-            "-m",
-            "mlflow",
-            "server",
-            "--workers",
-            "1",
-            "--backend-store-uri",
-            store,
-        ]
-        command += ["--port", self.url.rpartition(":")[2], "--default-artifact-root", str(self.folder / "artifacts")]
-        with (self.folder / "mlflow.log").open("ab") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-        limit_s = time.monotonic() + START_S_MAX
-        while time.monotonic() < limit_s:
-            with contextlib.suppress(OSError):
-                urllib.request.urlopen(f"{self.url}/health")
-                return
-            time.sleep(0.2)
-        raise SystemExit(f"MLflow does not start: {(self.folder / 'mlflow.log').read_text()[-2000:]}")
-
-    def kill(self) -> None:
-        """Kill it with its workers."""
-        if self.process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, 9)
-            self.process.wait()
-            self.process = None
+class Server(MlflowServer):
+    """MLflow's server, and what it stored."""
 
     def runs(self, experiment: str) -> list[dict[str, Any]]:
         """Runs of an experiment."""

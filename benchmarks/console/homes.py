@@ -1,0 +1,69 @@
+"""Homes for the console: many runs of a sweep, and one run of many steps."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+from benchmarks.step_log.run import write as write_steps
+
+from polyreme.run_files.paths import Home, RunDirectory
+from polyreme_api.history import ResumePoint, attempt_key
+from polyreme_api.job import parse_job
+
+ROOT = Path(__file__).parents[2]
+LONG = "long"
+COMPARED = 100
+"""Runs of the sweep that have steps, for a comparison."""
+COMPARED_STEPS = 200
+_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+
+def values_of(number: int, parameters: int) -> dict[str, str]:
+    """Return the parameters of a run: every sixth or so differs, as in a sweep."""
+    return {f"p{at}": str(number >> at % 8 & 3 if at % 12 in {3, 7} else at) for at in range(parameters)}
+
+
+def loss_of(number: int) -> float:
+    """Return the last loss of a run."""
+    return 1 / (number + 1)
+
+
+def write_runs(home: Path, runs: int, parameters: int) -> None:
+    """Write the runs of a sweep: annotations of their pods stand for what it changes."""
+    job = yaml.safe_load((ROOT / "manifests/samples/quickstart.yaml").read_text())
+    job = copy.deepcopy(parse_job(job).to_object())
+    for number in range(runs):
+        run = Home(path=home).run("default", f"run-{number}")
+        template = {"metadata": {"annotations": values_of(number, parameters)}}
+        own = {"spec": {"workers": {**job["spec"]["workers"], "template": template}}}
+        state = {"state": "Succeeded", "finished": True, "step": 100, "steps": 100, "loss": loss_of(number)}
+        _write_run(run, {**job, "metadata": {"name": run.name}, "spec": {**job["spec"], **own["spec"]}}, state)
+        if number < COMPARED:
+            _write_history(run, COMPARED_STEPS)
+
+
+def write_long(home: Path, steps: int) -> None:
+    """Write a run of so many steps, its segments closed as a run closes them."""
+    run = Home(path=home).run("default", LONG)
+    job = yaml.safe_load((ROOT / "manifests/samples/quickstart.yaml").read_text())
+    state = {"state": "Succeeded", "finished": True, "step": steps, "steps": steps}
+    _write_run(run, {**job, "metadata": {"name": run.name}}, state)
+    _write_history(run, steps)
+
+
+def _write_run(run: RunDirectory, job: dict[str, Any], state: dict[str, Any]) -> None:
+    run.path.mkdir(parents=True)
+    run.job_file.write_text(yaml.dump(job, Dumper=_DUMPER))
+    run.state_file.write_text(json.dumps(state))
+    run.identity_file.write_text(json.dumps({"namespace": run.namespace, "name": run.name, "uid": run.name}))
+
+
+def _write_history(run: RunDirectory, steps: int) -> None:
+    point = run.checkpoints / attempt_key(1)
+    point.parent.mkdir(parents=True)
+    point.write_text(ResumePoint(attempt=1).model_dump_json(by_alias=True))
+    write_steps(run.checkpoints, steps)

@@ -20,7 +20,7 @@ from polyreme_api.progress import StepRecord
 from polyreme_launcher.agent import PROCESSES_FILE
 from tests.cluster.kube import api_client, new_namespace
 from tests.cluster.laptop import laptop
-from tests.processes import wake
+from tests.processes import is_asked_to_end, wake
 
 STEPS = 60
 PATIENCE_S = 300.0
@@ -155,16 +155,6 @@ def held_still(process: int) -> Iterator[None]:
             time.sleep(0.05)
     finally:
         wake(process)
-
-
-def is_asked_to_end(process: int) -> bool:
-    """Whether SIGTERM waits for a process that is stopped, or it has been ended."""
-    try:
-        text = Path(f"/proc/{process}/status").read_text()
-    except FileNotFoundError:
-        return True
-    fields = dict(line.split(":", 1) for line in text.splitlines())
-    return bool(int(fields["ShdPnd"], 16) & 1 << (signal.SIGTERM - 1))
 
 
 def history(folder: Path, namespace: str, name: str) -> Sequence[StepRecord]:

@@ -1,15 +1,28 @@
-"""A rank that hangs as it is asked, in one attempt: ``attempt:rank:step:how`` in a variable, separated by commas."""
+"""A rank that hangs or stops as it is asked, in one attempt: ``attempt:rank:step:how``, separated by commas."""
 
 from __future__ import annotations
 
 import os
+import signal
 import time
+from pathlib import Path
 from typing import Any
 
 from polyreme_launcher import rank
 from polyreme_trainer.train import loop
 
 VARIABLE = "POLYREME_TEST_HANGS"
+
+
+def hanging(asked: str, **variables: str) -> dict[str, Any]:
+    """Write a pod template in which ranks hang or stop as they are asked."""
+    variables |= {
+        VARIABLE: asked,
+        "POLYREME_RANK_TARGET": f"{__name__}:main",
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+    }
+    environment = [{"name": name, "value": value} for name, value in variables.items()]
+    return {"spec": {"containers": [{"name": "worker", "env": environment}]}}
 
 
 def spin() -> None:
@@ -24,8 +37,16 @@ def wait() -> None:
         time.sleep(1.0)
 
 
+def stop() -> None:
+    """Stop as a debugger stops a process; SIGCONT lets it continue."""
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+HOW = {"spin": spin, "wait": wait, "stop": stop}
+
+
 def main() -> int:
-    """Train, and hang where this rank of this attempt is asked to."""
+    """Train, and hang or stop where this rank of this attempt is asked to."""
     place = f"{os.environ['POLYREME_ATTEMPT']}:{os.environ['RANK']}"
     for asked in filter(None, os.environ.get(VARIABLE, "").split(",")):
         begin, step, how = asked.rsplit(":", 2)
@@ -33,7 +54,7 @@ def main() -> int:
             if how == "end":
                 _hang_at_the_end()
             else:
-                _hang(int(step), spin if how == "spin" else wait)
+                _hang(int(step), HOW[how])
     return rank.main()
 
 

@@ -20,6 +20,7 @@ import yaml
 from polyreme.run_files.paths import Home, RunDirectory
 from polyreme.run_files.records import RunRecords, read_records
 from polyreme_api.history import COMMIT_MARKER, steps_key
+from tests.processes import is_asked_to_end
 
 STEPS = 40
 CHECKPOINT_EVERY = 8
@@ -185,21 +186,40 @@ class Serving:
         self.until(lambda: self.step(attempt) >= steps, f"attempt {attempt} trained {steps} steps")
 
     @contextlib.contextmanager
-    def held(self, *, attempt: int, steps: int) -> Iterator[None]:
+    def held(self, *, attempt: int, steps: int, of: int = STEPS) -> Iterator[None]:
         """Stop all ranks once an attempt has trained so many steps; let them continue at the end of the block.
 
         Steps are fast and the machine may be busy: a run that is not held can finish before a test has looked at it.
         """
         self.trained(attempt=attempt, steps=steps)
-        ranks = [rank for index in self.indexes for rank in self._ranks(index)]
+        ranks = self._all_ranks
         for rank in ranks:
             rank.suspend()
         try:
-            assert self.step(attempt) < STEPS, "the last step is trained, nothing is left to hold"
+            assert self.step(attempt) < of, "the last step is trained, nothing is left to hold"
             yield
         finally:
             for rank in ranks:
                 unless_gone(rank.resume)
+
+    @contextlib.contextmanager
+    def stopped(self, *, attempt: int, steps: int) -> Iterator[None]:
+        """Wait until rank 0 has stopped itself (``hanging_rank``) after this step; let it continue after the block.
+
+        For a test that needs this very step: a run that is ``held`` may have trained more.
+        """
+        self.trained(attempt=attempt, steps=steps)
+        rank = psutil.Process(self.pids(0)["0"])
+        self.until(lambda: rank.status() == psutil.STATUS_STOPPED, f"rank 0 stops after step {steps}")
+        try:
+            assert self.step(attempt) == steps
+            yield
+        finally:
+            unless_gone(rank.resume)
+
+    def is_asked_to_end(self) -> bool:
+        """Whether a rank that is stopped has been asked to end: when it continues, it trains no further step."""
+        return any(is_asked_to_end(rank.pid) for rank in self._all_ranks)
 
     def torn(self, attempt: int) -> list[Path]:
         """Checkpoints of an attempt that bear no marker at this moment."""
@@ -225,6 +245,10 @@ class Serving:
         known = json.loads((self.pod_directory(index) / "processes.json").read_text())
         return {"launcher": known["launcher"], "fork_server": known["fork_server"], **known["ranks"]}
 
+    @property
+    def _all_ranks(self) -> list[psutil.Process]:
+        return [rank for index in self.indexes for rank in self._ranks(index)]
+
     def _ranks(self, index: int) -> list[psutil.Process]:
         return [psutil.Process(pid) for name, pid in self.pids(index).items() if name.isdecimal()]
 
@@ -234,8 +258,11 @@ class Serving:
 
     def kill_data_engine(self) -> None:
         """Kill one pod's data engine with SIGKILL."""
-        engine = next(each for each in self.tree() if "polyreme_datahub.loader.engine.server" in each.cmdline())
-        engine.kill()
+        self.until(lambda: self.running("polyreme_datahub.loader.engine.server"), "a data engine runs")[0].kill()
+
+    def running(self, module: str) -> list[psutil.Process]:
+        """Processes of this tree that run a module; the others may end meanwhile."""
+        return [each for each in self.tree() if module in (unless_gone(each.cmdline) or ())]
 
     def tree(self) -> list[psutil.Process]:
         """The process and everything below it."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.hanging_rank import hanging
 from tests.e2e.polyreme_home import PolyremeHome
 
 pytestmark = [pytest.mark.slow, pytest.mark.parallel]
@@ -15,8 +16,21 @@ pytestmark = [pytest.mark.slow, pytest.mark.parallel]
 REFUSED, USAGE = 4, 2
 STEPS, BORDER = 12, 9
 """32 packs a step: windows of 8 steps."""
+CHANGED, EVERY = 3, 2
+"""The step after which the change is appended, which no checkpoint holds; steps between checkpoints."""
 LONG_STEPS, LONGER_STEPS, LATER_BORDER = 24, 30, 17
-"""Of a run that gets its change in step 3 or 4: the first window after the eight steps that may be known."""
+"""Of a run that gets its change in its fourth step: the first window after the eight steps that may be known."""
+KILLED = LONG_STEPS + 3
+"""The step after which that run is killed."""
+
+
+def stopping(*steps: int) -> dict[str, Any]:
+    """Write a pod template in which rank 0 of attempt 1 stops after each of these steps.
+
+    A signal from outside comes too late on a machine that trains the next steps meanwhile: then their checkpoint is
+    committed, and the change comes too late for its step.
+    """
+    return hanging(",".join(f"1:0:{step + 1}:stop" for step in steps))
 
 
 def spec(*schedule: tuple[int, str], steps: int = STEPS) -> dict[str, Any]:
@@ -32,8 +46,8 @@ def spec(*schedule: tuple[int, str], steps: int = STEPS) -> dict[str, Any]:
         },
         "training": {"steps": steps, "packsPerStep": 32, "seed": 1},
         "parallelism": {"mode": "Auto"},
-        "workers": {"replicas": 1, "devices": 1},
-        "checkpoint": {"everySteps": 2, "keep": 3},
+        "workers": {"replicas": 1, "devices": 1, "template": stopping(CHANGED)},
+        "checkpoint": {"everySteps": EVERY, "keep": 3},
     }
 
 
@@ -47,7 +61,7 @@ def samples(home: PolyremeHome, step: int, job: str = "appended") -> set[str]:
 
 def test_an_appended_change_takes_effect_at_the_next_window_of_the_next_attempt(home: PolyremeHome) -> None:
     first = home.start(home.write_job("appended", **spec()))
-    with first.held(attempt=1, steps=3):
+    with first.stopped(attempt=1, steps=CHANGED):
         first.kill_all()
     before = {record.step: record.loss for record in home.records("appended").steps[1]}
     trained = {step: samples(home, step) for step in (8, BORDER)}
@@ -85,13 +99,12 @@ def test_a_change_that_is_appended_while_ranks_train_takes_effect_in_that_attemp
     name = f"live-{engine}"
 
     def written(*schedule: tuple[int, str], steps: int = LONG_STEPS) -> Path:
-        workers = {"workers": {"replicas": 2, "devices": 1}}
+        workers = {"workers": {"replicas": 2, "devices": 1, "template": stopping(CHANGED, KILLED)}}
         return home.write_job(name, **spec(*schedule, steps=steps) | workers)
 
     running = home.start(written(), POLYREME_DATA_ENGINE=engine)
-    with running.held(attempt=1, steps=3):
-        engines = [each for each in running.tree() if "polyreme_datahub.loader.engine.server" in each.cmdline()]
-        assert bool(engines) == (engine == "on")
+    with running.stopped(attempt=1, steps=CHANGED):
+        assert bool(running.running("polyreme_datahub.loader.engine.server")) == (engine == "on")
         before = {step: samples(home, step, name) for step in (LATER_BORDER - 1, LATER_BORDER)}
         past = home.call("run", str(written((2, "two"))))
         assert past.code == USAGE, past.said
@@ -102,7 +115,7 @@ def test_a_change_that_is_appended_while_ranks_train_takes_effect_in_that_attemp
         assert done.item == [{"fromStep": 5, "weights": "two 1", "skipSteps": 0}]
         changes = running.pod_directory(0) / "changes.json"
         running.until(lambda: json.loads(changes.read_text())["schedule"], "the leader has it")
-    with running.held(attempt=1, steps=LONG_STEPS + 2):
+    with running.stopped(attempt=1, steps=KILLED):
         running.kill_all()
     first = {record.step: record.loss for record in home.records(name).steps[1]}
     ended = home.start(written((5, "two"), steps=LONGER_STEPS), POLYREME_DATA_ENGINE=engine).end()

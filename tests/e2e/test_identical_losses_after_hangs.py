@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from polyreme_system.files import read_json
-from tests.e2e.hanging_rank import VARIABLE
+from tests.e2e.hanging_rank import hanging
 from tests.e2e.polyreme_home import CHECKPOINT_EVERY, RANKS, PolyremeHome, Serving, living
 
 pytestmark = [pytest.mark.slow, pytest.mark.parallel]
@@ -22,17 +20,6 @@ STALL_S = 5
 def recorded_attempt(serving: Serving) -> int:
     status = (read_json(serving.run.state_file) or {}).get("status", {})
     return int((status.get("attempt") or {}).get("number", 0))
-
-
-def hanging(asked: str, **variables: str) -> dict[str, Any]:
-    """Write a pod template in which ranks hang as they are asked (``hanging_rank``)."""
-    variables |= {
-        VARIABLE: asked,
-        "POLYREME_RANK_TARGET": "tests.e2e.hanging_rank:main",
-        "PYTHONPATH": str(Path(__file__).parents[2]),
-    }
-    environment = [{"name": name, "value": value} for name, value in variables.items()]
-    return {"spec": {"containers": [{"name": "worker", "env": environment}]}}
 
 
 @pytest.mark.soak

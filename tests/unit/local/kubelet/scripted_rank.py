@@ -25,8 +25,9 @@ def main() -> int:
     born = Path(os.environ["POLYREME_POD_DIRECTORY"]) / f"born-{environment.rank}.a{environment.attempt}"
     temporary = born.with_name(born.name + ".tmp")
     temporary.write_text(f"{time.time()!r} {os.getpid()} {environment.resume_from or ''}")
-    temporary.replace(born)
+    # First: who sees the file may end this process.
     print(f"rank {environment.rank} of {environment.world_size} lives", flush=True)
+    temporary.replace(born)
     _say(environment, "Training", step=1)
     while True:
         if asked:

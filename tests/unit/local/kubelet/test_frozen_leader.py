@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import os
 import secrets
 import signal
@@ -52,7 +53,8 @@ def test_a_frozen_leader_that_wakes_after_its_replacement_is_fenced(tmp_path: Pa
             pod = stack.pod(0)
             assert pod is not None
             await stack.until(lambda: stack.pod(0)["status"]["phase"] == "Failed", "its pod has ended")  # type: ignore[index]
-            assert (stack.pod_directory(1) / "born-1.a2").exists()
+            other = stack.pod_directory(1) / "born-1.a2"
+            await stack.until(other.exists, "the other pod runs the next attempt")
             stack.write_script("finish")
             await stack.until(lambda: (r := stack.record()) and r.outcome == "Succeeded", "the present succeeds")
 
@@ -60,7 +62,7 @@ def test_a_frozen_leader_that_wakes_after_its_replacement_is_fenced(tmp_path: Pa
 
 
 async def test_a_follower_leaves_a_leader_that_falls_silent(tmp_path: Path) -> None:
-    secret, told = secrets.token_bytes(32), []
+    secret, told = secrets.token_bytes(32), list[str]()
     listener = socket.create_server(("127.0.0.1", 0))
     server = LeaderServer(
         job_uid="u",
@@ -81,9 +83,10 @@ async def test_a_follower_leaves_a_leader_that_falls_silent(tmp_path: Path) -> N
     )
     task = asyncio.create_task(link.run())
     async with asyncio.timeout(20):
-        while told.count("connected") < 3:
+        while told.count("connected") < 3 or ("Beat", "lost") not in itertools.pairwise(told):
             await asyncio.sleep(0.01)
-    assert told[:6] == ["connected", "Beat", "lost", "connected", "Beat", "lost"]
+    # A busy machine may be silent for longer than that before the Beat comes.
+    assert [each for each in told if each != "Beat"][:4] == ["connected", "lost", "connected", "lost"]
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     await server.close()
@@ -151,7 +154,8 @@ async def test_a_strangers_greeting_costs_its_connection_and_nothing_else(greeti
     async with asyncio.timeout(20):
         await reader.readline()
         writer.write(greeting)
-        with contextlib.suppress(ConnectionResetError):
+        # What comes after its end is refused: reading says so, or writing.
+        with contextlib.suppress(ConnectionResetError, BrokenPipeError):
             assert await reader.read() == b""
     writer.close()
     await server.close()

@@ -1,5 +1,6 @@
 """Pods that can't start, that are deleted before they do, that leave processes; launchers that restart often."""
 
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -111,6 +112,10 @@ async def test_fifty_restarts_in_place_leak_no_descriptor_and_leave_no_zombie(tm
         # The launcher opens the file of a rank when that writes its first line.
         logs = [stack.pod_directory(0) / RankAttempt(2, rank).file_name for rank in range(2)]
         await stack.until(lambda: all(log.exists() for log in logs), "both ranks have written")
+        # It opens files also to store the last lines of the attempt before, and folders to remove older ones.
+        said = stack.pod_directory(0) / "pod.log"
+        await stack.until(lambda: "ranks of attempt 1 are in" in said.read_text(), "the last lines are stored")
+        await stack.until(lambda: not any("/logs" in of for of in opened(pids[0])), "older ones are removed")
         before = [descriptors(pid) for pid in pids]
         for number in range(3, 3 + RESTARTS):
             await next_attempt(stack, number)
@@ -126,6 +131,14 @@ async def next_attempt(stack: Stack, number: int) -> None:
 
 def descriptors(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def opened(pid: int) -> list[str]:
+    links = []
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            links.append(str(path.readlink()))
+    return links
 
 
 def zombies(parents: set[int]) -> list[str]:

@@ -26,6 +26,7 @@ from polyreme_system.clock import SystemClock
 from tests.cluster.kube import api_client, kubectl, new_namespace
 from tests.cluster.outages import Line
 from tests.contract.run_sources import job_of
+from tests.live_page import until_back
 from tools.cluster.servers import free_ports
 
 URL = "https://polyreme.example.com"
@@ -225,7 +226,7 @@ def test_a_cluster_that_goes_away_comes_back_to_the_open_page(
                     await asyncio.to_thread(line.cut)
                     assert "does not answer" in (await live.content.readuntil(b"\n\n")).decode()
                     await asyncio.to_thread(line.mend)
-                    assert f"/runs/{own}/big" in (await live.content.readuntil(b"\n\n")).decode()
+                    await until_back(live.content, f"/runs/{own}/big")
         finally:
             await asyncio.to_thread(line.close)
 

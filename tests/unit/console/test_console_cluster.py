@@ -28,6 +28,7 @@ from polyreme_local.api_server.tokens import TokenTable
 from polyreme_system.clock import SystemClock
 from tests.contract.adapters import uids
 from tests.contract.run_sources import job_of
+from tests.live_page import until_back
 from tests.unit.plugin.plugin_scenes import node, queue, runs, waits
 
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -186,7 +187,7 @@ def test_a_cluster_that_goes_away_is_a_sentence_until_it_is_back(tmp_path: Path)
                 assert "does not answer" in await made.get("/")
                 assert "does not answer" in await made.get("/runs/team/big")
                 await made.restart()
-                assert "/runs/team/big" in (await live.content.readuntil(b"\n\n")).decode()
+                await until_back(live.content, "/runs/team/big")
 
     asyncio.run(story())
 

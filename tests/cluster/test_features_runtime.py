@@ -3,6 +3,7 @@
 import json
 import re
 from collections import Counter
+from typing import Any
 
 from polyreme_api import labels
 from polyreme_cluster.port import Manifest, NotFoundError, ObjectRef
@@ -261,8 +262,16 @@ def test_printer_columns_show_ready_and_reason_and_events_are_emitted(operated: 
         assert large[heads.index("READY")] == "12/12"
         assert "Training" in large
         assert "WaitingForCapacity" in waits
-        events = json.loads(await stage.kubectl("get", "events", "-o", "json"))["items"]
-        (told,) = (event for event in events if event["involvedObject"].get("name") == "large")
+
+        async def events() -> list[dict[str, Any]]:
+            items = json.loads(await stage.kubectl("get", "events", "-o", "json"))["items"]
+            return [event for event in items if event["involvedObject"].get("name") == "large"]
+
+        async def is_told() -> bool:
+            return bool(await events())
+
+        await stage.until(is_told, "large has an event")
+        (told,) = await events()
         assert (told["reason"], told["type"], told["message"]) == ("Admitted", "Normal", "12 workers on 1 node")
 
     play(operated, story)

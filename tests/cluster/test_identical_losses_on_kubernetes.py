@@ -38,10 +38,9 @@ def test_a_killed_rank_and_a_preemption_leave_every_loss_as_it_was(kubeconfig: s
             kubectl = Kubectl(environment)
             kubectl.apply(queue(namespace))
             kubectl.apply(job("disturbed", namespace))
-            kubectl.until("disturbed", lambda status: trained(tmp_path, namespace, "disturbed", attempt=1) >= 12)
+            until_trained(tmp_path, namespace, "disturbed", attempt=1, steps=12)
             kill_rank(tmp_path, "disturbed", index=1)
-            kubectl.until("disturbed", lambda status: status["attempt"]["number"] == 2)
-            kubectl.until("disturbed", lambda status: trained(tmp_path, namespace, "disturbed", attempt=2) >= 12)
+            until_trained(tmp_path, namespace, "disturbed", attempt=2, steps=12)
             # Held still, or a fast machine trains the last steps before the queue has decided.
             with held_still(rank_of(tmp_path, "disturbed", index=1)):
                 kubectl.apply(job("urgent", namespace, priority=5, steps=10))
@@ -130,6 +129,19 @@ def trained(folder: Path, namespace: str, name: str, *, attempt: int) -> int:
     root = folder / "home/checkpoints" / namespace / name
     path = root / steps_key(attempt)
     return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def until_trained(
+    folder: Path, namespace: str, name: str, *, attempt: int, steps: int, patience_s: float = PATIENCE_S
+) -> None:
+    """Wait until an attempt has trained so many steps.
+
+    Without kubectl, which takes so long that a fast machine trains all steps meanwhile.
+    """
+    deadline_s = time.monotonic() + patience_s
+    while (now := trained(folder, namespace, name, attempt=attempt)) < steps:
+        assert time.monotonic() < deadline_s, f"{name} has trained {now} of {steps} steps after {patience_s} s"
+        time.sleep(0.002)
 
 
 def rank_of(folder: Path, name: str, *, index: int, rank: int | None = None) -> int:

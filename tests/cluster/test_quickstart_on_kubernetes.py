@@ -8,7 +8,7 @@ from polyreme.commands.quickstart import KILL_RANK, KILL_STEP, SAMPLE
 from polyreme.run_files.records import read_records
 from tests.cluster.kube import ROOT, api_client, new_namespace
 from tests.cluster.laptop import laptop
-from tests.cluster.test_identical_losses_on_kubernetes import Kubectl, kill_rank, succeeded, trained
+from tests.cluster.test_identical_losses_on_kubernetes import Kubectl, kill_rank, succeeded, until_trained
 
 PATIENCE_S = 900.0
 STEPS = 600
@@ -31,7 +31,7 @@ def test_the_quickstart_succeeds_on_kubernetes_with_a_rank_killed_half_way(kubec
     ):
         kubectl = Kubectl(environment, patience_s=PATIENCE_S)
         assert "trainingjob.polyreme.dev/quickstart created" in kubectl("apply", "-f", str(ROOT / SAMPLE))
-        kubectl.until("quickstart", lambda _: trained(tmp_path, namespace, "quickstart", attempt=1) >= KILL_STEP)
+        until_trained(tmp_path, namespace, "quickstart", attempt=1, steps=KILL_STEP, patience_s=PATIENCE_S)
         kill_rank(tmp_path, "quickstart", index=KILL_RANK // 2, rank=KILL_RANK)
         status = kubectl.until("quickstart", succeeded)
     assert status["attempt"]["number"] == 2

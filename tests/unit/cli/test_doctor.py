@@ -16,7 +16,6 @@ from polyreme.commands.machine import gpus
 def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of programs; only what a test writes there is found."""
     monkeypatch.setenv("PATH", f"{tmp_path}")
-    monkeypatch.setattr(machine, "GPU_ANSWER_S", 0.5)
     return tmp_path / "nvidia-smi"
 
 
@@ -54,13 +53,16 @@ def test_each_gpu_is_a_row(driver: Path, rows: str, holds: bool, says: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("script", "says"),
+    ("script", "waits_s", "says"),
     [
-        ("exec /bin/sleep 5", "gives no answer"),
-        ("echo 'No devices were found' >&2; exit 6", "failed with 6: No devices were found"),
+        ("exec /bin/sleep 60", 0.5, "gives no answer"),
+        ("echo 'No devices were found' >&2; exit 6", 60.0, "failed with 6: No devices were found"),
     ],
 )
-def test_a_driver_that_fails_is_named(driver: Path, script: str, says: str) -> None:
+def test_a_driver_that_fails_is_named(
+    driver: Path, monkeypatch: pytest.MonkeyPatch, script: str, waits_s: float, says: str
+) -> None:
+    monkeypatch.setattr(machine, "GPU_ANSWER_S", waits_s)
     write(driver, script)
     ((name, holds, words),) = gpus()
     assert (name, holds) == ("gpus", False)

@@ -171,10 +171,11 @@ def test_a_sample_that_waits_too_long_has_a_verdict() -> None:
 
 def test_a_consumer_that_takes_its_time_costs_no_sample_its_time() -> None:
     limits = Limits(memory_bytes=256 * 2**20, wall_s=0.3, output_bytes=8 * 2**20)
-    outcomes = []
-    with Sandbox([ACT], limits) as chain:
+    outcomes, now_s = [], [0.0]
+    # By a clock of its own: a busy machine takes longer than that for a sample.
+    with Sandbox([ACT], limits, now_s=lambda: now_s[0]) as chain:
         for outcome in chain.run(task(f"{at}", "large", 3 * 2**20) for at in range(4)):
-            time.sleep(0.4)
+            now_s[0] += 0.4
             outcomes.append(outcome)
     assert set(rules(outcomes).values()) == {"made"}
 
@@ -282,7 +283,7 @@ def test_a_child_ends_with_its_parent() -> None:
         child = int(parent.stdout.readline())
         assert Path(f"/proc/{child}").exists()
         parent.kill()
-    until_s = time.monotonic() + 10
+    until_s = time.monotonic() + 60
     while is_alive(child):
         assert time.monotonic() < until_s
         time.sleep(0.01)

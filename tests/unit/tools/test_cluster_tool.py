@@ -4,6 +4,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -182,10 +183,14 @@ def test_the_kubeconfig_and_the_keys_are_for_their_owner_alone(tmp_path: Path) -
 
 def test_a_killed_server_has_no_thread_left_that_holds_its_port(tmp_path: Path) -> None:
     (port,) = free_ports(1)
+    asked = tmp_path / "asked"
     first_ends = (
-        "import ctypes, socket, threading, time\n"
+        "import ctypes, pathlib, socket, threading, time\n"
         f"held = socket.create_server(('127.0.0.1', {port}))\n"
-        "threading.Thread(target=time.sleep, args=(2.0,)).start()\n"
+        "def hold():\n"
+        f"    while not pathlib.Path({str(asked)!r}).exists():\n"
+        "        time.sleep(0.01)\n"
+        "threading.Thread(target=hold).start()\n"
         "print('up', flush=True)\n"
         "ctypes.CDLL(None).pthread_exit(None)\n"
     )
@@ -196,7 +201,10 @@ def test_a_killed_server_has_no_thread_left_that_holds_its_port(tmp_path: Path) 
         time.sleep(0.01)
     with pytest.raises(OSError, match="in use"):
         socket.create_server(("127.0.0.1", port))
+    later = threading.Timer(0.5, asked.touch)
+    later.start()
     servers.kill(server)
+    later.join()
     socket.create_server(("127.0.0.1", port)).close()
 
 

@@ -4,7 +4,6 @@ import asyncio
 import json
 import logging
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -20,6 +19,7 @@ from polyreme_api.errors import InvalidConfigError, PolyremeError
 from polyreme_datahub_service.controller import DataController
 from polyreme_datahub_service.health import LOG_EVERY_S, RETRY_MAX_S, GuardedPreparation, Health
 from tests.unit.datahub_service.test_data_controller import TAKES_S, Pipeline, gated
+from tools.cluster.servers import free_ports
 
 WRONG = InvalidConfigError("no registry for 'mysql://db/x': expected postgresql+psycopg2://host/database")
 PATIENCE_S = 60.0
@@ -117,9 +117,7 @@ def wait_for(port: int, code: int, process: subprocess.Popen[str]) -> None:
 def test_a_worker_of_an_installation_outlives_a_wrong_registry_and_works_when_it_is_right(tmp_path: Path) -> None:
     registry, log = tmp_path / "registry.sqlite", tmp_path / "log"
     registry.write_bytes(b"this is no database at all" * 1000)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     variables = {
         **os.environ,
         DATABASE_URL: f"sqlite:///{registry}",
@@ -136,7 +134,7 @@ def test_a_worker_of_an_installation_outlives_a_wrong_registry_and_works_when_it
             wait_for(port, 503, process)
             registry.unlink()
             wait_for(port, 200, process)
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE_S) as answer:
                 assert "polyreme_datahub_ready 1.0" in answer.read().decode()
             process.terminate()
             assert process.wait(PATIENCE_S) == 0

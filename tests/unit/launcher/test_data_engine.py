@@ -28,7 +28,7 @@ from polyreme_launcher.data_engine import DEATHS_MAX, DataEngine, Observation, W
 from tests.unit.launcher.numbered_packs import DAMAGED_STEP, HANGING_STEP, PACKS, STEPS, NumberedPacks
 
 TICK_S = 0.05
-START_S = 10.0
+START_S = 60.0
 SPLIT = StepSplit(data_ranks=1)
 COMMAND = (sys.executable, "-m", "tests.unit.launcher.numbered_packs")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
@@ -165,7 +165,7 @@ def test_ranks_that_wait_go_on_with_the_next_engine(pod: Pod) -> None:
         waiting = [pool.submit(source.packs, 2, first=at, count=1) for at, source in enumerate(sources)]
         time.sleep(0.2)
         killed = pod.signal(signal.SIGKILL)
-        batches = [one.result(timeout=20) for one in waiting]
+        batches = [one.result(timeout=START_S) for one in waiting]
     until_s = time.monotonic() + START_S
     while pod.engine.pid in (None, killed) and time.monotonic() < until_s:
         time.sleep(TICK_S)  # on a slow machine the ranks were answered before the signal
@@ -183,7 +183,7 @@ def test_a_stuck_engine_is_replaced(pod: Pod, how: str) -> None:
         if how == "stopped":
             wait_until_stopped(pod.signal(signal.SIGSTOP))
             assert_same(
-                pool.submit(source.packs, 9, first=0, count=1).result(timeout=20),
+                pool.submit(source.packs, 9, first=0, count=1).result(timeout=START_S),
                 NumberedPacks().packs(9, first=0, count=1),
             )
         else:

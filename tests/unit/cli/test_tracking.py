@@ -354,7 +354,7 @@ def test_a_server_that_hangs_delays_the_end_by_a_bounded_time(
 ) -> None:
     monkeypatch.setattr(live, "END_S", 0.05)
     release = threading.Event()
-    server.fault = lambda of, path, body: (200, {}) if release.wait(5) else None
+    server.fault = lambda of, path, body: (200, {}) if release.wait(60) else None
     said: list[str] = []
     with follow([f"mlflow:{server.url}"], said):
         while not server.calls:

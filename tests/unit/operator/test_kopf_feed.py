@@ -29,7 +29,7 @@ async def take(feed: Feed, version: int, count: int) -> list[tuple[str, str, int
 
 def run(story: Callable[[Feed], Awaitable[Any]], *, events_max: int = 100) -> None:
     async def told() -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await story(Feed("TrainingJob", events_max=events_max))
 
     asyncio.run(told())

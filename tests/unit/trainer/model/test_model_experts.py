@@ -61,9 +61,9 @@ class ThreadDispatcher:
     def _exchange(self, rows: Tensor, counts: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         board = self.board
         board.rows[self.rank], board.counts[self.rank] = rows, counts
-        board.barrier.wait(timeout=10)
+        board.barrier.wait(timeout=60)
         result = [r for r in board.rows if r is not None], [c for c in board.counts if c is not None]
-        board.barrier.wait(timeout=10)
+        board.barrier.wait(timeout=60)
         return result
 
 

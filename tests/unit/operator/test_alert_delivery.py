@@ -33,6 +33,7 @@ from polyreme_operator.types.views import JobView
 from polyreme_operator.webhook import Webhook
 from polyreme_system.clock import SystemClock
 from tests.unit.operator.operator_scenes import NOW_S, admitted, job, snapshot
+from tools.cluster.servers import free_ports
 
 SECRET_PATH = "/hooks/T0-secret"
 
@@ -106,8 +107,7 @@ def test_an_alert_is_delivered_over_an_outage_and_by_the_next_leader_with_the_sa
     (tmp_path / "key").write_text("shared-key\n")
 
     async def story() -> None:
-        async with receiver.open() as port:
-            pass  # it is away from now on
+        (port,) = free_ports(1)  # nobody listens there yet
         (tmp_path / "url").write_text(f"http://127.0.0.1:{port}{SECRET_PATH}\n")
         async with delivering(tmp_path, counted) as queue:
             queue.on_job_observed(snapshot(failed()))

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
-from tests.e2e.polyreme_home import PolyremeHome, Serving
+from tests.e2e.polyreme_home import PolyremeHome, unless_gone
 from tests.unit.datahub.jobs import released_tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.parallel]
@@ -59,17 +58,14 @@ def plans(home: PolyremeHome, name: str) -> list[Path]:
     return sorted((home.path / "data" / "objects" / "plans").glob(name))
 
 
-def data_worker(serving: Serving) -> psutil.Process:
-    [found] = [each for each in serving.tree() if "polyreme_datahub_service.worker" in each.cmdline()]
-    return found
-
-
 def test_losses_are_those_of_processed_data_though_both_sides_are_killed(
     home: PolyremeHome, spec: dict[str, Any]
 ) -> None:
     serving = home.start(home.write_job("early", **spec))
     serving.until(lambda: plans(home, "*/0000/*.json"), "a block is sealed")
-    data_worker(serving).kill()
+    for worker in serving.running("polyreme_datahub_service.worker"):
+        unless_gone(worker.kill)
+    serving.until(lambda: serving.committed(1), "a checkpoint is committed")
     serving.trained(attempt=1, steps=6)
     serving.kill_rank(0)
     ended = serving.end()

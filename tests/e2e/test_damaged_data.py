@@ -44,9 +44,9 @@ def test_damage_stops_the_run_before_it_is_trained_on_and_the_same_command_mends
     home = PolyremeHome(tmp_path)
     job = home.write_job("damaged")
     serving = home.start(job)
-    serving.trained(attempt=1, steps=draw.randrange(CHECKPOINT_EVERY + 1, STEPS // 2))
-    _, samples = shards(home)
-    garble(samples)
+    with serving.held(attempt=1, steps=draw.randrange(CHECKPOINT_EVERY + 1, STEPS // 2)):
+        _, samples = shards(home)
+        garble(samples)
     ended = serving.end()
     assert ended.code == DATA_DAMAGED, ended.said
     assert ended.item["attempts"] == 1

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.hanging_rank import hanging
 from tests.e2e.polyreme_home import PolyremeHome
 from tests.e2e.small_jobs import record, small, write_jsonl, write_records
 
@@ -87,10 +88,12 @@ def test_a_run_that_starts_from_a_checkpoint_continues_as_its_run_would_have(hom
     def starting(name: str, **parts: Any) -> Path:
         return home.write_job(name, **{**whole, "startFrom": {"checkpoint": f"{root}/{kept}"}, **parts})
 
-    killed = home.start(starting("second"))
-    with killed.held(attempt=1, steps=1):
+    # Of four steps, a fast machine trains the others before a signal comes.
+    second = starting("second", workers={**whole["workers"], "template": hanging("1:0:8:stop")})
+    killed = home.start(second)
+    with killed.stopped(attempt=1, steps=1):
         killed.kill_all()
-    done = home.call("run", str(starting("second")), "-o", "json")
+    done = home.call("run", str(second), "-o", "json")
     assert done.code == 0, done.said
     assert "weights, the optimizer's state and the place in the data are taken over, so the next step is 7" in done.said
     first = {record.step: record.loss for record in home.records("first").history}

@@ -78,6 +78,7 @@ def test_the_first_signal_checkpoints_and_stops_and_the_second_ends_at_once(
         tree = first.tree()
         first.process.send_signal(draw.choice((signal.SIGINT, signal.SIGTERM, signal.SIGHUP)))
         first.until(lambda: "stopping" in first.said, "it says that it stops")
+        first.until(first.is_asked_to_end, "a rank is asked to end")
     ended = first.end()
     assert ended.code == CANCELLED, ended.said
     assert all_end(tree), f"still there: {living(tree)}"
@@ -109,6 +110,7 @@ def test_a_launcher_that_is_asked_to_end_checkpoints_and_costs_one_attempt_and_n
     serving = home.start(home.write_job("asked"))
     with serving.held(attempt=1, steps=draw.randrange(2, 7)):
         os.kill(serving.pids(draw.choice((0, 1)))["launcher"], draw.choice((signal.SIGTERM, signal.SIGHUP)))
+        serving.until(serving.is_asked_to_end, "a rank is asked to end")
     ended = serving.end()
     assert ended.code == 0, ended.said
     assert ended.item["attempts"] == 2

@@ -8,8 +8,7 @@ import pytest
 
 from polyreme.run_files.paths import Home
 from polyreme_api.exit_codes import ExitCode
-from polyreme_api.history import steps_key
-from tests.e2e.polyreme_home import PolyremeHome
+from tests.e2e.polyreme_home import PolyremeHome, Serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.parallel]
 
@@ -26,10 +25,12 @@ def test_an_interrupted_sweep_continues_with_the_same_command(home: PolyremeHome
         workers={"replicas": 1, "devices": 1},
     )
     known = Home(path=home.path)
-    steps = known.run("default", FIRST).checkpoints / steps_key(1)
     sweeping = home.start(job, *SET, command="sweep")
-    sweeping.until(lambda: steps.exists() and steps.read_bytes().count(b"\n") >= 3, "the first job trained some steps")
-    sweeping.process.send_signal(signal.SIGINT)
+    first_run = Serving(sweeping.process, known.run("default", FIRST), job.with_suffix(".out"))
+    # Held still, or a fast machine trains the last steps before the request has reached the rank.
+    with first_run.held(attempt=1, steps=3, of=STEPS):
+        sweeping.process.send_signal(signal.SIGINT)
+        first_run.until(first_run.is_asked_to_end, "the rank of the first job is asked to end")
     stopped = sweeping.end()
     assert stopped.code == ExitCode.CANCELLED, stopped.said
     (row,) = stopped.item["runs"]

@@ -22,6 +22,7 @@ def test_a_torn_checkpoint_is_named_and_never_loaded(home: PolyremeHome, truth: 
         with first.held(attempt=1, steps=2 * every + 1):
             stopping = other.submit(home.call, "runs", "stop", "torn")
             first.until(lambda: "stopping" in first.said, "it says that it stops")
+            first.until(first.is_asked_to_end, "a rank is asked to end")
         stopped = stopping.result()
     assert stopped.code == 0, stopped.said
     assert first.end().code == CANCELLED

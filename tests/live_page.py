@@ -1,4 +1,4 @@
-"""What an open page of the console is told while its cluster is away, and after it is back."""
+"""What an open page of the console shows while its cluster is away, and after it is back."""
 
 from aiohttp import StreamReader
 

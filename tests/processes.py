@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def wake(pid: int) -> None:
-    """Let a stopped process run again; whoever woke before it may have ended it."""
+    """Let a stopped process run again; a process that woke before may have ended it."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGCONT)
 

@@ -107,7 +107,7 @@ def test_an_alert_is_delivered_over_an_outage_and_by_the_next_leader_with_the_sa
     (tmp_path / "key").write_text("shared-key\n")
 
     async def story() -> None:
-        (port,) = free_ports(1)  # nobody listens there yet
+        (port,) = free_ports(1)  # no process listens there yet
         (tmp_path / "url").write_text(f"http://127.0.0.1:{port}{SECRET_PATH}\n")
         async with delivering(tmp_path, counted) as queue:
             queue.on_job_observed(snapshot(failed()))

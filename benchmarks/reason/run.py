@@ -162,8 +162,13 @@ class Stage:
 
     async def prepare(self, others: int) -> None:
         """Create what stays the same: nodes, queues, the waiting jobs, and the others, which no cause concerns."""
-        for word, devices in (("quota", 1), ("cordon", 2), ("queue", 1), ("free", 1)):
+        for word, devices in (("quota", 2), ("cordon", 2), ("queue", 1), ("free", 1)):
             await self._create(node(f"n-{word}", f"{RESOURCE}-{word}", devices))
+        # All of these jobs but one would fit on empty nodes: what never fits has one reason, whatever else changes.
+        await self._create(node("n-others", RESOURCE, 1))
+        await self._create(node("n-boxed", f"{RESOURCE}-cordon", 2, box="full"))
+        for word, on in (("quota", "n-quota"), ("cordon", "n-boxed")):
+            await self._create(pod(f"{word}-filler", on, f"{RESOURCE}-{word}"))
         await self._create(queue("others", RESOURCE, 0))
         gate = asyncio.Semaphore(CREATES_AT_ONCE)
 
@@ -175,7 +180,7 @@ class Stage:
         await self._create(queue("quota", f"{RESOURCE}-quota", 1))
         await self._create(job("quota", "quota", f"{RESOURCE}-quota", 2))
         await self._create(queue("cordon", f"{RESOURCE}-cordon", 2))
-        await self._create(job("cordon", "cordon", f"{RESOURCE}-cordon", 2, selector={BOX: "none"}))
+        await self._create(job("cordon", "cordon", f"{RESOURCE}-cordon", 2, selector={BOX: "full"}))
         await self._create(queue("queue", f"{RESOURCE}-queue", 2))
         await self._create(job("queue", "queue", f"{RESOURCE}-queue", 2))
         await self._create(queue("free", f"{RESOURCE}-free", 1))
@@ -214,7 +219,7 @@ class Stage:
         return {"quota raised": raised_s, "quota lowered": await change(1, "ExceedsQuota")}
 
     async def cordon(self) -> dict[str, float]:
-        """Cordon the node whose labels are wrong: what is lacking then is a node in service; and uncordon it."""
+        """Cordon the node that is free but bears other labels: what is lacking then is devices; and uncordon it."""
         ref = ObjectRef(kind="Node", name="n-cordon")
 
         async def change(cordoned: bool, reason: str) -> float:
@@ -275,7 +280,7 @@ class Stage:
             return
 
 
-def node(name: str, resource: str, devices: int) -> Manifest:
+def node(name: str, resource: str, devices: int, *, box: str = "none") -> Manifest:
     """A node on paper, which KWOK keeps alive."""
     amounts = {resource: str(devices), "cpu": "64", "memory": "256Gi", "pods": "110"}
     ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": ""}
@@ -285,7 +290,7 @@ def node(name: str, resource: str, devices: int) -> Manifest:
         "metadata": {
             "name": name,
             "annotations": {"kwok.x-k8s.io/node": "fake"},
-            "labels": {"kubernetes.io/hostname": name},
+            "labels": {"kubernetes.io/hostname": name, BOX: box},
         },
         "status": {"capacity": amounts, "allocatable": amounts, "conditions": [ready]},
     }

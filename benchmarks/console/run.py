@@ -24,6 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import ClientSession, DummyCookieJar
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
 from benchmarks.console import peers
 from benchmarks.console.browser import Browser, Look, browser
 from benchmarks.console.homes import COMPARED, LONG, write_long, write_runs

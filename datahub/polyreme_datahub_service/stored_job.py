@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from polyreme_api.errors import InvalidConfigError, NotFoundError
 from polyreme_api.job import TrainingJob, parse_job
 from polyreme_system.files import write_atomically
+
+LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""Ten times as fast as the loader in Python, where PyYAML was built with it."""
 
 
 def write_job(path: Path, job: TrainingJob) -> None:
@@ -26,7 +30,7 @@ def read_stored_job(path: Path) -> TrainingJob:
         InvalidConfigError: If it is no YAML, or no TrainingJob.
     """
     try:
-        return parse_job(yaml.safe_load(path.read_text()))
+        return parse_job(yaml.load(path.read_text(), LOADER))  # noqa: S506 - both loaders are safe ones
     except FileNotFoundError as error:
         raise NotFoundError(f"no such file: {path}", field="the path") from error
     except yaml.YAMLError as error:

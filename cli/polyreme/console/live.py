@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from polyreme.console.context import Console
 
 REST = 4.0
-"""A part that took long to make is made again after so many times as long: a page must not keep a processor busy."""
+"""A part that took long is refreshed after so many times as long: a page must not keep a processor busy."""
 QUIET_S = 15.0
 """A stream without changes says so often that it is there: a browser that left is noticed then."""
 STREAMS_MAX = 256

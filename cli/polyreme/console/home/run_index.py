@@ -21,6 +21,7 @@ from polyreme.console.run_fields import fields_of
 from polyreme.console.run_source import ALL_NAMESPACES, SORTED_BY, RunList, RunQuery, RunRow
 from polyreme.report.run_summary import describe
 from polyreme.run_files.paths import PREVIOUS_SUFFIX, Home, RunDirectory
+from polyreme_datahub_service.stored_job import LOADER
 from polyreme_system.files import read_json
 
 BATCH = 200
@@ -173,7 +174,7 @@ class RunIndex:
 def spec_fields(job_file: Path) -> list[tuple[str, Any]]:
     """Return the fields of a stored job below spec; none where the file is gone or damaged."""
     try:
-        spec = yaml.load(job_file.read_bytes(), _LOADER)["spec"]  # noqa: S506 - both loaders are safe ones
+        spec = yaml.load(job_file.read_bytes(), LOADER)["spec"]  # noqa: S506 - both loaders are safe ones
     except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError):
         return []
     return fields_of(spec)
@@ -258,6 +259,3 @@ def _number(value: Any) -> float | None:
 
 def _integer(value: Any) -> int | None:
     return value if isinstance(value, int) and abs(value) < 2**63 else None
-
-
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

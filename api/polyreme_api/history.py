@@ -31,7 +31,6 @@ CHECKPOINT_FORMAT = 2
 """Version of the layout inside a checkpoint directory; a reader refuses any other."""
 START_KEY = "start.json"
 """What a run took over from the checkpoint of another one that it began with."""
-ATTEMPTS_MAX = 1_000_000
 
 _CHECKPOINT_NAME = re.compile(r"a([0-9]{6,7})-s([0-9]{8,9})")
 

@@ -42,8 +42,3 @@ def check_device(device_type: str, *, field: str = "") -> None:
 def packs(outputs: int, inputs: int, group: int = GROUP) -> bool:
     """Whether a matrix can be held in 4 bits."""
     return not outputs % OUTPUTS and not inputs % group
-
-
-def matrix_bytes(outputs: int, inputs: int, group: int = GROUP) -> int:
-    """Return the bytes of a matrix in 4 bits."""
-    return outputs * inputs // 2 + outputs * inputs // group * SCALE_BYTES

@@ -8,7 +8,7 @@ norms stay in bfloat16. Decode multiplies latents as they are cached (arXiv:2405
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from polyreme_api.errors import InvalidConfigError
 from polyreme_planner.costs import Recompute
@@ -194,19 +194,6 @@ def indicator_without_data(shape: ModelShape) -> Indicator:
     """Return the variance of each layer's rounding error over that of its weights: the same for all layers."""
     row = {bits: relative_error(bits) ** 2 for bits in BITS}
     return tuple(row for _ in layer_parts(shape))
-
-
-def indicator_of_data(scales: Sequence[Mapping[int, float]], energies: Sequence[float]) -> Indicator:
-    """Return the variance of each layer's rounding error: that of a uniform step, times the energy of the inputs.
-
-    Args:
-        scales: Mean square root step of each layer's groups, by bits below 16.
-        energies: Sum of squares of each layer's inputs, by calibration data.
-    """
-    return tuple(
-        {bits: scale[bits] ** 2 / 12 * energy if bits < FULL_BITS else 0.0 for bits in BITS}
-        for scale, energy in zip(scales, energies, strict=True)
-    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

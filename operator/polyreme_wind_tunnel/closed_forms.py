@@ -42,14 +42,6 @@ def best_interval(*, mttf: float, stall: float, durable: float, restart: float) 
     return (low + high) / 2.0
 
 
-def daly_interval(*, mttf: float, stall: float) -> float:
-    """Return Daly's estimate of the best interval between blocking saves (equation 37)."""
-    if stall >= 2.0 * mttf:
-        return mttf
-    part = stall / (2.0 * mttf)
-    return math.sqrt(2.0 * stall * mttf) * (1.0 + math.sqrt(part) / 3.0 + part / 9.0) - stall
-
-
 def longest_restart(*, share: float, mttf: float, interval: float, stall: float, durable: float) -> float | None:
     """Return the longest restart that keeps a share; None if even an instant one does not."""
     best = effective_share(mttf=mttf, interval=interval, stall=stall, durable=durable, restart=0.0)

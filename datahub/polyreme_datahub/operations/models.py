@@ -9,7 +9,7 @@ nothing is downloaded.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from PIL import Image
@@ -102,8 +102,3 @@ def infer_all(infer: Infer, images: Sequence[Image.Image]) -> list[Any]:
 def is_out_of_memory(error: BaseException) -> bool:
     """Tell whether an error says that host or device have no memory left; torch's own class is known by its name."""
     return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-
-
-def model_value(factory: str, config: Mapping[str, Any] | None = None) -> Value:
-    """Name a model without weights of its own, as an input of a step."""
-    return Value.of({"factory": factory, "weights": None, "config": dict(config or {})})

@@ -11,7 +11,6 @@ from polyreme_datahub.registry import schema
 from polyreme_datahub.registry.bulk import insert_new
 from polyreme_datahub.registry.engine import Database
 
-PINS_SHOWN_MAX = 1000
 _PINS = schema.pins.c
 
 
@@ -44,12 +43,6 @@ def release(database: Database, holder: str) -> int:
     """Release all that a holder pins; return the number of versions."""
     query = delete(schema.pins).where(_PINS.holder == holder)
     return database.write(lambda connection: connection.execute(query).rowcount)
-
-
-def holders_of(database: Database, version_id: int) -> list[str]:
-    """Return who pins a version, at most ``PINS_SHOWN_MAX``, by name."""
-    query = select(_PINS.holder).where(_PINS.version_id == version_id).order_by(_PINS.holder).limit(PINS_SHOWN_MAX)
-    return database.read(lambda connection: list(connection.execute(query).scalars()))
 
 
 def holders_after(database: Database, after: str, *, count_max: int) -> list[str]:

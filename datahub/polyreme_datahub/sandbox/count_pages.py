@@ -36,12 +36,3 @@ class PageCounter:
     def close(self) -> None:
         """End the child."""
         self._sandbox.close()
-
-
-def count_pages(data: bytes) -> int:
-    """Count the pages of one document; as ``PageCounter.count``."""
-    counter = PageCounter()
-    try:
-        return counter.count(data)
-    finally:
-        counter.close()

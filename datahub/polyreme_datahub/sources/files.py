@@ -41,27 +41,6 @@ RECORDS_OWN_FAULT = frozenset(
 """What a path itself can get wrong. Any other error of the system says nothing about the record."""
 
 
-def describe_jsonl(path: Path) -> tuple[dict[str, Any], int]:
-    """Describe a JSON Lines file by path and digest; count its lines.
-
-    Raises:
-        SourceInvalidError: If there is no such file or it is empty.
-    """
-    digest, lines, last = hashlib.sha256(), 0, b"\n"
-    try:
-        with path.open("rb") as file:
-            while block := file.read(BLOCK_BYTES):
-                digest.update(block)
-                lines += block.count(b"\n")
-                last = block[-1:]
-    except OSError as error:
-        raise SourceInvalidError(f"dataset file can't be read: {path}, {error.strerror}", field="source") from error
-    lines += last != b"\n"
-    if not lines:
-        raise SourceInvalidError(f"dataset file is empty: {path}, expected at least one record", field="source")
-    return {"kind": JSONL, "form": 1, "path": str(path.resolve()), "sha256": digest.hexdigest()}, lines
-
-
 def describe_folder(path: Path) -> tuple[dict[str, Any], int]:
     """Describe a folder by the names, sizes and times of its images and texts; count its images.
 

@@ -101,15 +101,6 @@ class InProcessTopics:
                 self._groups.setdefault(place, _Group())
         return InProcessSubscription(self, places)
 
-    def wait_idle(self, *, timeout_s: float) -> bool:
-        """Wait until no message waits or is on loan; False when ``timeout_s`` passes before."""
-
-        def done() -> bool:
-            return not self._loans and not any(group.waiting for group in self._groups.values())
-
-        with self._changed:
-            return self._changed.wait_for(done, timeout_s)
-
     @property
     def closed(self) -> bool:
         """Whether the bus was closed."""

@@ -11,7 +11,7 @@ intents need no charge, since nothing is admitted before they are settled.
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeAlias
 
@@ -139,24 +139,3 @@ def placement_charges(job: JobView) -> Iterator[tuple[Place, Charge]]:
     charge = Charge(job.spec.queue_name, job.requests)
     for index, node in enumerate(attempt.placement.node_by_index()):
         yield (job.uid, index, node), charge
-
-
-def usage_of(jobs: Iterable[JobView], pods: Iterable[PodView]) -> Mapping[Place, Charge]:
-    """Recompute usage from scratch, to check the ledger; what counts for a worker's queue comes last."""
-    places: dict[Place, Charge] = {}
-    taken = [pod_charge(pod) for pod in sorted(pods, key=lambda pod: pod.uid, reverse=True)]
-    charges = [charge for charge in taken if charge is not None]
-    for place, charge in [*charges, *(each for job in jobs for each in placement_charges(job))]:
-        known = places.pop(place, charge)
-        places[place] = Charge(charge.queue, larger(charge.requests, known.requests))
-    return places
-
-
-def by_queue(places: Mapping[Place, Charge]) -> Mapping[tuple[str, str], int]:
-    """Sum charges by queue and resource, each worker once."""
-    used: Counter[tuple[str, str]] = Counter()
-    workers = {place[:2]: charge for place, charge in places.items()}
-    for charge in workers.values():
-        for resource, amount in charge.requests:
-            used[charge.queue, resource] += amount
-    return used

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 BURST_S = 60.0
-SHARE = 0.3
-"""Share of all nodes that went NotReady within ``BURST_S``."""
+"""Time within which three tenths of all nodes go NotReady in a mass outage."""
 NODES_MIN = 3
 """Fewer nodes are never a mass outage: in a small cluster one lost node is a large share."""
 

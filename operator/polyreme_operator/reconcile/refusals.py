@@ -33,11 +33,6 @@ def ending(snapshot: JobSnapshot) -> Refusal | None:
     return min((each for each in snapshot.refusals if each.ends_attempt), key=lambda each: each.since_s, default=None)
 
 
-def is_refused(snapshot: JobSnapshot, kind: str) -> bool:
-    """Tell whether the API server refuses the job's object of a kind. New pods wait for it, or find that it exists."""
-    return any(each.kind == kind for each in snapshot.refusals)
-
-
 def retry_s(refusal: Refusal, *, released: bool) -> float:
     """Return when a refused object is tried again."""
     if not refusal.tries:

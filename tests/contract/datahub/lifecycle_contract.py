@@ -81,7 +81,7 @@ class LifecycleContract:
         pins.pin(empty, "job-uid", [version.id], now_s=2.0)
         with pytest.raises(VersionPinnedError, match="a@1 is needed by job-uid"):
             datasets.remove_versions(empty, "a", None)
-        assert pins.holders_of(empty, version.id) == pins.holders_after(empty, "", count_max=9) == ["job-uid"]
+        assert pins.holders_after(empty, "", count_max=9) == ["job-uid"]
         assert pins.release(empty, "job-uid") == 1
         assert datasets.remove_versions(empty, "a", None) == [1]
         with pytest.raises(NotFoundError, match="was removed before late began"):

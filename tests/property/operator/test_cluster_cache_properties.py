@@ -1,6 +1,8 @@
 """The incremental model against a recount: whatever events come, in whatever order, stale ones and lists included."""
 
 import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,12 +12,14 @@ from hypothesis import strategies as st
 from polyreme_api import labels
 from polyreme_cluster.port import Manifest, ObjectRef, WatchEvent, WatchEventType
 from polyreme_operator.cache.plan_book import planned
-from polyreme_operator.cache.usage import by_queue, usage_of
+from polyreme_operator.cache.usage import Charge, Place, placement_charges, pod_charge
 from polyreme_operator.cluster_cache import ClusterCache
 from polyreme_operator.reconcile.transition import admit
 from polyreme_operator.scheduler import cluster_of
 from polyreme_operator.snapshots import cluster_snapshot
 from polyreme_operator.types.parse import parse_foreign_pod, parse_job_view, parse_node, parse_pod
+from polyreme_operator.types.resources import larger
+from polyreme_operator.types.views import JobView, PodView
 from tests.unit.operator.operator_scenes import DEVICE, NOW_S, answered, owner_reference
 
 NODES = ("n0", "n1", "n2")
@@ -146,6 +150,27 @@ def truth(steps: list[tuple[str, Manifest]]) -> dict[ObjectRef, Manifest]:
         else:
             there.pop(ObjectRef.of(manifest), None)
     return there
+
+
+def usage_of(jobs: Iterable[JobView], pods: Iterable[PodView]) -> Mapping[Place, Charge]:
+    """Recompute usage from scratch, to check the ledger; what counts for a worker's queue comes last."""
+    places: dict[Place, Charge] = {}
+    taken = [pod_charge(pod) for pod in sorted(pods, key=lambda pod: pod.uid, reverse=True)]
+    charges = [charge for charge in taken if charge is not None]
+    for place, charge in [*charges, *(each for job in jobs for each in placement_charges(job))]:
+        known = places.pop(place, charge)
+        places[place] = Charge(charge.queue, larger(charge.requests, known.requests))
+    return places
+
+
+def by_queue(places: Mapping[Place, Charge]) -> Mapping[tuple[str, str], int]:
+    """Sum charges by queue and resource, each worker once."""
+    used: Counter[tuple[str, str]] = Counter()
+    workers = {place[:2]: charge for place, charge in places.items()}
+    for charge in workers.values():
+        for resource, amount in charge.requests:
+            used[charge.queue, resource] += amount
+    return used
 
 
 def check(model: ClusterCache, there: dict[ObjectRef, Manifest]) -> None:

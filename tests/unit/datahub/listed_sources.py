@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -11,6 +12,12 @@ from polyreme_datahub.objects import open_store
 from polyreme_datahub.sources import found, look_over
 from polyreme_datahub.sources.open import describe_and_look, describe_files, open_source
 from polyreme_datahub.sources.types import RawRecord, Source
+
+
+def described(path: Path) -> dict[str, Any]:
+    """Describe a JSON Lines file as releases before the listing did (form 1)."""
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    return {"kind": "jsonl", "form": 1, "path": str(path.resolve()), "sha256": digest}
 
 
 class Shelf:

@@ -19,7 +19,7 @@ from polyreme_datahub.errors import BadRecordError
 from polyreme_datahub.operations.declare import find_operation
 from polyreme_datahub.operations.decode_images import DecodeParameters, decode
 from polyreme_datahub.operations.describe_images import ModelParameters, caption_cpu, embed_cpu
-from polyreme_datahub.operations.models import model_value, plan_batches
+from polyreme_datahub.operations.models import plan_batches
 from polyreme_datahub.operations.values import Blob, Value
 from polyreme_datahub.sandbox.sandbox import Sandbox
 from polyreme_datahub.sandbox.tasks import SampleTask, SandboxStep, StepMade, StepVerdict
@@ -27,6 +27,12 @@ from polyreme_datahub.sources.digits import load_scans
 from tests.unit.datahub import digit_models
 
 FACTORY = "tests.unit.datahub.digit_models:make"
+
+
+def model_value(factory: str, config: dict[str, int] | None = None) -> Value:
+    return Value.of({"factory": factory, "weights": None, "config": config or {}})
+
+
 MODEL = model_value(FACTORY, {"dimensions": 12})
 
 

@@ -18,9 +18,10 @@ from polyreme_datahub.errors import BadRecordError, SourceAwayError, SourceInval
 from polyreme_datahub.operations import images
 from polyreme_datahub.operations.images import open_upright
 from polyreme_datahub.sources import files, records
-from polyreme_datahub.sources.files import FolderFiles, FolderSource, JsonlSource, describe_folder, describe_jsonl
+from polyreme_datahub.sources.files import FolderFiles, FolderSource, JsonlSource, describe_folder
 from polyreme_datahub.sources.records import build_record
 from tests.unit.datahub.jobs import Home, make_spec, picture, record, write_jsonl
+from tests.unit.datahub.listed_sources import described
 
 
 def rule_of(call: Callable[[], object]) -> str:
@@ -153,18 +154,13 @@ def test_every_hostile_line_is_one_dead_letter_and_the_others_are_processed(tmp_
 
 
 def test_a_line_feed_more_or_less_at_the_end_is_no_record(tmp_path: Path) -> None:
-    for text, lines in (("{}\r\n{}\r\n", 2), ("{}\n{}", 2), ("{}\n\n", 2), ("{}", 1)):
+    for text in ("{}\r\n{}\r\n", "{}\n{}", "{}\n\n", "{}"):
         path = tmp_path / "data.jsonl"
         path.write_bytes(text.encode())
-        description, count = describe_jsonl(path)
-        assert count == lines
-        assert JsonlSource(description)._line(0).strip() == b"{}"
+        assert JsonlSource(described(path))._line(0).strip() == b"{}"
 
 
-def test_an_empty_file_and_an_empty_folder_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "data.jsonl").write_bytes(b"")
-    with pytest.raises(SourceInvalidError, match="empty"):
-        describe_jsonl(tmp_path / "data.jsonl")
+def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SourceInvalidError, match="holds no image"):
         describe_folder(tmp_path)
 
@@ -173,14 +169,14 @@ def test_a_line_longer_than_its_bound_is_one_dead_letter(tmp_path: Path, monkeyp
     monkeypatch.setattr(files, "LINE_BYTES_MAX", 300)
     monkeypatch.setattr(files, "BLOCK_BYTES", 64)
     path = write_jsonl(tmp_path, [record("a"), '"' + "x" * 1000 + '"', record("b")])
-    source = JsonlSource(describe_jsonl(path)[0])
+    source = JsonlSource(described(path))
     assert [source.read(at).sample_id for at in (2, 0)] == ["b", "a"]
     assert rule_of(lambda: source.read(1)) == "line-size"
 
 
 def test_a_file_that_changes_while_it_is_read_ends_the_run(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path, [record("a"), record("b")])
-    source = JsonlSource(describe_jsonl(path)[0])
+    source = JsonlSource(described(path))
     source.read(0)
     write_jsonl(tmp_path, [record("a"), record("bcd")])
     with pytest.raises(SourceInvalidError, match="changed"):

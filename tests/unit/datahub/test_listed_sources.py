@@ -22,10 +22,11 @@ from polyreme_datahub.registry.datasets import DatasetVersion, find_version
 from polyreme_datahub.registry.engine import open_database
 from polyreme_datahub.runner.flow import Flow
 from polyreme_datahub.sources import chunks, describe, external_sort, found, listed, listing, records, text_files
-from polyreme_datahub.sources.files import describe_folder, describe_jsonl
+from polyreme_datahub.sources.files import describe_folder
 from polyreme_datahub.sources.open import open_source
 from polyreme_datahub.sources.types import Source
 from tests.unit.datahub.jobs import Home, make_spec, picture, record, write_jsonl
+from tests.unit.datahub.listed_sources import described
 
 
 class Library(Home):
@@ -173,7 +174,7 @@ def test_files_that_come_later_belong_to_the_next_version(library: Library, fold
 def test_sources_of_form_1_still_open_and_mean_what_they_meant(library: Library, folder: Path, tmp_path: Path) -> None:
     lakehouse = Lakehouse(open_store(library.objects))
     path = make_lines(tmp_path / "lines")
-    old = open_source(describe_jsonl(path)[0], lakehouse)
+    old = open_source(described(path), lakehouse)
     (path.parent / "b.png").write_bytes(picture(8, 8, seed=50))
     assert old.read(1).blobs[0] == picture(8, 8, seed=50)
     description, _ = describe_folder(folder)

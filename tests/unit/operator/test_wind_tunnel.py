@@ -13,7 +13,7 @@ from polyreme_api.errors import InvalidConfigError
 from polyreme_api.job.policy import Backoff, FailurePolicy
 from polyreme_operator.types.reasons import Scope
 from polyreme_wind_tunnel.causes import DEVICE_MTTF_HOURS, HOUR_MS, LLAMA3, LLAMA3_INTERRUPTIONS, FaultCause, Reach
-from polyreme_wind_tunnel.closed_forms import best_interval, daly_interval, effective_share, longest_restart
+from polyreme_wind_tunnel.closed_forms import best_interval, effective_share, longest_restart
 from polyreme_wind_tunnel.comparison import ROWS_MAX, Axes, compare, formula, frontier
 from polyreme_wind_tunnel.run import Outcome, Spent, run
 from polyreme_wind_tunnel.scenario import ANY_JOB, Faults, Machines, Recovery, Saves, Scenario, check
@@ -108,6 +108,14 @@ def test_the_simulated_share_is_that_of_the_closed_form(
     )
     outcome = at_full_length(given_scenario, days=150)
     assert outcome.effective_share == pytest.approx(formula(given_scenario), abs=0.01)
+
+
+def daly_interval(*, mttf: float, stall: float) -> float:
+    """Return Daly's estimate of the best interval between blocking saves (equation 37)."""
+    if stall >= 2.0 * mttf:
+        return mttf
+    part = stall / (2.0 * mttf)
+    return math.sqrt(2.0 * stall * mttf) * (1.0 + math.sqrt(part) / 3.0 + part / 9.0) - stall
 
 
 def test_the_closed_form_of_a_blocking_save_is_dalys() -> None:

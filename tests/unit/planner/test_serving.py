@@ -184,9 +184,6 @@ def test_errors_fall_with_bits_as_the_steps_do() -> None:
     assert prices.relative_error(16) == 0
     with pytest.raises(InvalidConfigError, match="group of 48 weights is unknown, expected one of 32, 64, 128"):
         prices.relative_error(4, group=48)
-    rows = prices.indicator_of_data([{4: 0.2, 8: 0.01}, {4: 0.1, 8: 0.02}], [3.0, 12.0])
-    assert rows[0] == {4: pytest.approx(0.01), 8: pytest.approx(0.000025), 16: 0.0}
-    assert rows[1][4] == pytest.approx(0.01)
 
 
 def test_orders_are_counted_and_those_left_out_are_reported() -> None:

@@ -13,7 +13,6 @@ from collections.abc import Collection, Mapping, Sequence
 
 ALL_REDUCE = "AllReduce"
 LOCAL_CHECKS = ("Compute", "Memory", "Disk")
-CHECKS = (*LOCAL_CHECKS, ALL_REDUCE)
 UNITS = {"Compute": "Gflop/s", "Memory": "MB/s", "Disk": "MB/s", ALL_REDUCE: "MB/s"}
 SECOND_WAVES_MAX = 2
 """Sets of disjoint pairs in the second round."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from polyreme_api.errors import InvalidConfigError
 from polyreme_planner.adapters import Adapters, Target
-from polyreme_planner.int4_weights import GROUPS, WeightsKind, matrix_bytes
+from polyreme_planner.int4_weights import GROUP, GROUPS, SCALE_BYTES, WeightsKind
 from polyreme_planner.shapes import KIMI_VL_NANO
 from polyreme_trainer.export.form import WeightsForm
 from polyreme_trainer.export.huggingface import export_model
@@ -83,7 +83,7 @@ def test_bytes_are_those_of_the_formula(asked: KimiVL) -> None:
     replaced = pack(asked)
     gone = sizes.keys() - asked.state_dict().keys()
     matrices = [size[-2:] for name in gone for size in [sizes[name]] for _ in range(size[0] if len(size) > 2 else 1)]
-    saved = sum(4 * outputs * inputs - matrix_bytes(outputs, inputs) for outputs, inputs in matrices)
+    saved = sum((4 - 0.5 - SCALE_BYTES / GROUP) * outputs * inputs for outputs, inputs in matrices)
     assert len(matrices) == HELD
     assert len(replaced) == 3 * 2 + 3 * 3 + 2, "experts of a layer are one module"
     assert weights_bytes(asked) == before - saved

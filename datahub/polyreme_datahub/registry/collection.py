@@ -24,6 +24,7 @@ from polyreme_datahub.registry.blobs import CONDEMNED, DELETING, LIVE, BlobRow, 
 from polyreme_datahub.registry.bulk import insert_new
 from polyreme_datahub.registry.engine import ROWS_MAX, Database, pages
 from polyreme_datahub.registry.marks import Read, named, reach
+from polyreme_datahub.registry.rows import value_of
 
 BLOBS = "blobs/sha256/"
 PLANS = "plans/"
@@ -121,7 +122,7 @@ def _begin(connection: Connection, now_s: float) -> _Run:
     if row is None or row.started_s < now_s - RESUME_MAX_S:
         connection.execute(insert(schema.collections).values(phase=LISTING, cursor="", started_s=now_s))
         row = connection.execute(query).one()
-    return _Run(id=row.id, phase=row.phase, cursor=row.cursor, started_s=row.started_s)
+    return value_of(_Run, row)
 
 
 def _next(database: Database, run: _Run, phase: str) -> _Run:
@@ -242,14 +243,7 @@ class _Judge:
     grace_s: float
 
     def __call__(self, row: Any) -> tuple[BlobRow, Verdict]:
-        blob = BlobRow(
-            digest=row.digest,
-            size=row.size,
-            state=row.state,
-            touched_s=row.touched_s,
-            condemned_s=row.condemned_s,
-            marked=row.marked,
-        )
+        blob = value_of(BlobRow, row)
         began_s = self.run.started_s
         return blob, judge(blob, collection=self.run.id, started_s=began_s, now_s=self.now_s, grace_s=self.grace_s)
 

@@ -13,7 +13,7 @@ from polyreme_datahub.errors import IndexDamagedError
 from polyreme_datahub.registry import schema
 from polyreme_datahub.registry.bulk import insert_new
 from polyreme_datahub.registry.engine import Database, pages
-from polyreme_datahub.registry.rows import IndexRow, OperationCount, columns
+from polyreme_datahub.registry.rows import IndexRow, OperationCount, columns, value_of
 
 INDEXES_MAX = 100
 
@@ -121,7 +121,7 @@ def find_index(database: Database, key: str) -> IndexRow:
     row = database.read(lambda connection: connection.execute(select(table).where(table.c.key == key)).first())
     if row is None:
         raise IndexDamagedError(f"no index {key}: its message was handled without writing one")
-    return _index(row)
+    return value_of(IndexRow, row)
 
 
 def manifests_of(database: Database, key: str) -> list[str]:
@@ -141,7 +141,7 @@ def indexes_of(database: Database, version_id: int) -> list[IndexRow]:
         .order_by(table.c.created_s.desc(), table.c.key.desc())
         .limit(INDEXES_MAX)
     )
-    return database.read(lambda connection: [_index(row) for row in connection.execute(newest)][::-1])
+    return database.read(lambda connection: [value_of(IndexRow, row) for row in connection.execute(newest)][::-1])
 
 
 def statistics_of(database: Database, version_id: int) -> dict[str, OperationCount]:
@@ -174,7 +174,7 @@ def tombstones_of(database: Database, index_digests: Collection[str], *, count_m
     table = schema.tombstones
     return database.read(
         lambda connection: [
-            Tombstone(index_digest=row.index_digest, ordinal=row.ordinal, sample_id=row.sample_id, error=row.error)
+            value_of(Tombstone, row)
             for row in connection.execute(
                 select(table)
                 .where(table.c.index_digest.in_(index_digests))
@@ -196,9 +196,3 @@ def _double(row: Row[Any], version_id: int, now_s: float) -> dict[str, Any]:
         "error": f"id is used twice: {row.sample_id!r}, an earlier record has it",
         "created_s": now_s,
     }
-
-
-def _index(row: Row[Any]) -> IndexRow:
-    return IndexRow(
-        key=row.key, version_id=row.version_id, manifest=row.manifest, samples=row.samples, tokens=row.tokens
-    )

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, delete, func, or_, select, tuple_, update
+from sqlalchemy import Connection, Select, delete, func, or_, select, tuple_, update
 
 from polyreme_datahub.lakehouse import Artifact
 from polyreme_datahub.registry import blobs, schema, work_items
@@ -28,6 +28,7 @@ from polyreme_datahub.registry.rows import (
     SampleRow,
     columns,
     storable,
+    value_of,
     without_addresses,
 )
 from polyreme_datahub.registry.work_items import WorkItem
@@ -201,15 +202,15 @@ def letters_between(database: Database, version_id: int, *, first: int, count: i
     """Return the dead letters of some ordinals, by ordinal and key."""
     table = schema.dead_letters
     query = _between(table, version_id, first, count)
-    return database.read(lambda connection: [_letter(row) for row in connection.execute(query)])
+    return database.read(partial(_letters, query=query))
 
 
 def first_letters(database: Database, version_id: int, *, count_max: int, except_operation: str = "") -> list[Letter]:
     """Return the first dead letters of a version, by ordinal; none of ``except_operation``."""
     table = schema.dead_letters
     query = select(table).where(table.c.version_id == version_id, table.c.operation != except_operation)
-    query = query.order_by(table.c.ordinal, table.c.key)
-    return database.read(lambda connection: [_letter(row) for row in connection.execute(query.limit(count_max))])
+    query = query.order_by(table.c.ordinal, table.c.key).limit(count_max)
+    return database.read(partial(_letters, query=query))
 
 
 def iterate_letters(database: Database, version_id: int, *, operation: str) -> Iterator[Letter]:
@@ -234,16 +235,7 @@ def drops_between(database: Database, version_id: int, *, first: int, count: int
     query = _between(schema.drops, version_id, first, count)
 
     def work(connection: Connection) -> list[Drop]:
-        return [
-            Drop(
-                key=row.key,
-                operation=row.operation,
-                ordinal=row.ordinal,
-                sample_id=row.sample_id,
-                reason=row.reason,
-            )
-            for row in connection.execute(query)
-        ]
+        return [value_of(Drop, row) for row in connection.execute(query)]
 
     return database.read(work)
 
@@ -377,15 +369,4 @@ def _between(table: Any, version_id: int, first: int, count: int) -> Select[Any]
 
 
 def _letters(connection: Connection, *, query: Select[Any]) -> list[Letter]:
-    return [_letter(row) for row in connection.execute(query)]
-
-
-def _letter(row: Row[Any]) -> Letter:
-    return Letter(
-        key=row.key,
-        operation=row.operation,
-        ordinal=row.ordinal,
-        sample_id=row.sample_id,
-        rule=row.rule,
-        error=row.error,
-    )
+    return [value_of(Letter, row) for row in connection.execute(query)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from polyreme_datahub.lakehouse import Artifact
 
@@ -155,3 +155,15 @@ def without_addresses(text: str) -> str:
 def columns(row: Any) -> dict[str, Any]:
     """Return a flat value as a row (``dataclasses.asdict`` would copy deeply)."""
     return {name: getattr(row, name) for name in row.__slots__}
+
+
+class _Flat(Protocol):
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+_Value = TypeVar("_Value", bound=_Flat)
+
+
+def value_of(kind: type[_Value], row: Any) -> _Value:
+    """Read a flat value from a row that has its fields, and perhaps others."""
+    return kind(**{name: getattr(row, name) for name in kind.__dataclass_fields__})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,6 @@ from polyreme_datahub.sample_masks import masks_of
 from polyreme_datahub.source_ingestion import IngestReport, ingest_source
 from polyreme_datahub.sources.found import Found
 from polyreme_datahub.topics.open import open_topics
-from polyreme_datahub.topics.types import Topics
 
 
 def register(
@@ -357,21 +356,12 @@ def link(objects_url: str, digest: str, *, seconds: int) -> str:
 
 @contextmanager
 def _context(registry_url: str, objects_url: str, topics_url: str, **settings: Any) -> Iterator[RunContext]:
-    with opened_database(registry_url) as database, _topics(topics_url) as topics:
+    with (
+        opened_database(registry_url) as database,
+        closing(open_topics(topics_url)) if topics_url else nullcontext() as topics,
+    ):
         lakehouse = Lakehouse(open_store(objects_url, patience=WORK))
         yield RunContext(database=database, lakehouse=lakehouse, topics=topics, **settings)
-
-
-@contextmanager
-def _topics(url: str) -> Iterator[Topics | None]:
-    if not url:
-        yield None
-        return
-    topics = open_topics(url)
-    try:
-        yield topics
-    finally:
-        topics.close()
 
 
 def _now_s() -> float:

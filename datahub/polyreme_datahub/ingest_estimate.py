@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -81,13 +82,8 @@ def estimate(
     with tempfile.TemporaryDirectory() as folder:
         if is_path(source):
             lakehouse = Lakehouse(open_store(f"file://{folder}/objects"))
-            own = open_database(f"sqlite:///{folder}/registry.sqlite")
-            try:
-                version = add_dataset(
-                    own, lakehouse, f"{name}/{SOURCE}", source, now_s=lambda: 0.0, progress=lambda _found: None
-                )
-            finally:
-                own.close()
+            with closing(open_database(f"sqlite:///{folder}/registry.sqlite")) as own:
+                version = add_dataset(own, lakehouse, f"{name}/{SOURCE}", source, now_s=lambda: 0.0)
         else:
             version = datasets.find_version(database, str(source))
         probe = _try(version, open_source(version.source, lakehouse), parsed, steady_s)
@@ -124,9 +120,8 @@ def _try(version: DatasetVersion, source: Source, recipe: Recipe, steady_s: Call
     count = min(PROBE, version.records)
     ordinals = [at * version.records // count for at in range(count)]
     steps = sandbox_steps(recipe, "cpu")
-    sandbox = Sandbox(steps, Limits())
     times: list[float] = []
-    try:
+    with Sandbox(steps, Limits()) as sandbox:
         for outcome in sandbox.run(_tasks(source, ordinals, probe)):
             times.append(steady_s())
             for end in outcome.steps:
@@ -134,8 +129,6 @@ def _try(version: DatasetVersion, source: Source, recipe: Recipe, steady_s: Call
                     probe.written += sum(len(end.value.blobs[name].data) for name in end.value.new)
                 probe.refused += isinstance(end, StepVerdict)
                 probe.dropped += isinstance(end, StepDropped)
-    finally:
-        sandbox.close()
     if len(times) > 1:
         probe.seconds_each = (times[-1] - times[0]) / (len(times) - 1)
     return probe

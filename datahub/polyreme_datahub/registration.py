@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -36,9 +36,9 @@ def add_dataset(
         def store(file: BinaryIO) -> tuple[str, int]:
             return lakehouse.put_file(file, before=lambda *blob: blobs.hold(database, dict([blob]), now_s=now_s()))
 
-        with _page_counter() as count_pages:
+        with contextlib.closing(PageCounter()) as counter:
             description, records = describe_and_look(
-                str(source), lakehouse, store=store, count_pages=count_pages, progress=progress
+                str(source), lakehouse, store=store, count_pages=counter.count, progress=progress
             )
     digest = identity_of(description)
     return datasets.add_version(
@@ -50,13 +50,3 @@ def add_dataset(
         now_s=now_s(),
         store_first=store_document(lakehouse.store),
     )
-
-
-@contextlib.contextmanager
-def _page_counter() -> Iterator[Callable[[bytes], int]]:
-    """Give a counter of pages, whose child starts with the first document."""
-    counter = PageCounter()
-    try:
-        yield counter.count
-    finally:
-        counter.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from polyreme.run_files.paths import Home, RunDirectory
@@ -57,11 +58,8 @@ def visits_of(
     if not steps or not run_uid(run):
         return ()
     try:
-        source = open_run_data(home, run, spec, mixture)
-        try:
+        with closing(open_run_data(home, run, spec, mixture)) as source:
             return source.outlook(steps)
-        finally:
-            source.close()
     except (PolyremeError, OSError):
         return ()
 

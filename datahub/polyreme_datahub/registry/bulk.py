@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any
 
 import sqlalchemy
@@ -43,11 +44,8 @@ def copy_new(connection: Connection, table: Table, rows: Sequence[dict[str, Any]
     copied = f"copy_{table.name}_{len(names)}"
     kinds = ", ".join(f'"{name}" {table.c[name].type.compile(connection.dialect)}' for name in names)
     connection.exec_driver_sql(f"CREATE TEMPORARY TABLE IF NOT EXISTS {copied} ({kinds}) ON COMMIT DELETE ROWS")
-    cursor = connection.connection.cursor()
-    try:
+    with closing(connection.connection.cursor()) as cursor:
         cursor.copy_expert(f"COPY {copied} ({listed}) FROM STDIN", io.StringIO(copy_text(rows, names)))
-    finally:
-        cursor.close()
     source = sqlalchemy.table(copied, *(sqlalchemy.column(name) for name in names))
     insert = postgresql.insert(table).from_select(names, sqlalchemy.select(source))
     connection.execute(insert.on_conflict_do_nothing())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,8 +20,5 @@ def opened_database(registry_url: str) -> Iterator[Database]:
     """
     from polyreme_datahub.registry.engine import open_database
 
-    database = open_database(registry_url)
-    try:
+    with closing(open_database(registry_url)) as database:
         yield database
-    finally:
-        database.close()

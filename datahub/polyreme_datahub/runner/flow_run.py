@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import TypeVar
 
 from polyreme_api.store import ObjectNotFoundError
@@ -134,11 +135,8 @@ def read_whole(
     try:
         return read()
     except (IndexDamagedError, ObjectNotFoundError):
-        handler = FlowHandler(context, flow)
-        try:
+        with closing(FlowHandler(context, flow)) as handler:
             handler.chain.remake(*ordinals)
-        finally:
-            handler.close()
         return read()
 
 

@@ -146,36 +146,31 @@ def details(database: Database, store: ObjectStore, reference: str, *, now_s: fl
     version = resolve(database, reference, now_s=now_s)
     indexes = progress.indexes_of(database, version.id)
     adopt_tombstones(database, store, [index.manifest for index in indexes])
-    counts = progress.statistics_of(database, version.id)
-    ended = results.ended_counts(database, version.id)
     manifests = {index.manifest for index in indexes}
     made = _made_by_recipe(database, version)
-    if made is not None:
-        return DatasetDetails(
-            version=version,
-            versions=tuple(datasets.numbers_of(database, version.name)),
-            samples=version.records,
-            stages=tuple(
-                OutcomeView(stage=step.name, hits=0, misses=step.through, dead=step.dead, dropped=step.dropped)
-                for step in made.steps
-            ),
-            indexes=tuple(indexes),
-            dead_letters=tuple(map(DeadLetterView.of, made.letters)),
-            dead=made.dead,
-            drops=tuple(
-                DropView(stage=one.operation, ordinal=one.ordinal, sample_id=one.sample_id, reason=one.reason)
-                for one in made.drops
-            ),
-            tombstones=tuple(progress.tombstones_of(database, manifests, count_max=TOMBSTONES_MAX)),
+    if made is None:
+        ended = results.ended_counts(database, version.id)
+        stages = _with_ends(version.records, progress.statistics_of(database, version.id), ended)
+        letters = results.first_letters(database, version.id, count_max=SHOWN_MAX)
+        samples, dead = progress.count_samples(database, version.id), sum(dead for dead, _ in ended.values())
+    else:
+        stages = tuple(
+            OutcomeView(stage=step.name, hits=0, misses=step.through, dead=step.dead, dropped=step.dropped)
+            for step in made.steps
         )
+        letters, samples, dead = made.letters, version.records, made.dead
     return DatasetDetails(
         version=version,
         versions=tuple(datasets.numbers_of(database, version.name)),
-        samples=progress.count_samples(database, version.id),
-        stages=_with_ends(version.records, counts, ended),
+        samples=samples,
+        stages=stages,
         indexes=tuple(indexes),
-        dead_letters=tuple(map(DeadLetterView.of, results.first_letters(database, version.id, count_max=SHOWN_MAX))),
-        dead=sum(dead for dead, _ in ended.values()),
+        dead_letters=tuple(map(DeadLetterView.of, letters)),
+        dead=dead,
+        drops=tuple(
+            DropView(stage=one.operation, ordinal=one.ordinal, sample_id=one.sample_id, reason=one.reason)
+            for one in (() if made is None else made.drops)
+        ),
         tombstones=tuple(progress.tombstones_of(database, manifests, count_max=TOMBSTONES_MAX)),
     )
 

@@ -16,7 +16,7 @@ from polyreme.job_files import read_job
 from polyreme.local_run.preflight import check_writable
 from polyreme.run_files.paths import Home, RunDirectory
 from polyreme.run_files.records import CheckpointEntry, checkpoint_url, read_records_at
-from polyreme.views.output import Format, emit, nearest, note
+from polyreme.views.output import Format, OutputOption, columns_of, emit, lines, nearest, note
 from polyreme.views.spinner import busy
 from polyreme_api.errors import InvalidConfigError, NotFoundError, RefusedError
 from polyreme_api.fields import STEPS_MAX
@@ -50,7 +50,6 @@ class WeightsType(enum.StrEnum):
     INT4 = "int4"
 
 
-OutputOption = Annotated[Format, typer.Option("-o", "--output", help="Output format.")]
 NameArgument = Annotated[str, typer.Argument(help="Name of the run, or NAMESPACE/NAME.")]
 RootArgument = Annotated[
     str,
@@ -84,21 +83,8 @@ def ls(context: typer.Context, root: RootArgument, output: OutputOption = Format
         }
         for entry in records.checkpoints
     ]
-    emit(
-        "CheckpointList",
-        rows,
-        output=output,
-        columns=[
-            ("NAME", "name"),
-            ("ATTEMPT", "attempt"),
-            ("STEP", "step"),
-            ("COMMITTED", "committed"),
-            ("HISTORY", "history"),
-            ("BYTES", "bytes"),
-            ("HELD-OUT LOSS", "heldoutLoss"),
-            ("WHY", "why"),
-        ],
-    )
+    names = ("name", "attempt", "step", "committed", "history", "bytes", "heldoutLoss:held-out loss", "why")
+    emit("CheckpointList", rows, output=output, columns=columns_of(*names))
 
 
 def verify(
@@ -134,7 +120,7 @@ def verify(
             "verdict": "intact: every checksum matches",
         },
         output=output,
-        columns=[("checkpoint", "checkpoint"), ("verdict", "verdict"), ("files", "files"), ("bytes", "bytes")],
+        columns=lines("checkpoint", "verdict", "files", "bytes"),
     )
 
 
@@ -236,7 +222,7 @@ def _export(
         )
         step = export_checkpoints(wanted, chosen, tokens=tokens, directory=to.absolute())
     value = {"checkpoint": chosen[-1], "step": step, "folder": str(to.absolute())}
-    columns = [("checkpoint", "checkpoint"), ("step", "step"), ("folder", "folder")]
+    columns = lines("checkpoint", "step", "folder")
     if len(chosen) > 1:
         value |= {"meanOf": ", ".join(chosen)}
         columns.insert(1, ("mean of", "meanOf"))

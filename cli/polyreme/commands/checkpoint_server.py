@@ -12,9 +12,8 @@ import numpy as np
 import typer
 
 from polyreme.commands.asked_model import TARGET_HELP, AskedModel, open_asked, read_image
-from polyreme.commands.checkpoint import OutputOption
 from polyreme.serving.served_model import ServedModel
-from polyreme.views.output import Format, emit
+from polyreme.views.output import Format, OutputOption, emit, lines
 from polyreme.views.spinner import busy
 from polyreme_api.errors import RefusedError
 from polyreme_datahub.prompts import Prompt, PromptReader
@@ -76,7 +75,7 @@ def check_server(
             "within": within,
         },
         output=output,
-        columns=[(name, name) for name in ("model", "prompts", "tokens", "worst", "mean", "within")],
+        columns=lines("model", "prompts", "tokens", "worst", "mean", "within"),
     )
 
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
-from pydantic.alias_generators import to_camel
 
+from polyreme.commands.data_values import data_home, plain
 from polyreme.job_files import read_job
 from polyreme.run_files.paths import Home
 from polyreme.views.formatting import size
-from polyreme.views.output import Format, confirm, emit, emit_tables, note
+from polyreme.views.output import Format, OutputOption, columns_of, confirm, emit, emit_tables, lines, note
 from polyreme.views.spinner import busy
 from polyreme_api.errors import NotFoundError, RefusedError
 from polyreme_datahub.dataset_views import DatasetDetails
@@ -23,9 +22,7 @@ from polyreme_datahub.sources import found, look_over
 from polyreme_datahub.sources.open import holds_preferences
 
 USERS_SHOWN_MAX = 8
-VERSION_LINES = (("records", "records"), ("from", "from"), ("digest", "digest"))
-
-OutputOption = Annotated[Format, typer.Option("-o", "--output", help="Output format.")]
+VERSION_LINES = lines("reference:dataset", "records", "from", "digest")
 
 
 def register(
@@ -53,7 +50,7 @@ def register(
     """
     if not is_path(source):
         raise NotFoundError(f"no such file or folder: {source}", field="SOURCE")
-    home = _home(context)
+    home = data_home(context)
     with busy(f"reading {source}") as show:
         version = register_dataset(
             home.registry_url,
@@ -65,8 +62,8 @@ def register(
     if "found" in version.source:
         note(f"found {found.sentence(version.source['found'])}")
         note(look_over.sentence(version.source[look_over.FIELD]))
-    row = {**_plain(version), "reference": version.reference, "from": _origin(version.source)}
-    emit("DatasetVersion", row, output=output, columns=[("dataset", "reference"), *VERSION_LINES])
+    row = {**plain(version), "reference": version.reference, "from": _origin(version.source)}
+    emit("DatasetVersion", row, output=output, columns=VERSION_LINES)
 
 
 def ls(context: typer.Context, output: OutputOption = Format.TABLE) -> None:
@@ -74,8 +71,8 @@ def ls(context: typer.Context, output: OutputOption = Format.TABLE) -> None:
 
     Example: polyreme data ls -o json
     """
-    rows = [_plain(summary) for summary in list_datasets(_home(context).registry_url)]
-    emit("DatasetList", rows, output=output, columns=_headings("name", "versions", "records", "kind"))
+    rows = [plain(summary) for summary in list_datasets(data_home(context).registry_url)]
+    emit("DatasetList", rows, output=output, columns=columns_of("name", "versions", "records", "kind"))
 
 
 def show(
@@ -87,10 +84,10 @@ def show(
 
     Example: polyreme data show receipts
     """
-    home = _home(context)
+    home = data_home(context)
     details = show_dataset(home.registry_url, home.objects_url, name)
     if output is Format.JSON:
-        emit("Dataset", _plain(details), output=output)
+        emit("Dataset", plain(details), output=output)
     else:
         _print(details)
 
@@ -109,7 +106,7 @@ def rm(
 
       polyreme data rm receipts@1 --yes
     """
-    home = _home(context)
+    home = data_home(context)
     details = show_dataset(home.registry_url, home.objects_url, name)
     if users := _users(home, details.version.name):
         raise RefusedError(
@@ -121,7 +118,7 @@ def rm(
         "DeletedDataset",
         {"deleted": removed} if output is Format.JSON else {"deleted": ", ".join(removed)},
         output=output,
-        columns=[("deleted", "deleted")],
+        columns=lines("deleted"),
     )
 
 
@@ -137,14 +134,8 @@ def _users(home: Home, dataset: str) -> list[str]:
     return found
 
 
-def _home(context: typer.Context) -> Home:
-    home: Home = context.obj
-    home.prepare_data()
-    return home
-
-
 def _print(details: DatasetDetails) -> None:
-    value, version = _plain(details), details.version
+    value, version = plain(details), details.version
     head = {
         **value["version"],
         "reference": version.reference,
@@ -154,38 +145,24 @@ def _print(details: DatasetDetails) -> None:
         "dead": details.dead,
         "holds": "preferences",
     }
-    holds = [("holds", "holds")] if holds_preferences(version.source) else []
-    lines = [*holds, ("ingested", "samples"), ("dead letters", "dead"), ("versions", "all")]
-    emit("Dataset", head, output=Format.TABLE, columns=[("dataset", "reference"), *VERSION_LINES, *lines])
+    holds = ["holds"] if holds_preferences(version.source) else []
+    more = lines(*holds, "samples:ingested", "dead:dead letters", "all:versions")
+    emit("Dataset", head, output=Format.TABLE, columns=[*VERSION_LINES, *more])
     emit_tables(
         [
             (
                 "stages, over all runs",
                 value["stages"],
-                _headings("stage", "misses:made", "hits:reused", "dead", "dropped"),
+                columns_of("stage", "misses:made", "hits:reused", "dead", "dropped"),
             ),
-            ("indexes", value["indexes"], _headings("manifest", "samples", "tokens")),
-            ("dead letters", value["deadLetters"], _headings("sampleId:record", "stage", "rule", "error")),
-            ("dropped", value["drops"], _headings("sampleId:record", "stage", "reason")),
-            ("damaged later", value["tombstones"], _headings("sampleId:record", "error")),
+            ("indexes", value["indexes"], columns_of("manifest", "samples", "tokens")),
+            ("dead letters", value["deadLetters"], columns_of("sampleId:record", "stage", "rule", "error")),
+            ("dropped", value["drops"], columns_of("sampleId:record", "stage", "reason")),
+            ("damaged later", value["tombstones"], columns_of("sampleId:record", "error")),
         ]
     )
     if details.dead > len(details.dead_letters):
         note(f"{len(details.dead_letters)} of {details.dead} dead letters are shown")
-
-
-def _plain(value: Any) -> Any:
-    """Return a dataclass as JSON, with the names that all JSON of polyreme has."""
-    if dataclasses.is_dataclass(value):
-        return {to_camel(field.name): _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    return dict(value) if isinstance(value, Mapping) else value
-
-
-def _headings(*names: str) -> list[tuple[str, str]]:
-    """Turn ``key`` or ``key:heading`` to heading and key."""
-    return [((heading or key).upper(), key) for key, _, heading in (name.partition(":") for name in names)]
 
 
 def _origin(source: Mapping[str, Any]) -> str:

@@ -6,10 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from polyreme.commands.data_ingest import plain
-from polyreme.run_files.paths import Home
+from polyreme.commands.data_values import data_home, plain
 from polyreme.views.formatting import size
-from polyreme.views.output import Format, confirm, emit, note
+from polyreme.views.output import Format, OutputOption, confirm, emit, lines, note
 from polyreme.views.spinner import busy
 from polyreme_api.errors import DataDamagedError
 from polyreme_datahub.hub import link as link_to
@@ -20,8 +19,6 @@ from polyreme_datahub.lifecycle import rebuild_registry as rebuild
 DAY_S = 86_400
 HOUR_S = 3600
 LINK_HOURS_MAX = 7 * 24
-
-OutputOption = Annotated[Format, typer.Option("-o", "--output", help="Output format.")]
 
 
 def replay(
@@ -40,10 +37,10 @@ def replay(
 
       polyreme data replay receipts --operation decode
     """
-    home = _home(context)
+    home = data_home(context)
     report = replay_letters(home.registry_url, name, operation)
     row = plain(report)
-    columns = [("dataset", "reference"), ("source", "source"), ("records", "records"), ("indexes", "indexes")]
+    columns = lines("reference:dataset", "source", "records", "indexes")
     emit("ReplayReport", row, output=output, columns=columns)
     if report.records:
         note(f"{report.records:,} records are tried again by the next polyreme data ingest or polyreme run")
@@ -66,7 +63,7 @@ def gc(
 
       polyreme data gc --yes
     """
-    home = _home(context)
+    home = data_home(context)
     if not dry_run:
         confirm("condemn and delete stored data that nothing reaches?", yes=yes)
     report = collect_garbage(home.registry_url, home.objects_url, grace_s=grace_days * DAY_S, dry_run=dry_run)
@@ -79,7 +76,7 @@ def gc(
         emit("CollectionReport", row, output=output)
         return
     words = {one: f"{getattr(report, one)[0]:,} objects, {size(getattr(report, one)[1])}" for one in counts}
-    emit("CollectionReport", words, output=output, columns=[(one, one) for one in counts])
+    emit("CollectionReport", words, output=output, columns=lines(*counts))
 
 
 def rebuild_registry(context: typer.Context, output: OutputOption = Format.TABLE) -> None:
@@ -90,10 +87,10 @@ def rebuild_registry(context: typer.Context, output: OutputOption = Format.TABLE
 
     Example: POLYREME_DATABASE_URL=postgresql+psycopg2://db/empty polyreme data rebuild-registry
     """
-    home = _home(context)
+    home = data_home(context)
     with busy("reading the object store"):
         report = rebuild(home.registry_url, home.objects_url)
-    columns = [(name, name) for name in ("versions", "samples", "artifacts", "actions")]
+    columns = lines("versions", "samples", "artifacts", "actions")
     emit("RebuildReport", plain(report), output=output, columns=columns)
     for reference in report.unsealed:
         note(f"{reference}: not all of its samples are listed; polyreme data ingest or polyreme run reads the rest")
@@ -117,11 +114,5 @@ def link(
 
     Example: polyreme data link 4533204572288a8cdb4e989d2435effb065864214c7a381cf788f4c762cdc865 --hours 24
     """
-    url = link_to(_home(context).objects_url, digest, seconds=round(hours * HOUR_S))
-    emit("BlobLink", {"digest": digest, "url": url}, output=output, columns=[("url", "url")])
-
-
-def _home(context: typer.Context) -> Home:
-    home: Home = context.obj
-    home.prepare_data()
-    return home
+    url = link_to(data_home(context).objects_url, digest, seconds=round(hours * HOUR_S))
+    emit("BlobLink", {"digest": digest, "url": url}, output=output, columns=lines("url"))

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from pydantic.alias_generators import to_camel
 
-from polyreme.run_files.paths import Home
+from polyreme.commands.data_values import data_home, plain
 from polyreme.views.formatting import duration, size
 from polyreme.views.operation_table import OperationTable
-from polyreme.views.output import Format, emit, emit_tables, note
+from polyreme.views.output import Format, OutputOption, columns_of, emit, emit_tables, lines, note
 from polyreme.views.spinner import busy
 from polyreme_api.errors import InvalidConfigError
 from polyreme_datahub.hub import estimate_ingest
@@ -33,7 +31,7 @@ def ingest(
     name: Annotated[str, typer.Option(help="Dataset that gets the new version.")],
     workers: Annotated[int, typer.Option(help="Samples that are worked on at once.", min=1, max=WORKERS_MAX)] = 2,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Estimate counts, bytes and time; store nothing.")] = False,
-    output: Annotated[Format, typer.Option("-o", "--output", help="Output format.")] = Format.TABLE,
+    output: OutputOption = Format.TABLE,
 ) -> None:
     """Run a recipe over a source, and seal what comes through into a new version of a dataset.
 
@@ -49,8 +47,7 @@ def ingest(
       polyreme data ingest receipts/source --recipe ./my-recipe.yaml --name receipts -o json
     """
     content = read_recipe(recipe)
-    home: Home = context.obj
-    home.prepare_data()
+    home = data_home(context)
     if dry_run:
         with busy(f"trying some records of {source}"):
             found = estimate_ingest(
@@ -115,17 +112,6 @@ def summary(report: IngestReport) -> str:
     return ", ".join(parts)
 
 
-def plain(value: Any) -> Any:
-    """Return a dataclass as JSON, with the names that all JSON of polyreme has."""
-    if dataclasses.is_dataclass(value):
-        return {to_camel(field.name): plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, (tuple, list)):
-        return [plain(item) for item in value]
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    return value
-
-
 def _print_estimate(found: IngestEstimate, output: Format) -> None:
     if output is Format.JSON:
         emit("IngestEstimate", plain(found), output=output)
@@ -138,7 +124,7 @@ def _print_estimate(found: IngestEstimate, output: Format) -> None:
         "writes": f"{size(found.bytes_written)} of new images",
         "takes": f"{duration(found.seconds)}, {duration(found.seconds_each)} a record in one process",
     }
-    emit("IngestEstimate", row, output=output, columns=[(one, one) for one in row])
+    emit("IngestEstimate", row, output=output, columns=lines(*row))
 
 
 def _print(report: IngestReport) -> None:
@@ -149,8 +135,7 @@ def _print(report: IngestReport) -> None:
         "manifest": report.manifest,
         "seconds": duration(report.seconds),
     }
-    lines = [("dataset", "reference"), *((name, name) for name in ("source", "samples", "manifest"))]
-    emit("IngestReport", head, output=Format.TABLE, columns=[*lines, ("took", "seconds")])
-    names = ("operation", "records", "made", "reused", "dead", "dropped")
-    columns = [(name.upper(), name) for name in names]
+    shown = lines("reference:dataset", "source", "samples", "manifest", "seconds:took")
+    emit("IngestReport", head, output=Format.TABLE, columns=shown)
+    columns = columns_of("operation", "records", "made", "reused", "dead", "dropped")
     emit_tables([("operations", [plain(one) for one in report.operations], columns)])

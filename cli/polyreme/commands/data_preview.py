@@ -16,7 +16,7 @@ from polyreme.run_files.data import open_run_data, run_uid
 from polyreme.run_files.packs import read_packs
 from polyreme.run_files.paths import Home
 from polyreme.run_files.records import checkpoint_url, read_points
-from polyreme.views.output import Format, emit, note
+from polyreme.views.output import Format, OutputOption, columns_of, emit, note
 from polyreme.views.spinner import busy
 from polyreme_api.errors import InvalidConfigError, NotFoundError
 from polyreme_api.job.spec import TrainingJobSpec
@@ -32,7 +32,6 @@ TURNS_MAX = 10_000
 SHOWS_EVERY_S = 0.2
 
 JobOption = Annotated[str, typer.Option("--job", help="Name of a run on this machine, or NAMESPACE/NAME.")]
-OutputOption = Annotated[Format, typer.Option("-o", "--output", help="Output format.")]
 
 
 def preview(
@@ -70,8 +69,8 @@ def preview(
         return
     path = to or Path(f"{job.replace('/', '-')}-step-{step}.html")
     path.write_text(build_preview(f"{job}, step {step}", shown, of_packs=of_packs))
-    columns = [("PACK", "pack"), ("SAMPLES", "samples"), ("TOKENS", "tokens"), ("OF", "tokensMax")]
-    emit("StepPreview", rows, output=output, columns=[*columns, ("LEARNED", "learned"), ("IMAGES", "images")])
+    columns = columns_of("pack", "samples", "tokens", "tokensMax:of", "learned", "images")
+    emit("StepPreview", rows, output=output, columns=columns)
     note(f"written to {path}")
 
 
@@ -109,8 +108,7 @@ def trace(
             if len(turns) >= TURNS_MAX:
                 note(f"the first {TURNS_MAX:,} turns, up to step {step}; name later steps by --steps")
                 break
-    columns = [(name.upper(), name) for name in ("step", "pack", "source", "epoch")]
-    emit("SampleTrace", turns, output=output, columns=columns)
+    emit("SampleTrace", turns, output=output, columns=columns_of("step", "pack", "source", "epoch"))
     both = zip(spec.data.sources, source.preference_sets, strict=True)
     if turns and any(of.name in found for of, pairs in both if pairs is not None):
         note("each of these steps trains on both of its answers, the chosen one and the rejected one")

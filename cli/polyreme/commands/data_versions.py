@@ -6,15 +6,13 @@ from typing import Annotated, Any
 
 import typer
 
-from polyreme.commands.data_ingest import plain
-from polyreme.run_files.paths import Home
-from polyreme.views.output import Format, emit, emit_tables
+from polyreme.commands.data_values import data_home, plain
+from polyreme.views.output import Format, OutputOption, columns_of, emit, emit_tables, lines
 from polyreme_api.errors import InvalidConfigError
 from polyreme_datahub import lifecycle
 
 SHARE_MAX = 1e6
 
-OutputOption = Annotated[Format, typer.Option("-o", "--output", help="Output format.")]
 NameArgument = Annotated[str, typer.Argument(help="NAME, NAME@VERSION or NAME@TAG.")]
 
 
@@ -33,11 +31,11 @@ def tag(
 
       polyreme data tag receipts golden --remove
     """
-    url = _home(context).registry_url
+    url = data_home(context).registry_url
     dataset = name.partition("@")[0]
     if label is not None and remove:
-        gone = lifecycle.untag(url, dataset, label)
-        emit("RemovedTag", {"tag": f"{dataset}@{label}", "removed": gone}, output=output, columns=_lines("tag removed"))
+        row = {"tag": f"{dataset}@{label}", "removed": lifecycle.untag(url, dataset, label)}
+        emit("RemovedTag", row, output=output, columns=lines("tag", "removed"))
         return
     if label is not None:
         lifecycle.tag(url, name, label)
@@ -45,7 +43,7 @@ def tag(
         {"tag": f"{dataset}@{one}", "version": f"{dataset}@{number}"}
         for one, number in lifecycle.list_tags(url, dataset).items()
     ]
-    emit("TagList", rows, output=output, columns=[(one.upper(), one) for one in ("tag", "version")])
+    emit("TagList", rows, output=output, columns=columns_of("tag", "version"))
 
 
 def diff(
@@ -58,8 +56,8 @@ def diff(
 
     Example: polyreme data diff receipts@1 receipts@2
     """
-    found = plain(lifecycle.diff(_home(context).registry_url, before, after))
-    emit("DatasetDiff", found, output=output, columns=_lines("added removed changed same"))
+    found = plain(lifecycle.diff(data_home(context).registry_url, before, after))
+    emit("DatasetDiff", found, output=output, columns=lines("added", "removed", "changed", "same"))
     if output is Format.TABLE:
         shown = [(kind, [{"sample": one} for one in found[f"first{kind.title()}"]]) for kind in ("added", "removed")]
         shown.append(("changed", [{"sample": one} for one in found["firstChanged"]]))
@@ -80,7 +78,7 @@ def subset(
 
     Example: polyreme data subset receipts --name receipts/wide --where "width >= 2 * height and text_length < 500"
     """
-    home = _home(context)
+    home = data_home(context)
     _versions([lifecycle.subset(home.registry_url, home.objects_url, name, to, where)], output)
 
 
@@ -96,7 +94,7 @@ def split(
 
     Example: polyreme data split receipts train=9 heldout=1
     """
-    home = _home(context)
+    home = data_home(context)
     shares = dict(map(_share, parts))
     _versions(lifecycle.split(home.registry_url, home.objects_url, name, shares, group, salt=salt), output)
 
@@ -111,12 +109,12 @@ def lineage(
 
     Example: polyreme data lineage receipts receipt-17
     """
-    home = _home(context)
+    home = data_home(context)
     found = plain(lifecycle.sample_lineage(home.registry_url, home.objects_url, name, sample))
-    emit("SampleLineage", found, output=output, columns=_lines("reference sampleId source ordinal record"))
+    emit("SampleLineage", found, output=output, columns=lines("reference", "sampleId", "source", "ordinal", "record"))
     if output is Format.TABLE:
         rows = [{**step, "inputs": " ".join(one[:12] for one in step["inputs"])} for step in found["steps"]]
-        emit_tables([("steps", rows, [(one.upper(), one) for one in ("step", "operation", "inputs", "output")])])
+        emit_tables([("steps", rows, columns_of("step", "operation", "inputs", "output"))])
 
 
 def stats(context: typer.Context, name: NameArgument, output: OutputOption = Format.TABLE) -> None:
@@ -126,13 +124,13 @@ def stats(context: typer.Context, name: NameArgument, output: OutputOption = For
 
     Example: polyreme data stats receipts -o json
     """
-    home = _home(context)
+    home = data_home(context)
     found = lifecycle.statistics(home.registry_url, home.objects_url, name)
     counts = [name for name in ("samples", "images", "turns", "pairs") if name in found]
-    emit("DatasetStatistics", found, output=output, columns=_lines(" ".join(counts)))
+    emit("DatasetStatistics", found, output=output, columns=lines(*counts))
     if output is Format.TABLE:
         rows = [{"of": key, **value} for key, value in found.items() if isinstance(value, dict)]
-        emit_tables([("quantiles", rows, [(one.upper(), one) for one in rows[0]])])
+        emit_tables([("quantiles", rows, columns_of(*rows[0]))])
 
 
 def _share(text: str) -> tuple[str, float]:
@@ -148,14 +146,4 @@ def _share(text: str) -> tuple[str, float]:
 
 def _versions(versions: Any, output: Format) -> None:
     rows = [{**plain(version), "dataset": version.reference} for version in versions]
-    emit("DatasetVersionList", rows, output=output, columns=[(one.upper(), one) for one in ("dataset", "records")])
-
-
-def _lines(names: str) -> list[tuple[str, str]]:
-    return [(name, name) for name in names.split()]
-
-
-def _home(context: typer.Context) -> Home:
-    home: Home = context.obj
-    home.prepare_data()
-    return home
+    emit("DatasetVersionList", rows, output=output, columns=columns_of("dataset", "records"))

@@ -13,13 +13,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import psutil
 import typer
 
 from polyreme.run_files.paths import Home
-from polyreme.views.output import Format, emit
+from polyreme.views.output import Format, OutputOption, columns_of, emit, lines
 from polyreme_api.exit_codes import ExitCode
 
 FREE_BYTES_MIN = 2 * 2**30
@@ -36,8 +36,6 @@ GPU_FREE_SHARE_MIN = 0.9
 MODULES = ("torch", "numpy", "sqlalchemy", "obstore", "aiohttp", "tokenizers", "sklearn")
 PACKAGES = ("polyreme", "torch", "numpy", "pydantic", "sqlalchemy", "obstore", "aiohttp")
 
-OutputOption = Annotated[Format, typer.Option("-o", "--output", help="Output format.")]
-
 
 def version(output: OutputOption = Format.TABLE) -> None:
     """Print the versions of polyreme, Python and the libraries that affect results.
@@ -46,7 +44,7 @@ def version(output: OutputOption = Format.TABLE) -> None:
     """
     found = {name: _version(name) for name in PACKAGES}
     value = {**found, "python": platform.python_version(), "platform": platform.platform()}
-    emit("Version", value, output=output, columns=[(name, name) for name in value])
+    emit("Version", value, output=output, columns=lines(*value))
 
 
 def doctor(context: typer.Context, output: OutputOption = Format.TABLE) -> int:
@@ -70,7 +68,7 @@ def doctor(context: typer.Context, output: OutputOption = Format.TABLE) -> int:
         holds, found = check()
         rows.append({"check": name, "ok": holds, "found": found})
     rows += [{"check": name, "ok": holds, "found": found} for name, holds, found in gpus()]
-    emit("Doctor", rows, output=output, columns=[("CHECK", "check"), ("OK", "ok"), ("FOUND", "found")])
+    emit("Doctor", rows, output=output, columns=columns_of("check", "ok", "found"))
     return ExitCode.OK if all(row["ok"] for row in rows) else ExitCode.ENVIRONMENT
 
 

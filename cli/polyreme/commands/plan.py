@@ -15,7 +15,7 @@ from polyreme.commands.job_arguments import OptionalJobFiles, SetOption
 from polyreme.commands.plan_serving import ANSWER, BATCH, BUDGET, DEVICES, MODEL, PROMPT, SERVING, Asked, serve
 from polyreme.commands.plan_slow_device import SLOW, keep_pace
 from polyreme.job_overrides import read_manifest
-from polyreme.views.output import Format, emit, emit_tables
+from polyreme.views.output import Format, emit, emit_tables, lines
 from polyreme_api.errors import InvalidConfigError, NotFoundError
 from polyreme_api.exit_codes import ExitCode
 from polyreme_api.job import TrainingJobSpec
@@ -250,13 +250,7 @@ CHOSEN = [
     ("do not fit", "doNotFit"),
 ]
 DRAWS = ("draw seconds", "draws")
-OTHERS = [
-    ("plan", "plan"),
-    ("step seconds", "stepSeconds"),
-    ("bubble", "bubble"),
-    ("memory GiB", "memoryGiB"),
-    ("why", "why"),
-]
+OTHERS = lines("plan", "stepSeconds:step seconds", "bubble", "memoryGiB:memory GiB", "why")
 
 
 def _row(estimate: Estimate) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import typer
 
 from polyreme.commands.plan import IMAGE_PATCHES, VISUAL_SHARE
 from polyreme.job_files import read_job
-from polyreme.views.output import Format, emit, emit_tables, note
+from polyreme.views.output import Format, emit, emit_tables, lines, note
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.exit_codes import ExitCode
 from polyreme_planner.flops import Mix, model_flops_utilisation
@@ -132,12 +132,5 @@ WHOLE = [
     ("peak bytes", "peakBytes"),
     ("planned bytes", "plannedBytes"),
 ]
-LAYERS = [
-    ("rank", "rank"),
-    ("layer", "name"),
-    ("seconds", "seconds"),
-    ("share", "share"),
-    ("forward", "forward"),
-    ("backward", "backward"),
-]
-EXCHANGES = [("rank", "rank"), ("exchange", "name"), ("seconds", "seconds"), ("share", "share"), ("calls", "calls")]
+LAYERS = lines("rank", "name:layer", "seconds", "share", "forward", "backward")
+EXCHANGES = lines("rank", "name:exchange", "seconds", "share", "calls")

@@ -11,14 +11,12 @@ from polyreme.local_run.fault_options import FORMS, parse_injection
 from polyreme.local_run.signals import cancel_on_signals
 from polyreme.run_files.paths import Home
 from polyreme.views.formatting import short_weights
-from polyreme.views.output import Format, emit, note
+from polyreme.views.output import Format, OutputOption, emit, note
 from polyreme_api.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from polyreme.local_run.outcome import RunOutcome
     from polyreme_api.job import TrainingJob
-
-OutputOption = Annotated[Format, typer.Option("-o", "--output", help="Output format.")]
 
 
 def run(

@@ -24,7 +24,7 @@ from polyreme.run_files.processes import is_same_process
 from polyreme.run_files.records import checkpoint_url, read_records_at
 from polyreme.run_files.stored_logs import stored_logs
 from polyreme.views.formatting import size
-from polyreme.views.output import Format, confirm, emit, nearest, note
+from polyreme.views.output import Format, OutputOption, columns_of, confirm, emit, nearest, note
 from polyreme_api.errors import InvalidConfigError, NotFoundError, RefusedError, WaitTimeoutError
 from polyreme_api.rank_logs import RankAttempt
 from polyreme_system.files import read_json
@@ -33,7 +33,6 @@ STOP_POLL_S = 0.1
 LOG_LINES_MAX = 10_000
 
 
-OutputOption = Annotated[Format, typer.Option("-o", "--output", help="Output format.")]
 NameArgument = Annotated[str, typer.Argument(help="Name of the run, or NAMESPACE/NAME.")]
 
 
@@ -48,16 +47,7 @@ def ls(context: typer.Context, output: OutputOption = Format.TABLE) -> None:
         "RunList",
         rows,
         output=output,
-        columns=[
-            ("NAME", "name"),
-            ("STATE", "state"),
-            ("ATTEMPT", "attempt"),
-            ("STEP", "step"),
-            ("OF", "steps"),
-            ("LOSS", "loss"),
-            ("SERVED BY", "pid"),
-            ("WHY", "message"),
-        ],
+        columns=columns_of("name", "state", "attempt", "step", "steps:of", "loss", "pid:served by", "message:why"),
     )
 
 
@@ -231,20 +221,8 @@ def _emit_steps(run: RunDirectory, attempt: int | None, lines: int, output: Form
         }
         for record in trained[-lines:]
     ]
-    emit(
-        "StepList",
-        rows,
-        output=output,
-        columns=[
-            ("STEP", "step"),
-            ("ATTEMPT", "attempt"),
-            ("LOSS", "loss"),
-            ("GRADIENT", "gradientNorm"),
-            ("RATE", "learningRate"),
-            ("TOKENS", "tokens"),
-            ("SECONDS", "stepSeconds"),
-        ],
-    )
+    names = ("step", "attempt", "loss", "gradientNorm:gradient", "learningRate:rate", "tokens", "stepSeconds:seconds")
+    emit("StepList", rows, output=output, columns=columns_of(*names))
 
 
 def stop(

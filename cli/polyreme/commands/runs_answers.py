@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from polyreme.commands.runs import NameArgument, OutputOption, find
+from polyreme.commands.runs import NameArgument, find
 from polyreme.job_files import read_job
 from polyreme.run_files.records import checkpoint_url
 from polyreme.views.formatting import shortened
-from polyreme.views.output import Format, emit
+from polyreme.views.output import Format, OutputOption, columns_of, emit
 from polyreme_api.errors import NotFoundError
 from polyreme_datahub.objects import open_store
 
@@ -62,14 +62,7 @@ def answers(
     ][:count]
     if output is not Format.JSON:
         rows = [{key: _short(value) for key, value in row.items()} for row in rows]
-    columns = [
-        ("STEP", "step"),
-        ("REWARD", "reward"),
-        ("ANSWER", "answer"),
-        ("ENDED", "ended"),
-        ("EXPECTED", "expected"),
-        ("PROMPT", "prompt"),
-    ]
+    columns = columns_of("step", "reward", "answer", "ended", "expected", "prompt")
     emit("AnswerList", rows, output=output, columns=columns)
 
 

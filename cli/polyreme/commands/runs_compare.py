@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from polyreme.commands.runs import OutputOption, find
+from polyreme.commands.runs import find
 from polyreme.report.comparison import differing, read_run
 from polyreme.report.run_summary import describe
 from polyreme.run_files.paths import RunDirectory
 from polyreme.views.formatting import NOTHING, duration, share
-from polyreme.views.output import Format, emit, emit_tables, text
+from polyreme.views.output import Format, OutputOption, emit, emit_tables, text
 from polyreme_api.errors import InvalidConfigError
 from polyreme_system.clock import SystemClock
 

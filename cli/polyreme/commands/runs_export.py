@@ -10,14 +10,14 @@ from typing import Annotated
 
 import typer
 
-from polyreme.commands.runs import NameArgument, OutputOption, find
+from polyreme.commands.runs import NameArgument, find
 from polyreme.job_files import read_job
 from polyreme.report.run_summary import describe
 from polyreme.tracking.csv_file import STANDARD_OUTPUT
 from polyreme.tracking.feed import Feed
 from polyreme.tracking.history import SettledSteps, tracked_run
 from polyreme.tracking.registry import EXPERIMENT, EXPERIMENT_VARIABLE, TRACKERS
-from polyreme.views.output import Format, emit, note
+from polyreme.views.output import Format, OutputOption, emit, note
 from polyreme_api.errors import InvalidConfigError, NotFoundError
 from polyreme_system.files import read_json
 

@@ -8,7 +8,7 @@ import json
 import sys
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -24,6 +24,9 @@ class Format(StrEnum):
 
     TABLE = "table"
     JSON = "json"
+
+
+OutputOption = Annotated[Format, typer.Option("-o", "--output", help="Output format.")]
 
 
 def emit(kind: str, value: Any, *, output: Format, columns: Sequence[tuple[str, str]] = ()) -> None:
@@ -44,6 +47,16 @@ def emit(kind: str, value: Any, *, output: Format, columns: Sequence[tuple[str, 
         width = max((len(heading) for heading, _ in columns), default=0)
         for heading, key in columns:
             sys.stdout.write(f"{heading:<{width}}  {text(value.get(key))}\n")
+
+
+def lines(*names: str) -> list[tuple[str, str]]:
+    """Return heading and key of each line or column that is named as ``key`` or ``key:heading``."""
+    return [(heading or key, key) for key, _, heading in (name.partition(":") for name in names)]
+
+
+def columns_of(*names: str) -> list[tuple[str, str]]:
+    """Return the same with headings in capitals, for a table of rows."""
+    return [(heading.upper(), key) for heading, key in lines(*names)]
 
 
 def emit_tables(tables: Sequence[tuple[str, Sequence[dict[str, Any]], Sequence[tuple[str, str]]]]) -> None:

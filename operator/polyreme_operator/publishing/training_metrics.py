@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+from prometheus_client import Gauge
+
 from polyreme_cluster.metric_registry import MetricRegistry
 from polyreme_operator.reconcile.observe import current_record
 from polyreme_operator.types.observer import Observer
@@ -17,43 +19,37 @@ class TrainingMetrics(Observer):
     """The newest step of jobs that train."""
 
     def __init__(self, registry: MetricRegistry) -> None:
-        of_job, newest = ("namespace", "job"), f"the {TRAINING_JOBS_MAX} jobs that trained last"
-        self.job_step = registry.gauge("job_step", f"Newest step of a job; {newest}.", *of_job)
-        self.job_loss = registry.gauge("job_loss", f"Loss of the newest step; {newest}.", *of_job)
-        self.job_held_out_loss = registry.gauge(
-            "job_held_out_loss", f"Newest held-out loss, over all sets; {newest}.", *of_job
-        )
-        self.job_objective = registry.gauge(
+        self._registry, newest = registry, f"the {TRAINING_JOBS_MAX} jobs that trained last"
+        self._gauges: list[Gauge] = []
+        self.job_step = self._gauge("job_step", f"Newest step of a job; {newest}.")
+        self.job_loss = self._gauge("job_loss", f"Loss of the newest step; {newest}.")
+        self.job_held_out_loss = self._gauge("job_held_out_loss", f"Newest held-out loss, over all sets; {newest}.")
+        self.job_objective = self._gauge(
             "job_objective",
             f"What the objective of the stage measured in the newest step: rewardMargin, pairAccuracy, ...; {newest}.",
-            *of_job,
             "measure",
         )
-        self.job_expert_load_ratio = registry.gauge(
+        self.job_expert_load_ratio = self._gauge(
             "job_expert_load_ratio",
             "Tokens of a layer's busiest expert divided by the mean of its experts, in the newest step; 1 is even.",
-            *of_job,
             "layer",
         )
-        self.job_router_entropy_nats = registry.gauge(
+        self.job_router_entropy_nats = self._gauge(
             "job_router_entropy_nats",
             "Mean entropy of a token's router scores, by layer, in the newest step.",
-            *of_job,
             "layer",
         )
-        self.job_rows_dropped = registry.gauge(
+        self.job_rows_dropped = self._gauge(
             "job_rows_dropped",
             "Rows dropped because experts were at capacity, by layer, in the newest step.",
-            *of_job,
             "layer",
         )
-        self.job_stragglers = registry.gauge(
-            "job_stragglers", f"Ranks and groups that slow a job down, as its condition names them; {newest}.", *of_job
+        self.job_stragglers = self._gauge(
+            "job_stragglers", f"Ranks and groups that slow a job down, as its condition names them; {newest}."
         )
-        self.job_watched_ranks_ratio = registry.gauge(
+        self.job_watched_ranks_ratio = self._gauge(
             "job_watched_ranks_ratio",
             f"Ranks that the detection of hangs sees over all: below 1 it finds none; {newest}.",
-            *of_job,
         )
         self._jobs: OrderedDict[str, tuple[str, str]] = OrderedDict()
         self._measures: dict[str, frozenset[str]] = {}
@@ -93,26 +89,20 @@ class TrainingMetrics(Observer):
     def on_job_deleted(self, uid: str) -> None:
         """Drop the series of a job."""
         self._measures.pop(uid, None)
-        own = self._jobs.pop(uid, None)
-        if own is None:
-            return
-        for gauge in (
-            self.job_step,
-            self.job_loss,
-            self.job_held_out_loss,
-            self.job_objective,
-            self.job_expert_load_ratio,
-            self.job_router_entropy_nats,
-            self.job_rows_dropped,
-            self.job_stragglers,
-            self.job_watched_ranks_ratio,
-        ):
-            gauge.remove_by_labels(_labels(own))
+        if (own := self._jobs.pop(uid, None)) is not None:
+            for gauge in self._gauges:
+                gauge.remove_by_labels(_labels(own))
 
     def clear(self) -> None:
         """Forget all jobs: another replica leads."""
         self._jobs.clear()
         self._measures.clear()
+
+    def _gauge(self, name: str, help_: str, *labels: str) -> Gauge:
+        """Add a gauge whose series end with their job."""
+        gauge = self._registry.gauge(name, help_, "namespace", "job", *labels)
+        self._gauges.append(gauge)
+        return gauge
 
 
 def _labels(own: tuple[str, str]) -> dict[str, str]:

@@ -51,27 +51,23 @@ class _Seen:
     """For which reason it was out then."""
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class HealthFacts:
-    """Taints of nodes, and whether each is as it should be.
+    """Taints of nodes, and whether each is as it should be."""
 
-    Args:
-        observed: What the store's log showed; a broken rule is noted there.
-        history: When the operator can know what is.
-    """
-
-    def __init__(self, observed: ObservedState, *, history: ClusterHistory) -> None:
-        self._observed, self._history = observed, history
-        self.percent: int | None = None
-        """Share of the nodes that the policy's breaker allows; None: there is no policy in this seed."""
-        self.nodes = 0
-        """Number of nodes at the beginning."""
-        self.enforced_s = float("-inf")
-        """When last a policy was enforced."""
-        self._seen: dict[str, _Seen] = {}
-        self._malformed: dict[str, float] = {}
-        """Until when malformed nodes were there."""
-        self._lost_s: dict[tuple[str, str], float] = {}
-        """When nodes last showed what takes a whole rack out, by rack and name; a node's object may be recreated."""
+    observed: ObservedState
+    history: ClusterHistory
+    percent: int | None = None
+    """Share of the nodes that the policy's breaker allows; None: there is no policy in this seed."""
+    nodes: int = 0
+    """Number of nodes at the beginning."""
+    enforced_s: float = float("-inf")
+    """When last a policy was enforced."""
+    _seen: dict[str, _Seen] = dataclasses.field(default_factory=dict)
+    _malformed: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Until when malformed nodes were there."""
+    _lost_s: dict[tuple[str, str], float] = dataclasses.field(default_factory=dict)
+    """When nodes last showed what takes a whole rack out, by rack and name; a node's object may be recreated."""
 
     def changed(self, change: Change, world: ClusterView) -> None:
         """Take a change of a node."""
@@ -101,16 +97,16 @@ class HealthFacts:
             world.reached["node released by hand", ""] += 1
         self._seen[name] = after
         if before.record != after.record and before.record is not None and before.others != after.others:
-            self._observed.broke("taints of others are left alone", f"{name}: {before.others} {after.others}", world)
+            self.observed.broke("taints of others are left alone", f"{name}: {before.others} {after.others}", world)
         began = after.tainted and not before.tainted and not after.by_hand
         if began and after.record is not None and after.record.state.is_out:
             self._check_taint(name, before, after.record, world)
         if lifted and after.record != before.record:
             world.reached["node returned", ""] += 1
             if before.record is not None and before.record.is_persons:
-                self._observed.broke("what a person took out only a person brings back", name, world)
+                self.observed.broke("what a person took out only a person brings back", name, world)
             if _is_faulty(after):
-                self._observed.broke("a node returns when its fault is gone", f"{name} shows {after.shown}", world)
+                self.observed.broke("a node returns when its fault is gone", f"{name} shows {after.shown}", world)
 
     def malformed(self, change: Change, world: ClusterView) -> None:
         """Take a change of an object that breaks its schema."""
@@ -121,7 +117,7 @@ class HealthFacts:
     def _check_taint(self, name: str, before: _Seen, record: Record, world: ClusterView) -> None:
         world.reached[f"node {record.state}", ""] += 1
         if not record.owner or not record.examine_at_s:
-            self._observed.broke("every taint has an owner and an examination", f"{name}: {record}", world)
+            self.observed.broke("every taint has an owner and an examination", f"{name}: {record}", world)
         if not record.owner.startswith("policy/"):
             return
         if record.reason == DOMAIN_FAULT:
@@ -132,16 +128,16 @@ class HealthFacts:
         more = sum(until_s >= since_s for until_s in self._malformed.values())
         limit = limit_of(self.nodes + more, self.percent or 0)
         if len(out) > limit:
-            self._observed.broke("never more out than the breaker allows", f"{out}, limit {limit}", world)
+            self.observed.broke("never more out than the breaker allows", f"{out}, limit {limit}", world)
         if world.time_s() - self.enforced_s > self._late_s(world):
-            self._observed.broke("nothing is done without a policy that enforces", name, world)
+            self.observed.broke("nothing is done without a policy that enforces", name, world)
         if before.released is not None and before.released == before.shown:
             # A fault of its rack that began after the release is another fault than the one it was released from.
             anew = record.reason == DOMAIN_FAULT and (
                 before.released_for != DOMAIN_FAULT or self._rack_fails_since(before.rack, before.released_s)
             )
             if not anew:
-                self._observed.broke("a release holds", f"{name} still shows {before.shown}", world)
+                self.observed.broke("a release holds", f"{name} still shows {before.shown}", world)
 
     def _check_rack(self, name: str, record: Record, world: ClusterView) -> None:
         """Check that a node that is well is taken out for the sake of its rack alone, and is not repaired."""
@@ -150,7 +146,7 @@ class HealthFacts:
         lost = {each for each, seen in self._seen.items() if seen.rack == rack and _is_lost(seen)}
         lost |= {each for (of, each), lost_s in self._lost_s.items() if of == rack and lost_s >= since_s}
         if len(lost) < TOGETHER_MIN or record.action:
-            self._observed.broke(
+            self.observed.broke(
                 "a rack is out when its nodes fail together", f"{name} in {rack}: {sorted(lost)}", world
             )
 
@@ -160,7 +156,7 @@ class HealthFacts:
 
     def look(self, world: ClusterView) -> None:
         """Check what must hold once the faults are over."""
-        if self.percent is None or self._history.blind(world):
+        if self.percent is None or self.history.blind(world):
             return
         for name, seen in self._seen.items():
             if not seen.tainted:
@@ -168,17 +164,17 @@ class HealthFacts:
             since_s = max(seen.since_s, world.calm_since_s)
             owned = seen.record is not None and seen.record.owner and seen.record.examine_at_s
             if not owned and world.time_s() - since_s > OWNED_WITHIN_S:
-                self._observed.broke("every taint has an owner and an examination", f"{name} since {since_s}", world)
+                self.observed.broke("every taint has an owner and an examination", f"{name} since {since_s}", world)
 
     def check_end(self, world: ClusterView) -> None:
         """Check that every node is back whose fault is gone."""
         for name, seen in self._seen.items():
             if self.percent is not None and seen.tainted:
-                self._observed.broke("no healthy node stays out forever", f"{name}: {seen.record}", world)
+                self.observed.broke("no healthy node stays out forever", f"{name}: {seen.record}", world)
 
     def _late_s(self, world: ClusterView) -> float:
         """Return how long a write may still land that was right when it was sent."""
-        return world.time_s() - self._history.known_since_s(world)
+        return world.time_s() - self.history.known_since_s(world)
 
 
 def _is_lost(seen: _Seen) -> bool:

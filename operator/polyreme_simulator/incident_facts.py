@@ -34,29 +34,25 @@ class _Reign:
     """When it renewed its Lease last."""
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class IncidentFacts:
-    """Times that nodes were out, and their incidents.
+    """Times that nodes were out, and their incidents."""
 
-    Args:
-        observed: What the store's log showed; a broken rule is noted there.
-        history: When the operator can know what is.
-    """
-
-    def __init__(self, observed: ObservedState, *, history: ClusterHistory) -> None:
-        self._observed, self._history = observed, history
-        self._outages: dict[str, float] = {}
-        """Since when each outage was on record, by the name of its incident; not those that nothing can tell of."""
-        self._ended_s: dict[str, float] = {}
-        """Until when it was."""
-        self._reigns: list[_Reign] = []
-        """When each replica led."""
-        self._now: dict[str, str] = {}
-        """The outage that each node's record shows."""
-        self._concerned: set[str] = set()
-        """Nodes that are out or on probation."""
-        self._ever: set[str] = set()
-        self._incidents: dict[str, Incident] = {}
-        self._written: set[str] = set()
+    observed: ObservedState
+    history: ClusterHistory
+    _outages: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Since when each outage was on record, by the name of its incident; not those that nothing can tell of."""
+    _ended_s: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Until when it was."""
+    _reigns: list[_Reign] = dataclasses.field(default_factory=list)
+    """When each replica led."""
+    _now: dict[str, str] = dataclasses.field(default_factory=dict)
+    """The outage that each node's record shows."""
+    _concerned: set[str] = dataclasses.field(default_factory=set)
+    """Nodes that are out or on probation."""
+    _ever: set[str] = dataclasses.field(default_factory=set)
+    _incidents: dict[str, Incident] = dataclasses.field(default_factory=dict)
+    _written: set[str] = dataclasses.field(default_factory=set)
 
     def changed(self, change: Change, world: ClusterView) -> None:
         """Take a change of a node or an incident."""
@@ -118,12 +114,12 @@ class IncidentFacts:
     def _incident_changed(self, name: str, manifest: Manifest, *, deleted: bool, world: ClusterView) -> None:
         incident = parse_incident(manifest)
         if incident is None:
-            self._observed.broke("an incident can be read", name, world)
+            self.observed.broke("an incident can be read", name, world)
             return
         if deleted:
             self._incidents.pop(name, None)
             if incident.is_open:
-                self._observed.broke("no open incident is deleted", name, world)
+                self.observed.broke("no open incident is deleted", name, world)
             world.reached["incident deleted", ""] += 1
             return
         new = name not in self._incidents
@@ -134,11 +130,11 @@ class IncidentFacts:
         world.reached["incident written", ""] += 1
         node = incident.spec.node
         if name != name_of(node, incident.since_s) or name not in self._ever:
-            self._observed.broke("an incident is of a time that its node was out", name, world)
-        slack = RACING if self._history.blind(world) else 0
+            self.observed.broke("an incident is of a time that its node was out", name, world)
+        slack = RACING if self.history.blind(world) else 0
         of_node = sum(each.spec.node == node for each in self._incidents.values())
         if of_node > OF_NODE_MAX + slack or len(self._incidents) > OF_ALL_MAX + slack:
-            self._observed.broke("the history is bounded", f"{of_node} of {node}, {len(self._incidents)}", world)
+            self.observed.broke("the history is bounded", f"{of_node} of {node}, {len(self._incidents)}", world)
 
     def check_end(self, world: ClusterView) -> None:
         """Check the history once nothing has happened for long."""
@@ -146,10 +142,10 @@ class IncidentFacts:
             if self._may_be_lost(outage):
                 world.reached["incident lost with its leader", ""] += 1
                 continue
-            self._observed.broke("each time that a node was out has an incident", outage, world)
+            self.observed.broke("each time that a node was out has an incident", outage, world)
         for name, incident in sorted(self._incidents.items()):
             if incident.is_open and incident.spec.node not in self._concerned:
-                self._observed.broke("an incident ends with its taint", f"{name}: {incident.status.state}", world)
+                self.observed.broke("an incident ends with its taint", f"{name}: {incident.status.state}", world)
             if incident.waits and not incident.is_open:
                 world.reached["incident's cost open at the end", ""] += 1
             if incident.status.lost_seconds:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from polyreme_api import labels
 from polyreme_cluster.port import Manifest, WatchEventType
 from polyreme_local.api_server.record import Change
@@ -13,25 +15,21 @@ from polyreme_simulator.cluster_view import ClusterView
 from polyreme_simulator.observed_state import ObservedState
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class RepairFacts:
-    """Jobs of repairs, and whether each is as it should be.
+    """Jobs of repairs, and whether each is as it should be."""
 
-    Args:
-        observed: What the store's log showed; a broken rule is noted there.
-        history: When the operator can know what is.
-    """
-
-    def __init__(self, observed: ObservedState, *, history: ClusterHistory) -> None:
-        self._observed, self._history = observed, history
-        self._asked_s: dict[tuple[str, str], float] = {}
-        """When a node's record asked last for a Job."""
-        self._asks: dict[str, str] = {}
-        """Job that each node's record asks for now."""
-        self._running: dict[str, set[str]] = {}
-        """UIDs of Jobs that have not ended, by node."""
-        self._latched_s: float | None = None
-        self._claimed_s: dict[str, float] = {}
-        """Since when another tool holds a node."""
+    observed: ObservedState
+    history: ClusterHistory
+    _asked_s: dict[tuple[str, str], float] = dataclasses.field(default_factory=dict)
+    """When a node's record asked last for a Job."""
+    _asks: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Job that each node's record asks for now."""
+    _running: dict[str, set[str]] = dataclasses.field(default_factory=dict)
+    """UIDs of Jobs that have not ended, by node."""
+    _latched_s: float | None = None
+    _claimed_s: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Since when another tool holds a node."""
 
     def changed(self, change: Change, world: ClusterView) -> None:
         """Take a change of a node, a policy or a Job."""
@@ -68,18 +66,18 @@ class RepairFacts:
         world.reached["repair begun", ""] += 1
         now_s, job_name = world.time_s(), job["metadata"]["name"]
         if running:
-            self._observed.broke("one repair a node at a time", f"{name}: {job_name}", world)
+            self.observed.broke("one repair a node at a time", f"{name}: {job_name}", world)
         running.add(uid)
         asked_s = now_s if self._asks.get(name) == job_name else self._asked_s.get((name, job_name), float("-inf"))
         if now_s - asked_s > LATE_S:
-            self._observed.broke("a repair is on record before its Job exists", f"{name}: {job_name}", world)
-        late_s = now_s - self._history.known_since_s(world)
+            self.observed.broke("a repair is on record before its Job exists", f"{name}: {job_name}", world)
+        late_s = now_s - self.history.known_since_s(world)
         if self._latched_s is not None and now_s - self._latched_s > late_s:
-            self._observed.broke("nothing is repaired while the breaker is latched", f"{name}: {job_name}", world)
+            self.observed.broke("nothing is repaired while the breaker is latched", f"{name}: {job_name}", world)
         if name in self._claimed_s and now_s - self._claimed_s[name] > late_s:
-            self._observed.broke("a node that another tool repairs is left to it", f"{name}: {job_name}", world)
+            self.observed.broke("a node that another tool repairs is left to it", f"{name}: {job_name}", world)
 
     def check_end(self, world: ClusterView) -> None:
         """Check that no repair is left."""
         for name, asked in self._asks.items():
-            self._observed.broke("every repair ends", f"{name}: {asked}", world)
+            self.observed.broke("every repair ends", f"{name}: {asked}", world)

@@ -11,7 +11,7 @@ from polyreme_api.batch import TokenIds, TokenizerFile
 from polyreme_datahub.chat_format import OWN_TEMPLATE, jinja_of
 from polyreme_datahub.tokens import train_tokenizer
 from polyreme_planner.shapes import KIMI_VL_NANO, NO_VISION
-from polyreme_trainer.export.huggingface import export_model
+from polyreme_trainer.export.huggingface import export_tensors
 from polyreme_trainer.model.initialise import build_model
 
 TOKENS = TokenIds(media=2, end=1, pad=0)
@@ -32,4 +32,5 @@ def export_text(folder: Path) -> None:
         image_tokens_max=20,
         pixel_version=2,
     )
-    export_model(model.state_dict(), shape, folder, tokens=TOKENS, tokenizer=tokenizer)
+    state = model.state_dict()
+    export_tensors(state, state.items(), shape, folder, tokens=TOKENS, tokenizer=tokenizer)

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from polyreme_api.batch import TokenIds
 from polyreme_api.progress import StepRecord
 from polyreme_planner.shapes import KIMI_VL_NANO
-from polyreme_trainer.export.huggingface import export_model
 from polyreme_trainer.model.initialise import build_model
+from tests.exports import export_model
 from tests.parallel.gangs import gradients, largest_difference
 from tests.parallel.grid import TOLERANCE, name
 from tests.parallel.pages import MEDIA

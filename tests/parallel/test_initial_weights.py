@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from polyreme_api.batch import TokenIds, TokenizerFile
 from polyreme_planner.shapes import KIMI_VL_NANO
-from polyreme_trainer.export.huggingface import export_model
 from polyreme_trainer.model.initialise import build_model
+from tests.exports import export_model
 
 pytestmark = [pytest.mark.parallel, pytest.mark.slow]
 

@@ -11,13 +11,13 @@ from polyreme_api.batch import TokenIds
 from polyreme_datahub.objects import open_store
 from polyreme_launcher.urls import export_place, weights_place
 from polyreme_planner.shapes import KIMI_VL_NANO
-from polyreme_trainer.export.huggingface import export_model
 from polyreme_trainer.export.stored import StoredExport
 from polyreme_trainer.model.initialise import build_model
 from polyreme_trainer.weights.catalogue import read_catalogue
 from polyreme_trainer.weights.compatibility import check_fit
 from polyreme_trainer.weights.load import load_weights
 from polyreme_trainer.weights.slices import Place, Rows
+from tests.exports import export_model
 
 pytestmark = [pytest.mark.services, pytest.mark.slow]
 

@@ -28,10 +28,10 @@ from safetensors.torch import load_file
 
 from polyreme_api.batch import TokenIds
 from polyreme_planner.shapes import KIMI_VL_NANO
-from polyreme_trainer.export.huggingface import export_model
 from polyreme_trainer.model.initialise import build_model
 from polyreme_trainer.model.loss import token_loss
 from polyreme_trainer.model.vlm import KimiVL
+from tests.exports import export_model
 from tests.unit.trainer.model.conftest import MEDIA, Batch, loud_model, make_batch
 
 TOLERANCE = 1e-5

@@ -23,8 +23,8 @@ from polyreme_api.exit_codes import ExitCode
 from polyreme_datahub.chat_format import OWN_TEMPLATE
 from polyreme_datahub.tokens import train_tokenizer
 from polyreme_planner.shapes import model_shape
-from polyreme_trainer.export.huggingface import export_model
 from polyreme_trainer.model.initialise import outline
+from tests.exports import export_model
 from tests.unit.cli.refused_jobs import committed, located, manifest, registered_home
 
 Change = Callable[[dict[str, Any]], None]

@@ -19,11 +19,11 @@ from polyreme_datahub.loader.sample.image_patches import image_patches
 from polyreme_datahub.operations.fit_pages import ComposeParameters
 from polyreme_datahub.tokens import TextTokenizer, encode_conversation, train_tokenizer
 from polyreme_planner.shapes import KIMI_VL_NANO
-from polyreme_trainer.export.huggingface import export_model
 from polyreme_trainer.model.initialise import build_model
 from polyreme_trainer.model.vlm import KimiVL
 from polyreme_trainer.serve.answers import answers, settings_for
 from polyreme_trainer.serve.engine import Engine
+from tests.exports import export_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 

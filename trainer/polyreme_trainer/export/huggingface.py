@@ -46,32 +46,6 @@ _TYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", to
 _HEADER_ALIGNMENT = 8
 
 
-def export_model(
-    state: Mapping[str, Tensor],
-    shape: ModelShape,
-    directory: pathlib.Path,
-    *,
-    tokens: TokenIds,
-    tokenizer: TokenizerFile | None = None,
-    form: WeightsForm = AS_TRAINED,
-    shard_bytes_max: int = SHARD_BYTES_MAX,
-) -> None:
-    """Write a model in memory: the full state dict of ``KimiVL``, with all experts, on any device.
-
-    See ``export_tensors``.
-    """
-    export_tensors(
-        state,
-        state.items(),
-        shape,
-        directory,
-        tokens=tokens,
-        tokenizer=tokenizer,
-        form=form,
-        shard_bytes_max=shard_bytes_max,
-    )
-
-
 def export_tensors(
     expected: Mapping[str, Tensor],
     tensors: Iterable[tuple[str, Tensor]],

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from polyreme_planner.shapes import KIMI_VL_NANO
-from polyreme_trainer.export.huggingface import export_model
 from polyreme_trainer.model.initialise import build_model
 from polyreme_trainer.model.moe import Router
 from polyreme_trainer.model.vlm import KimiVL
+from tests.exports import export_model
 from tests.unit.trainer.export.reading import TOKENS
 
 

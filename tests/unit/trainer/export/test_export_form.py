@@ -13,9 +13,9 @@ from torch import Tensor
 from polyreme_api.errors import InvalidConfigError
 from polyreme_planner.shapes import KIMI_VL_NANO
 from polyreme_trainer.export.form import WeightsForm
-from polyreme_trainer.export.huggingface import export_model
 from polyreme_trainer.export.names import to_checkpoint
 from polyreme_trainer.model.vlm import KimiVL
+from tests.exports import export_model
 from tests.unit.trainer.export.reading import TOKENS, read_back
 
 LAYER = "language_model.model.layers.2."

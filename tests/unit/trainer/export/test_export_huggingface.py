@@ -17,10 +17,11 @@ from torch import Tensor
 from polyreme_api.batch import TokenIds
 from polyreme_planner.shapes import KIMI_VL_NANO, NO_VISION, PRESETS
 from polyreme_trainer.export.config import model_config
-from polyreme_trainer.export.huggingface import INDEX_FILE, export_model, export_tensors
+from polyreme_trainer.export.huggingface import INDEX_FILE, export_tensors
 from polyreme_trainer.export.names import text_part, to_checkpoint
 from polyreme_trainer.model.initialise import build_model
 from polyreme_trainer.model.vlm import KimiVL
+from tests.exports import export_model
 from tests.unit.trainer.export.reading import TOKENS, assert_equal, read_back
 
 

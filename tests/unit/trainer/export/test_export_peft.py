@@ -10,10 +10,10 @@ import torch
 from polyreme_api.batch import TokenIds
 from polyreme_planner.adapters import Adapters, Target
 from polyreme_planner.shapes import KIMI_VL_NANO
-from polyreme_trainer.export.huggingface import export_model
 from polyreme_trainer.export.peft import export_adapters
 from polyreme_trainer.model.adapters import is_adapter
 from polyreme_trainer.model.initialise import build_model
+from tests.exports import export_model
 from tests.unit.trainer.model.conftest import MEDIA
 from tests.unit.trainer.model.test_model_adapters import adapted_model
 

@@ -13,12 +13,12 @@ from polyreme_planner.adapters import Adapters, Target
 from polyreme_planner.int4_weights import GROUP, GROUPS, SCALE_BYTES, WeightsKind
 from polyreme_planner.shapes import KIMI_VL_NANO
 from polyreme_trainer.export.form import WeightsForm
-from polyreme_trainer.export.huggingface import export_model
 from polyreme_trainer.model.adapters import merged
 from polyreme_trainer.model.initialise import build_model
 from polyreme_trainer.model.vlm import KimiVL
 from polyreme_trainer.serve.int4 import MIDDLE, Int4Experts, Int4Linear, held_as, pack, rounded, weights_bytes
 from polyreme_trainer.weights.whole_model import open_model
+from tests.exports import export_model
 from tests.unit.trainer.export.reading import TOKENS
 from tests.unit.trainer.peak import PeakMemory
 

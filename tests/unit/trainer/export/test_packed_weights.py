@@ -14,7 +14,7 @@ from polyreme_api.errors import InvalidConfigError
 from polyreme_datahub.objects import open_store
 from polyreme_planner.shapes import KIMI_VL_NANO
 from polyreme_trainer.export.form import WeightsForm
-from polyreme_trainer.export.huggingface import INDEX_FILE, export_model
+from polyreme_trainer.export.huggingface import INDEX_FILE
 from polyreme_trainer.export.names import to_checkpoint
 from polyreme_trainer.model.sharding import cut_of, slice_of
 from polyreme_trainer.model.vlm import KimiVL
@@ -24,6 +24,7 @@ from polyreme_trainer.weights.compatibility import check_fit
 from polyreme_trainer.weights.load import load_weights
 from polyreme_trainer.weights.locations import StoredFolder
 from polyreme_trainer.weights.slices import Place, Rows
+from tests.exports import export_model
 from tests.unit.trainer.export.reading import TOKENS, assert_equal, read_back
 from tests.unit.trainer.export.test_export_form import unpacked
 

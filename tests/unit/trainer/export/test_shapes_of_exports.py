@@ -13,9 +13,9 @@ from polyreme_api.batch import TokenIds
 from polyreme_api.errors import InvalidConfigError, NotFoundError
 from polyreme_planner.shapes import KIMI_VL_NANO, PRESETS, ModelShape
 from polyreme_trainer.export.config import model_config, text_config
-from polyreme_trainer.export.huggingface import export_model
 from polyreme_trainer.model.initialise import EXACT, build_model
 from polyreme_trainer.weights.whole_model import open_model, read_config, shape_of
+from tests.exports import export_model
 
 TOKENS = TokenIds(media=2, end=1, pad=0)
 

@@ -67,7 +67,6 @@ def precision_for(
     fast: Hardware,
     packs: int,
     state_bytes: float | None = None,
-    sensitivities: Sequence[float] | None = None,
 ) -> Allocation:
     """Choose the width of each layer of the slow device; tower, embedding and head are in bfloat16.
 
@@ -78,17 +77,12 @@ def precision_for(
         fast: The device that it trains with, in bfloat16.
         packs: Of a step on each of them.
         state_bytes: Memory of weights, gradients and moments; None without any sharding.
-        sensitivities: Weight of each layer's variance in the loss; None for equal ones.
 
     Raises:
         InvalidConfigError: If the memory of the slow device is short with the fewest bits.
     """
-    weights = [1.0] * shape.decoder.layers if sensitivities is None else sensitivities
     by_part = {part: _costs(shape, mix, slow, part, packs) for part in dict.fromkeys(layer_parts(shape))}
-    rows = [
-        {width: dataclasses.replace(cost, variance=cost.variance * weight) for width, cost in by_part[part].items()}
-        for part, weight in zip(layer_parts(shape), weights, strict=True)
-    ]
+    rows = [by_part[part] for part in layer_parts(shape)]
     ends = [_costs(shape, mix, slow, part, packs)[16] for part in all_parts(shape) if part not in by_part]
     fast_s = sum(_costs(shape, mix, fast, part, packs)[16].step_s for part in all_parts(shape))
     state = STATE_BYTES * parameter_count(shape) if state_bytes is None else state_bytes

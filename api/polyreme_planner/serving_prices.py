@@ -29,7 +29,7 @@ NUMBER_BYTES = 2
 """Of activations, the cache, a group's scale, and weights that are not quantised."""
 GROUP = 64
 """Weights that share a scale."""
-RTN_ERROR: Mapping[int, float] = {32: 0.078, 64: 0.090, 128: 0.100}
+RTN_ERROR = 0.090
 """Error of weights rounded to the nearest of 16 steps between a group's least and most, over their norm: measured on
 normal numbers."""
 
@@ -173,17 +173,9 @@ def handover_s(shape: ModelShape, hardware: Hardware, *, tokens: int) -> float:
     return tokens * shape.decoder.width * NUMBER_BYTES / hardware.far_bytes_per_s + hardware.far_latency_s
 
 
-def relative_error(bits: int, *, group: int = GROUP) -> float:
-    """Return the error of rounded weights over their norm: of 4 bits as measured, of others by the width of a step.
-
-    Raises:
-        InvalidConfigError: If the group is not one of the measured ones.
-    """
-    if group not in RTN_ERROR:
-        raise InvalidConfigError(
-            f"group of {group} weights is unknown, expected one of {', '.join(map(str, RTN_ERROR))}"
-        )
-    return 0.0 if bits >= FULL_BITS else RTN_ERROR[group] * (2**4 - 1) / (2**bits - 1)
+def relative_error(bits: int) -> float:
+    """Return the error of rounded weights over their norm: of 4 bits as measured, of others by the width of a step."""
+    return 0.0 if bits >= FULL_BITS else RTN_ERROR * (2**4 - 1) / (2**bits - 1)
 
 
 Indicator = tuple[Mapping[int, float], ...]

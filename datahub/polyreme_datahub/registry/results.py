@@ -83,14 +83,10 @@ def commit(
     return database.write(work)
 
 
-def put_action(database: Database, action: Action, artifacts: Sequence[Artifact] = (), *, now_s: float = 0.0) -> Output:
-    """Commit one action outside of any item; return the output that counts, which is the first committer's.
-
-    Artifacts need ``now_s`` [s since the epoch], from which garbage collection knows that they are new.
-    """
+def put_action(database: Database, action: Action) -> Output:
+    """Commit one action outside of any item; return the output that counts, which is the first committer's."""
 
     def work(connection: Connection) -> Output:
-        insert_artifacts(connection, artifacts, now_s)
         insert_actions(connection, [action])
         table = schema.actions.c
         row = connection.execute(select(table.output, table.value).where(table.key == action.key)).one()

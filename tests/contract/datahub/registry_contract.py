@@ -129,7 +129,7 @@ class RegistryContract:
         assert progress.statistics_of(database, 1)["decode"] == OperationCount(
             operation="decode", hits=1, misses=2, dead=3
         )
-        results.put_action(database, Action(key="new", operation="o", inputs=("in",), output="x", value="1"), now_s=1.0)
+        results.put_action(database, Action(key="new", operation="o", inputs=("in",), output="x", value="1"))
         database.write(lambda connection: command.downgrade(alembic_config(connection), "0001"))
         assert database.read(rows) == {table: [row] for table, row in FIRST_ROWS.items()}
         database.close()

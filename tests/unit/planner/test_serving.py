@@ -179,11 +179,9 @@ def test_a_step_of_decode_takes_the_reading_of_what_it_needs() -> None:
 
 
 def test_errors_fall_with_bits_as_the_steps_do() -> None:
-    assert [prices.relative_error(4, group=group) for group in (32, 64, 128)] == [0.078, 0.090, 0.100]
+    assert prices.relative_error(4) == 0.090
     assert prices.relative_error(8) == pytest.approx(0.090 * 15 / 255)
     assert prices.relative_error(16) == 0
-    with pytest.raises(InvalidConfigError, match="group of 48 weights is unknown, expected one of 32, 64, 128"):
-        prices.relative_error(4, group=48)
 
 
 def test_orders_are_counted_and_those_left_out_are_reported() -> None:

@@ -154,7 +154,9 @@ class Processing:
             plan=key,
             tokenizer=plan.tokenizer,
             datasets=reports,
-            operations=tuple(map(_sum, zip(*(report.operations for report in reports), strict=True))),
+            operations=tuple(
+                sum(more, first) for first, *more in zip(*(report.operations for report in reports), strict=True)
+            ),
             seconds=self._context.now_s() - started_s,
         )
 
@@ -300,7 +302,3 @@ def _by_id(versions: Mapping[str, DatasetVersion]) -> dict[int, DatasetVersion]:
 def _kept(opening: Opening | None, before: Mapping[str, Any]) -> tuple[str, bool]:
     """Return the digest of the tokenizer that an earlier run took, and whether ranks may have read data with it."""
     return (str(before.get("tokenizer", "")), False) if opening is None else (opening.tokenizer, True)
-
-
-def _sum(counts: Sequence[OperationCount]) -> OperationCount:
-    return sum(counts[1:], counts[0])

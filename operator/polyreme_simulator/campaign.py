@@ -178,7 +178,7 @@ def table(campaign: Campaign) -> str:
     for faults, points in ((WRITE_FAULTS, WRITE_POINTS), (WATCH_FAULTS, WATCH_POINTS)):
         rows.append(" " * POINT_CHARACTERS + "".join(f"{fault:>15}" for fault in faults))
         for point in points:
-            counts = (_cell(campaign, (fault, point)) for fault in faults)
+            counts = (campaign.reached.get((fault, point), 0) for fault in faults)
             rows.append(f"{point:{POINT_CHARACTERS}}" + "".join(f"{count:>15}" for count in counts))
     others = sorted((name, count) for (name, point), count in campaign.reached.items() if not point)
     rows += [f"{name:{POINT_CHARACTERS}}{count:15d}" for name, count in others]
@@ -190,10 +190,6 @@ def replay(result: Result, *, anomaly: str | None = None, health: bool = False) 
     kind = (f" --anomaly '{anomaly}'" if anomaly else "") + (" --health" if health else "")
     command = f"python -m polyreme_simulator --seed {result.seed}{kind}"
     return f"seed {result.seed}: {result.violations[0]}\n    replay: {command}"
-
-
-def _cell(campaign: Campaign, cell: tuple[str, str]) -> str:
-    return str(campaign.reached.get(cell, 0))
 
 
 def _quiet() -> None:

@@ -128,7 +128,8 @@ class JobFacts:
         """Check that a job that succeeded has trained every step once."""
         history = world.root(uid).history()
         if history != list(range(1, world.steps[uid] + 1)):
-            self.observed.broke("history holds each step once", f"{name}: {_ranges(history)}", world)
+            shown = f"{len(history)} steps, {history[:3]}..{history[-3:]}"
+            self.observed.broke("history holds each step once", f"{name}: {shown}", world)
 
 
 def condition(status: dict[str, Any], kind: str) -> dict[str, Any] | None:
@@ -140,7 +141,3 @@ def is_true(status: dict[str, Any], kind: str) -> bool:
     """Tell whether a condition of a status holds."""
     found = condition(status, kind)
     return found is not None and found["status"] == "True"
-
-
-def _ranges(steps: list[int]) -> str:
-    return f"{len(steps)} steps, {steps[:3]}..{steps[-3:]}"

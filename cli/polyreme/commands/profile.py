@@ -103,17 +103,17 @@ def _show(
         "peakBytes": max((profile.peak_bytes for profile in profiles if profile.peak_bytes is not None), default=None),
         "plannedBytes": round(planned_bytes),
     }
-    layers = [_row(profile, line, forward=line.forward_s, backward=line.backward_s) for profile, line in _all(profiles)]
+    layers = [
+        _row(profile, line, forward=line.forward_s, backward=line.backward_s)
+        for profile in profiles
+        for line in profile.layers
+    ]
     exchanges = [_row(profile, line, calls=line.calls) for profile in profiles for line in profile.exchanges]
     if output is Format.JSON:
         emit("Profile", whole | {"layers": layers, "exchanges": exchanges}, output=output)
         return
     emit("Profile", whole, output=output, columns=WHOLE)
     emit_tables([("layers, seconds per step", layers, LAYERS), ("exchanges, seconds per step", exchanges, EXCHANGES)])
-
-
-def _all(profiles: list[Profile]) -> list[tuple[Profile, Any]]:
-    return [(profile, line) for profile in profiles for line in profile.layers]
 
 
 def _row(profile: Profile, line: Any, **more: float) -> dict[str, Any]:

@@ -221,11 +221,8 @@ def _step(job: TrainingJob, progress: ProgressRecord | None) -> int:
     """Newest step of the run: an attempt that has not trained yet begins where its checkpoint ends."""
     if progress is None:
         return job.status.step
-    return max(progress.step, progress.resumed_from_step or 0) or _saved_step(job)
-
-
-def _saved_step(job: TrainingJob) -> int:
-    return job.status.last_checkpoint.step if job.status.last_checkpoint else 0
+    saved = job.status.last_checkpoint
+    return max(progress.step, progress.resumed_from_step or 0) or (saved.step if saved else 0)
 
 
 def _sentence(job: TrainingJob) -> str:

@@ -83,7 +83,7 @@ class JobMetrics(Observer):
             since = None if queued is None or queued.status != "True" else queued.last_transition_time
             waited_s = max(0.0, now_s - parse_time_or(since, job.created_s))
             self.admission_wait_seconds.labels(queue).observe(waited_s)
-        if _fell(before, after, ConditionType.ADMITTED) and not after.finished:
+        if before.is_true(ConditionType.ADMITTED) and not (after.is_true(ConditionType.ADMITTED) or after.finished):
             self.evictions_total.labels(_reason(after, ConditionType.ADMITTED)).inc()
         for result in (ConditionType.SUCCEEDED, ConditionType.FAILED):
             if _rose(before, after, result):
@@ -158,10 +158,6 @@ class JobMetrics(Observer):
 
 def _rose(before: TrainingJobStatus, after: TrainingJobStatus, kind: ConditionType) -> bool:
     return after.is_true(kind) and not before.is_true(kind)
-
-
-def _fell(before: TrainingJobStatus, after: TrainingJobStatus, kind: ConditionType) -> bool:
-    return before.is_true(kind) and not after.is_true(kind)
 
 
 def _reason(status: TrainingJobStatus, kind: ConditionType) -> str:

@@ -142,7 +142,8 @@ def _ended(
 ) -> Decision | None:
     """Answer the end of an attempt; None while it runs."""
     aside = aside_s is not None and now_s >= aside_s
-    unsure = aside if isinstance(verdict, Healthy) else _depends_on_lease(verdict.failure)
+    # The Lease may hold newer information, but for rank exits, which were read from it.
+    unsure = aside if isinstance(verdict, Healthy) else verdict.failure.code is None
     if unsure and not snapshot.lease_read:
         return Decision(actions=(ReadLease(ref=_lease_ref(snapshot)),))
     if isinstance(verdict, GiveUp):
@@ -403,11 +404,6 @@ def _fail(snapshot: JobSnapshot, reason: Reason, message: str, failure: Failure 
         after.close_wait()
     after.finish(succeeded=False, reason=reason, message=message)
     return Decision(actions=_status_write(snapshot, after.build()))
-
-
-def _depends_on_lease(failure: Failure) -> bool:
-    """Tell whether the Lease may hold newer information; rank exits were read from the Lease itself."""
-    return failure.code is None
 
 
 def _succeeded(snapshot: JobSnapshot) -> bool:

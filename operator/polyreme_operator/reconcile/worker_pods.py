@@ -200,8 +200,9 @@ class WorkerPods:
             "ownerReferences": [owner_reference(job.name, job.uid)],
         }
         self._body = self._common_body(spec, defaults)
+        ours = {*self._variables, *self._own_variables(0, 0, "")}
         self._environment: list[dict[str, Any]] = [
-            entry for entry in self._body["containers"][0].get("env") or [] if entry.get("name") not in self._names()
+            entry for entry in self._body["containers"][0].get("env") or [] if entry.get("name") not in ours
         ]
 
     def manifest(self, *, index: int, node: str) -> Manifest:
@@ -241,9 +242,6 @@ class WorkerPods:
             environment.INDEX: str(index),
             environment.REPLACEMENT: str(replacement),
         }
-
-    def _names(self) -> frozenset[str]:
-        return frozenset((*self._variables, *self._own_variables(0, 0, "")))
 
     def _common_body(self, spec: TrainingJobSpec, defaults: PodDefaults) -> dict[str, Any]:
         body: dict[str, Any] = copy.deepcopy(spec.workers.template.get("spec") or {})

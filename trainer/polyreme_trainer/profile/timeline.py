@@ -48,7 +48,8 @@ def exposed_us(events: Sequence[Recorded]) -> float:
     if not on_device:
         theirs = {event.thread for event in exchanging}
         computing = [each for each in computing if each.name.startswith(OPERATION) and each.thread not in theirs]
-    return _length(_union(exchanging)) - _overlap(_union(exchanging), _union(computing))
+    exchanged = _union(exchanging)
+    return sum(end_us - begin_us for begin_us, end_us in exchanged) - _overlap(exchanged, _union(computing))
 
 
 def host_waits(events: Iterable[Recorded]) -> int:
@@ -68,10 +69,6 @@ def _union(events: Iterable[Recorded]) -> list[Interval]:
         else:
             joined.append((begin_us, end_us))
     return joined
-
-
-def _length(intervals: Iterable[Interval]) -> float:
-    return sum(end_us - begin_us for begin_us, end_us in intervals)
 
 
 def _overlap(some: Sequence[Interval], others: Sequence[Interval]) -> float:

@@ -111,7 +111,8 @@ def finding(marks_R: Sequence[Marks], layout: Layout) -> str:
         marks_R: Of each rank.
         layout: Degrees of the axes.
     """
-    changed = [rank for rank, marks in enumerate(marks_R) if not _equal(marks.first, marks.again)]
+    # By their texts: of the same bits, also where they are no numbers.
+    changed = [rank for rank, marks in enumerate(marks_R) if repr(marks.first) != repr(marks.again)]
     if changed:
         return f"computed again, {_named(changed, marks_R)} had another result: a fault that passed"
     if any(marks.of_neighbour is None for marks in marks_R):
@@ -166,10 +167,6 @@ def _named(ranks: Sequence[int], marks_R: Sequence[Marks]) -> str:
     named = ", ".join(f"{rank} ({marks_R[rank].host})" for rank in ranks[:NAMED_MAX])
     more = f" and {len(ranks) - NAMED_MAX} more" if len(ranks) > NAMED_MAX else ""
     return f"rank{'s' if len(ranks) > 1 else ''} {named}{more}"
-
-
-def _equal(one: Mark, other: Mark) -> bool:
-    return repr(one) == repr(other)  # of the same bits, also where they are no numbers
 
 
 def _close(one: Mark, other: Mark) -> bool:

@@ -14,7 +14,7 @@ import torch
 
 from polyreme_planner.curriculum import Learner
 from polyreme_trainer.parallel import collectives
-from polyreme_trainer.parallel.flat_buffers import FlatModel, FlatParameters
+from polyreme_trainer.parallel.flat_buffers import FlatModel
 from polyreme_trainer.parallel.mesh import Meshes
 from polyreme_trainer.train.optimizer import Optimizer
 
@@ -56,8 +56,4 @@ def _copies(flat: FlatModel, meshes: Meshes) -> dict[int, int]:
         (flat.experts.flat, flat.experts.slices.copies),
     ]
     copies: dict[int, int] = {id(part): 1 for part in flat.sharded}
-    return copies | {id(part): 1 if _is_shared(part) else count for part, count in held}
-
-
-def _is_shared(part: FlatParameters) -> bool:
-    return part.shares.count > 1
+    return copies | {id(part): 1 if part.shares.count > 1 else count for part, count in held}

@@ -83,13 +83,7 @@ class Distribution:
     def to_json(self) -> dict[str, Any]:
         """Write the state in a form that ``from_json`` reads."""
         buckets = [[start, self.buckets[start]] for start in sorted(self.buckets)]
-        return {
-            "count": self.count,
-            "total": self.total,
-            "least": self.least,
-            "largest": self.largest,
-            "buckets": buckets,
-        }
+        return {**dataclasses.asdict(self), "buckets": buckets}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:

@@ -9,11 +9,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tools.chromium import chromium, peers
+
 WAIT_MS = 120_000
 """Longest wait for a run to do something."""
 SERIOUS = ("serious", "critical")
 LINE = 400
 """Characters of an error that are shown."""
+
+
+@contextmanager
+def driven() -> Iterator[tuple[Any, str, Any]]:
+    """Start the browser; gives it, axe-core, and Playwright's ``expect``."""
+    playwright, axe = peers()
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=chromium())
+        yield browser, axe, playwright.expect
+        browser.close()
 
 
 class Window:
@@ -103,11 +115,10 @@ class Window:
 
 
 class Console:
-    """A console of a home, in a process of its own."""
+    """A console in a process of its own, by the words that follow ``python -m``."""
 
-    def __init__(self, home: Path, *, port: int = 0) -> None:
-        command = [sys.executable, "-m", "polyreme.main", "--home", str(home), "console", "--port", str(port)]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    def __init__(self, *words: str) -> None:
+        self._process = subprocess.Popen([sys.executable, "-m", *words], stdout=subprocess.PIPE, text=True)
         self.link = ""
         """The newest start link."""
         self.next_link()
@@ -127,9 +138,16 @@ class Console:
 
 
 @contextmanager
-def console_of(home: Path) -> Iterator[Console]:
+def console_of(home: Path, *, port: int = 0) -> Iterator[Console]:
     """Serve a home."""
-    console = Console(home)
+    with served("polyreme.main", "--home", str(home), "console", "--port", str(port)) as console:
+        yield console
+
+
+@contextmanager
+def served(*words: str) -> Iterator[Console]:
+    """Serve what a command shows."""
+    console = Console(*words)
     try:
         yield console
     finally:

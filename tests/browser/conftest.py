@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.browser.chromium import Console, Window, console_of
+from tests.browser.chromium import Console, Window, console_of, driven
 from tests.e2e.polyreme_home import PolyremeHome
-from tools.chromium import chromium, peers
 
 FOLDER = Path(__file__).parent
 FIRST, SECOND = "first", "second"
@@ -31,11 +30,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def driver() -> Iterator[tuple[Any, str, Any]]:
     """The browser, axe-core, and Playwright's ``expect``."""
-    playwright, axe = peers()
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=chromium())
-        yield browser, axe, playwright.expect
-        browser.close()
+    with driven() as started:
+        yield started
 
 
 @pytest.fixture(scope="session")

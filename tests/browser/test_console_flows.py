@@ -207,12 +207,9 @@ def test_a_page_survives_a_console_that_is_restarted(driver: tuple[object, str, 
         window.sees("table.runs td.name", FIRST)
         port = int(first.origin.rpartition(":")[2])
         window.refused_is_expected = True  # the stream of the open page ends with its console
-    second = Console(home.path, port=port)
-    try:
+    with console_of(home.path, port=port) as second:
         assert window.page.reload().status == 401
         window.page.goto(second.link)
         window.sees("table.runs td.name", FIRST)
-    finally:
         window.close()
-        second.close()
     assert window.faults == []

@@ -48,7 +48,7 @@ button.bad { color: var(--bad); border-color: var(--bad); }
 .actions { display: flex; flex-wrap: wrap; gap: 8px; margin: 14px 0 4px; }
 .actions details { margin: 0; } .actions summary { list-style: none; border: 1px solid var(--edge); border-radius: 8px;
   padding: 6px 14px; background: var(--card); } .actions summary::-webkit-details-marker { display: none; }
-.actions details[open] { flex-basis: 100%; }
+.actions details[open] { flex-basis: 100%; min-width: 0; }
 .actions .card { margin: 8px 0; }
 .actions .card pre { margin: 6px 0 10px; padding: 8px 12px; }
 .compare th[scope=row] { font-weight: 500; padding-right: 18px; color: var(--soft); vertical-align: top; }

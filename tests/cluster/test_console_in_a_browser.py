@@ -1,0 +1,77 @@
+"""``kubectl polyreme console`` in Chromium on a real API server: its pages, and a job from form to deletion."""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from polyreme.console.job_form import as_yaml
+from polyreme.console.server import declared_routes
+from polyreme.plugin.console.backend import KubeconfigBackend
+from tests.browser.chromium import Window, driven, served
+from tests.cluster.kube import api_client, kubectl, new_namespace
+from tests.contract.run_sources import job_of
+
+JOB, CLONE = "big", "big-2"
+Place = tuple[Window, str]
+
+
+@pytest.fixture(scope="module")
+def opened(kubeconfig: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """A window with a session, and a namespace with one job."""
+    job = tmp_path_factory.mktemp("job") / "job.yaml"
+    with api_client(kubeconfig) as api, new_namespace(api) as own:
+        job.write_text(as_yaml(job_of(own, JOB)))
+        kubectl(kubeconfig, "apply", "-f", str(job))
+        words = ("console", "--port", "0", "--kubeconfig", kubeconfig, "-n", own)
+        with driven() as (browser, axe, expect), served("polyreme.plugin", *words) as console:
+            window = Window(browser, axe, expect, origin=console.origin)
+            window.page.goto(console.link)
+            yield window, own
+            window.close()
+
+
+@pytest.fixture
+def place(opened: Place) -> Iterator[Place]:
+    """The same window; what it must not have done fails the test."""
+    window, _ = opened
+    yield opened
+    assert window.faults == []
+
+
+@pytest.mark.parametrize(("width", "colors"), [(1280, "light"), (390, "dark")])
+def test_pages_of_a_cluster_are_accessible_and_fit_the_window(place: Place, width: int, colors: str) -> None:
+    window, own = place
+    for page in (window.page, window.blank):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.emulate_media(color_scheme=colors)
+    routes = [route for route in declared_routes(KubeconfigBackend.pages) if route.method == "GET"]
+    paths = [route.path.format(namespace=own, name=JOB) for route in routes if not route.path.startswith("/live/")]
+    assert "/queues" in paths
+    for path in (*paths, f"/submit?from={own}/{JOB}", f"/?namespace={own}&text=none"):
+        window.look(path)
+        window.expect(window.page.locator("h1")).to_have_count(1)
+
+
+def test_a_job_of_a_cluster_is_cloned_checked_suspended_and_deleted(place: Place) -> None:
+    window, own = place
+    window.go(f"/?namespace={own}")
+    window.page.get_by_role("link", name=JOB, exact=False).first.click()
+    window.page.get_by_role("link", name="Clone with changes").click()
+    window.expect(window.field("metadata.name")).to_have_value(CLONE)
+    window.field("training.steps").fill("0")
+    window.press("Check")
+    window.sees("#result .notice.bad", "training.steps")
+    window.field("training.steps").fill("20")
+    window.press("Check")
+    window.sees("#result", "The API server accepts it (dry run)")
+    window.press("Submit")
+    window.expect(window.page).to_have_url(re.compile(f"/runs/{own}/{CLONE}$"))
+    window.page.evaluate("window.sameDocument = true")
+    window.act("Suspend")
+    window.sees(".actions summary", "Resume")
+    window.act("Delete")
+    window.expect(window.page).to_have_url(re.compile("/$"))
+    window.go(f"/?namespace={own}")
+    window.sees("table.runs td.name", JOB)
+    window.expect(window.page.get_by_role("link", name=CLONE, exact=False)).to_have_count(0)

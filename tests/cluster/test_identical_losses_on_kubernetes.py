@@ -20,7 +20,7 @@ from polyreme_api.progress import StepRecord
 from polyreme_launcher.agent import PROCESSES_FILE
 from tests.cluster.kube import api_client, new_namespace
 from tests.cluster.laptop import laptop
-from tests.processes import is_asked_to_end, wake
+from tests.processes import is_asked_to_end, is_stopped, wake
 
 STEPS = 60
 PATIENCE_S = 300.0
@@ -160,7 +160,10 @@ def kill_rank(folder: Path, name: str, *, index: int, rank: int | None = None) -
 def held_still(process: int) -> Iterator[None]:
     """Stop a process, and let it run again once it has been asked to end."""
     os.kill(process, signal.SIGSTOP)
+    deadline_s = time.monotonic() + PATIENCE_S
     try:
+        while not is_stopped(process) and time.monotonic() < deadline_s:
+            time.sleep(0.01)
         yield
         deadline_s = time.monotonic() + PATIENCE_S
         while not is_asked_to_end(process) and time.monotonic() < deadline_s:

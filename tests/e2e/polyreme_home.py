@@ -20,7 +20,7 @@ import yaml
 from polyreme.run_files.paths import Home, RunDirectory
 from polyreme.run_files.records import RunRecords, read_records
 from polyreme_api.history import COMMIT_MARKER, steps_key
-from tests.processes import is_asked_to_end
+from tests.processes import is_asked_to_end, is_stopped
 
 STEPS = 40
 CHECKPOINT_EVERY = 8
@@ -192,10 +192,11 @@ class Serving:
         Steps are fast and the machine may be busy: a run that is not held can finish before a test has looked at it.
         """
         self.trained(attempt=attempt, steps=steps)
-        ranks = self._all_ranks
+        ranks = [psutil.Process(pid) for pid in self._all_ranks]
         for rank in ranks:
             rank.suspend()
         try:
+            self.until(lambda: all(is_stopped(rank.pid) for rank in ranks), "all ranks are stopped")
             assert self.step(attempt) < of, "the last step is trained, nothing is left to hold"
             yield
         finally:
@@ -219,7 +220,7 @@ class Serving:
 
     def is_asked_to_end(self) -> bool:
         """Whether a rank that is stopped has been asked to end: when it continues, it trains no further step."""
-        return any(is_asked_to_end(rank.pid) for rank in self._all_ranks)
+        return any(map(is_asked_to_end, self._all_ranks))
 
     def torn(self, attempt: int) -> list[Path]:
         """Checkpoints of an attempt that bear no marker at this moment."""
@@ -246,11 +247,8 @@ class Serving:
         return {"launcher": known["launcher"], "fork_server": known["fork_server"], **known["ranks"]}
 
     @property
-    def _all_ranks(self) -> list[psutil.Process]:
-        return [rank for index in self.indexes for rank in self._ranks(index)]
-
-    def _ranks(self, index: int) -> list[psutil.Process]:
-        return [psutil.Process(pid) for name, pid in self.pids(index).items() if name.isdecimal()]
+    def _all_ranks(self) -> list[int]:
+        return [pid for index in self.indexes for name, pid in self.pids(index).items() if name.isdecimal()]
 
     def kill_rank(self, rank: int) -> None:
         """Kill a rank with SIGKILL."""

@@ -25,6 +25,7 @@ from polyreme_datahub.loader.engine.read_ahead import ReadAhead
 from polyreme_datahub.loader.order.balance import StepSplit
 from polyreme_launcher import data_engine
 from polyreme_launcher.data_engine import DEATHS_MAX, DataEngine, Observation, Watchdog
+from tests.processes import is_stopped
 from tests.unit.launcher.numbered_packs import DAMAGED_STEP, HANGING_STEP, PACKS, STEPS, NumberedPacks
 
 TICK_S = 0.05
@@ -72,13 +73,10 @@ class Pod:
 
 def wait_until_stopped(pid: int) -> None:
     """Wait until all threads of a process are stopped: until the one that takes SIGSTOP runs, others still answer."""
-    until_s, states = time.monotonic() + START_S, list[str]()
-    while time.monotonic() < until_s:
-        states = [stat.read_text().rpartition(")")[2].split()[0] for stat in Path(f"/proc/{pid}/task").glob("*/stat")]
-        if set(states) == {"T"}:
-            return
+    until_s = time.monotonic() + START_S
+    while not is_stopped(pid):
+        assert time.monotonic() < until_s, f"not all threads of process {pid} are stopped"
         time.sleep(TICK_S)
-    raise AssertionError(f"not all threads of process {pid} are stopped: {states}")
 
 
 @pytest.fixture

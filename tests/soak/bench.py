@@ -30,7 +30,7 @@ SMOKE: dict[str, str] = {
     "health": "--nodes 40 --burst 4 --many 8 --runs 1",
     "images": "--rounds 1",
     "launch": "--pods 40",
-    "loader": "--samples 512 --rounds 1",
+    "loader": "--samples 128 --rounds 1 --peers webdataset",
     "loader-origin": "--images 64",
     "logs": "--rounds 1 --steps 5",
     "memory": "--nodes 200 --pods 200",

@@ -11,8 +11,7 @@ from polyreme_api.errors import InvalidConfigError, NotFoundError
 from polyreme_api.job import TrainingJob, parse_job
 from polyreme_system.files import write_atomically
 
-LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""Ten times as fast as the loader in Python, where PyYAML was built with it."""
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def write_job(path: Path, job: TrainingJob) -> None:
@@ -30,8 +29,17 @@ def read_stored_job(path: Path) -> TrainingJob:
         InvalidConfigError: If it is no YAML, or no TrainingJob.
     """
     try:
-        return parse_job(yaml.load(path.read_text(), LOADER))  # noqa: S506 - both loaders are safe ones
+        return parse_job(load_yaml(path.read_bytes()))
     except FileNotFoundError as error:
         raise NotFoundError(f"no such file: {path}", field="the path") from error
     except yaml.YAMLError as error:
         raise InvalidConfigError(f"not YAML: {path}: {error}", field="the file") from error
+
+
+def load_yaml(text: bytes) -> Any:
+    """Load YAML that this project wrote: by PyYAML's loader in C where it has one, which is ten times as fast.
+
+    Raises:
+        YAMLError: If it is none.
+    """
+    return yaml.load(text, _LOADER)  # noqa: S506 - both loaders are safe ones

@@ -18,7 +18,7 @@ from polyreme_api.errors import NotFoundError, PolyremeError
 if TYPE_CHECKING:
     from polyreme.console.context import Console
 
-REST = 4.0
+REST, REST_S_MAX = 4.0, 60.0
 """A part that took long is refreshed after so many times as long: a page must not keep a processor busy."""
 QUIET_S = 15.0
 """A stream without changes says so often that it is there: a browser that left is noticed then."""
@@ -67,13 +67,18 @@ async def _send(console: Console, request: web.Request, render: Render) -> web.S
             elif quiet_s >= QUIET_S:
                 await response.write(b": nothing new\n\n")
                 quiet_s = 0.0
-            rest_s = max(poll_s, REST * (clock_s() - began_s))
+            rest_s = rest_after(clock_s() - began_s, poll_s=poll_s)
             quiet_s += rest_s
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(console.stopped.wait(), rest_s)
             began_s = clock_s()
             part = await shown(render)
     return response
+
+
+def rest_after(took_s: float, *, poll_s: float) -> float:
+    """Return how long to wait before a part that took so long is refreshed [s]."""
+    return max(poll_s, min(REST_S_MAX, REST * took_s))
 
 
 async def opened(render: Render) -> str:

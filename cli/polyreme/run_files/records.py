@@ -17,7 +17,7 @@ from polyreme_api.history import START_KEY, ResumePoint, attempt_spans, committe
 from polyreme_api.job import TrainingJob
 from polyreme_api.mixture import MixtureRecord
 from polyreme_api.progress import CheckpointRef, StepRecord
-from polyreme_api.step_columns import StepTable, decode, parse_steps, table_of
+from polyreme_api.step_columns import StepTable, bounds_of, decode, parse_steps, table_of
 from polyreme_api.store import ObjectInfo, ObjectStore
 from polyreme_api.urls import is_bucket
 from polyreme_datahub.objects import bucket_of, open_store
@@ -166,28 +166,22 @@ def last_error(run: RunDirectory, attempt: int) -> str | None:
 
 
 def step_bytes(root: Path) -> tuple[int, int]:
-    """Return the bytes of step records of a checkpoint root on this machine that are read as lines, and as columns."""
+    """Return how many bytes ``read_steps`` parses as lines and reads as columns, of a root on this machine.
+
+    Bodies of segments are not looked at: where one is damaged, more lines are parsed.
+    """
     covered: dict[int, int] = {}
     columns_bytes = 0
     for path in sorted((root / "steps").glob("*.columns")):
         if (match := _COLUMNS_KEY.fullmatch(f"steps/{path.name}")) is not None:
             columns_bytes += path.stat().st_size
-            covered[int(match[1])] = max(covered.get(int(match[1]), 0), _end_of(path))
-    lines_bytes = 0
-    for path in (root / "steps").glob("*.jsonl"):
-        if (match := _STEPS_KEY.fullmatch(f"steps/{path.name}")) is not None:
-            lines_bytes += max(0, path.stat().st_size - covered.get(int(match[1]), 0))
-    return lines_bytes, columns_bytes
-
-
-def _end_of(columns: Path) -> int:
-    """Return up to which byte of its log a segment reaches; 0: it is damaged, or counts parts."""
-    with columns.open("rb") as file:
-        try:
-            head = json.loads(file.readline())
-            return int(head["end"]) if head["unit"] == "bytes" else 0
-        except (ValueError, KeyError, TypeError):
-            return 0
+            with path.open("rb") as file:
+                bounds = bounds_of(file.readline())
+            attempt = int(match[1])
+            if bounds is not None and bounds[:2] == ("bytes", covered.get(attempt, 0)):
+                covered[attempt] = bounds[2]
+    logs = ((path, _STEPS_KEY.fullmatch(f"steps/{path.name}")) for path in (root / "steps").glob("*.jsonl"))
+    return sum(path.stat().st_size - covered.get(int(match[1]), 0) for path, match in logs if match), columns_bytes
 
 
 def read_steps(store: ObjectStore) -> dict[int, StepTable]:

@@ -21,7 +21,7 @@ from polyreme.console.run_fields import fields_of
 from polyreme.console.run_source import ALL_NAMESPACES, SORTED_BY, RunList, RunQuery, RunRow
 from polyreme.report.run_summary import describe
 from polyreme.run_files.paths import PREVIOUS_SUFFIX, Home, RunDirectory
-from polyreme_datahub_service.stored_job import LOADER
+from polyreme_datahub_service.stored_job import load_yaml
 from polyreme_system.files import read_json
 
 BATCH = 200
@@ -174,7 +174,7 @@ class RunIndex:
 def spec_fields(job_file: Path) -> list[tuple[str, Any]]:
     """Return the fields of a stored job below spec; none where the file is gone or damaged."""
     try:
-        spec = yaml.load(job_file.read_bytes(), LOADER)["spec"]  # noqa: S506 - both loaders are safe ones
+        spec = load_yaml(job_file.read_bytes())["spec"]
     except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError):
         return []
     return fields_of(spec)

@@ -52,12 +52,12 @@ class RunReader:
         self._pages = _Kept[str](PAGES_KEPT)
         self._curves = _Kept[RunCurves](KEPT)
 
-    def sections(self, run: RunDirectory, *, stopped: str) -> str:
+    def sections(self, run: RunDirectory, *, stopped: str | None) -> str:
         """Return the report of a run as HTML, without pictures.
 
         Args:
             run: The run.
-            stopped: Why it is stopped, where its process is gone: the status is what that wrote last.
+            stopped: What to say where its process is gone: the status is what that wrote last. None: it is not.
 
         Raises:
             PolyremeError: If the run's job can't be read, its store stays away, or it has too many steps.
@@ -78,7 +78,7 @@ class RunReader:
                     packs=lambda *_: None,
                     now=now,
                 )
-                if stopped:
+                if stopped is not None:
                     data = dataclasses.replace(data, outcome=STOPPED, reason=stopped)
                 found = sections(dataclasses.replace(data, pages=()))
             self._pages.put(run, stamp, found)

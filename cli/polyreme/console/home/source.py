@@ -180,7 +180,7 @@ class HomeSource:
         """Return the report's sections; where its files can't be read, what is known without them."""
         row = describe(folder)
         try:
-            return self.reader.sections(folder, stopped=row["message"] if row["state"] == STOPPED else "")
+            return self.reader.sections(folder, stopped=row["message"] if row["state"] == STOPPED else None)
         except PolyremeError as error:
             return markup.notice(str(error), "bad")
         except OSError as error:

@@ -39,8 +39,8 @@ def loss_chart(data: ReportData) -> str:
     finite = [loss for _, loss in losses if math.isfinite(loss)]
     if not finite:
         return ""
-    held_out = [(step, loss) for step, loss in held_out_losses(data.steps) if math.isfinite(loss)]
-    finite += [loss for _, loss in held_out]
+    held_out = held_out_losses(data.steps)
+    finite += [loss for _, loss in held_out if math.isfinite(loss)]
     logarithmic = min(finite) > 0
     y = _y_scale(min(finite), max(finite), bottom=_LOSS_PX - BOTTOM, logarithmic=logarithmic)
     last = max([data.steps_planned, *(step for step, _ in losses)])
@@ -48,17 +48,18 @@ def loss_chart(data: ReportData) -> str:
     parts = [svg.frame(x, y, name_x="step", name_y="loss, log scale" if logarithmic else "loss")]
     parts += _mixture_marks(data.mixture, x=x, y=y)
     parts += [
-        svg.line(_points(records, x, y), f"lost-line c{attempt % COLOURS}", title=f"attempt {attempt}, discarded")
+        svg.line(
+            _drawn(_losses(records), x, y), f"lost-line c{attempt % COLOURS}", title=f"attempt {attempt}, discarded"
+        )
         for attempt, records in by_attempt(data.thrown_away).items()
     ]
     borders = {change.step for change in data.mixture} | {stage.first_step for stage in data.training_stages}
     smooth = smoothed(data.steps, borders)
     for attempt, records in by_attempt(data.steps).items():
-        parts.append(svg.line(_points(records, x, y), f"raw c{attempt % COLOURS}"))
+        parts.append(svg.line(_drawn(_losses(records), x, y), f"raw c{attempt % COLOURS}"))
         trend = [(step, smooth[step]) for step in records.column("step") if step in smooth]
-        trend = [(x(step), y(loss)) for step, loss in svg.thin(trend)]
-        parts.append(svg.line(trend, f"trend c{attempt % COLOURS}", title=f"attempt {attempt}"))
-    marks = svg.thin([(x(step), y(loss)) for step, loss in held_out])
+        parts.append(svg.line(_drawn(trend, x, y), f"trend c{attempt % COLOURS}", title=f"attempt {attempt}"))
+    marks = _drawn(held_out, x, y)
     parts += [svg.line(marks, "held-out", title="held-out loss")] if len(marks) > 1 else []
     parts += [svg.dot(at, height, "held-out", title="held-out loss") for at, height in marks[:MARKS_MAX]]
     parts += _stage_marks(data.training_stages, x=x, y=y)
@@ -108,15 +109,16 @@ def timeline_chart(data: ReportData) -> str:
 
 def throughput_chart(data: ReportData) -> str:
     """Draw trained tokens a second over wall time; pauses show as gaps, thrown-away work in grey."""
-    parts_of = table_of(data.steps), table_of(data.thrown_away)
-    ends_s = [end_s for table in parts_of for end_s in table.column("ended_at_s")]
-    if not any(any(table.column("tokens")) for table in parts_of):
+    tables = table_of(data.steps), table_of(data.thrown_away)
+    ends_s, took_s, tokens = (
+        [value for table in tables for value in table.column(name)] for name in ("ended_at_s", "step_s", "tokens")
+    )
+    if not any(tokens):
         return ""
-    took_s = [step_s for table in parts_of for step_s in table.column("step_s")]
-    start_s = min([attempt.started_s for attempt in data.attempts] + list(map(operator.sub, ends_s, took_s)))
+    start_s = min([*(attempt.started_s for attempt in data.attempts), *map(operator.sub, ends_s, took_s)])
     end_s = max(ends_s)
     width_s = max((end_s - start_s) / _BUCKETS, 1e-3)
-    kept, lost = (_rates(table, start_s=start_s, width_s=width_s) for table in parts_of)
+    kept, lost = (_rates(table, start_s=start_s, width_s=width_s) for table in tables)
     most = max(a + b for a, b in zip(kept, lost, strict=True))
     x = Scale(low=0, high=max(end_s - start_s, data.figures.wall_s, 1e-3), from_px=LEFT, to_px=WIDTH - RIGHT)
     y = Scale(low=0, high=most * 1.08, from_px=_RATE_PX - BOTTOM, to_px=TOP)
@@ -167,9 +169,9 @@ def _losses(records: Sequence[StepRecord]) -> Iterable[tuple[int, float]]:
     return zip(column_of(records, "step"), column_of(records, "loss"), strict=True)
 
 
-def _points(records: Sequence[StepRecord], x: Scale, y: Scale) -> list[svg.Point]:
-    """Thinned before it is drawn: most of many steps would end in the same place."""
-    finite = [(step, loss) for step, loss in _losses(records) if math.isfinite(loss)]
+def _drawn(losses: Iterable[tuple[int, float]], x: Scale, y: Scale) -> list[svg.Point]:
+    """Return the places of finite losses, of many steps those of the extremes alone."""
+    finite = [(step, loss) for step, loss in losses if math.isfinite(loss)]
     return [(x(step), y(loss)) for step, loss in svg.thin(finite)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -86,12 +87,11 @@ def end_of_run(run: RunDirectory, records: RunRecords, clock: Clock) -> Moment:
         return Timeline(run.path, clock).now()
     moments = read_timeline(run.path)
     last = moments[-1] if moments else Moment(at_s=clock.now_s(), kind="now", attempt=0)
-    ends = [
-        newest
+    ends = (
+        zip(column_of(steps, "ended_at_s"), column_of(steps, "ended_steady_s"), strict=True)
         for steps in records.steps.values()
-        for newest in zip(column_of(steps, "ended_at_s"), column_of(steps, "ended_steady_s"), strict=True)
-    ]
-    at_s, steady_s = max(ends, key=operator.itemgetter(0), default=(last.at_s, 0.0))
+    )
+    at_s, steady_s = max(itertools.chain.from_iterable(ends), key=operator.itemgetter(0), default=(last.at_s, 0.0))
     if at_s <= last.at_s:
         return dataclasses.replace(last, kind="now")
     return dataclasses.replace(last, kind="now", at_s=at_s, steady_s=steady_s)

@@ -1,32 +1,45 @@
-"""Chromium from Debian; Playwright and axe-core from PyPI.
-
-Those are in an environment of their own below ``~/.cache/polyreme``, made once for pinned versions.
-"""
+"""Chromium from Debian, driven by Playwright, with axe-core; those two are in an environment of their own."""
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import importlib
 import os
 import site
-import subprocess
-import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tools import debian
 from tools.build_cache import BuildError
+from tools.environments import environment, pinned
 
 PINNED = Path(__file__).with_name("chromium.txt")
 
 
-def chromium() -> str:
-    """Return the program: that of POLYREME_CHROMIUM, or Debian's, which root gets once.
+@contextmanager
+def driven() -> Iterator[tuple[Any, str, Any]]:
+    """Start the browser; gives it, the text of axe-core, and Playwright's ``expect``.
 
     Raises:
-        BuildError: If it is not there and can't be had, with what to do.
+        BuildError: If there is no Chromium and it can't be had, with what to do.
     """
+    program = _chromium()
+    python = environment("browser-peers", pinned(PINNED), "--no-deps")
+    (packages,) = python.parents[1].glob("lib/python*/site-packages")
+    site.addsitedir(str(packages))
+    playwright = importlib.import_module("playwright.sync_api")
+    axe = (packages / "axe_playwright_python/axe.min.js").read_text()
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=program)
+        try:
+            yield browser, axe, playwright.expect
+        finally:
+            browser.close()
+
+
+def _chromium() -> str:
+    """Return the program: that of POLYREME_CHROMIUM, or Debian's, which root gets once."""
     if named := os.environ.get("POLYREME_CHROMIUM"):
         return named
     try:
@@ -34,21 +47,3 @@ def chromium() -> str:
     except BuildError as error:
         raise BuildError(f"{error}; or name another Chromium by POLYREME_CHROMIUM") from error
     return "/usr/bin/chromium"
-
-
-def peers() -> tuple[Any, str]:
-    """Return Playwright and the text of axe-core."""
-    digest = hashlib.sha256(PINNED.read_bytes()).hexdigest()[:12]
-    folder = Path.home() / f".cache/polyreme/browser-peers-{digest}"
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / ".made").exists():
-            uv = Path(sys.executable).with_name("uv")
-            subprocess.run([uv, "venv", "--quiet", "--clear", "--python", sys.executable, folder], check=True)
-            install = ["pip", "install", "--quiet", "--no-deps", "--python", str(folder / "bin/python")]
-            subprocess.run([uv, *install, "--requirements", PINNED], check=True)
-            (folder / ".made").touch()
-    (packages,) = folder.glob("lib/python*/site-packages")
-    site.addsitedir(str(packages))
-    return importlib.import_module("playwright.sync_api"), (packages / "axe_playwright_python/axe.min.js").read_text()

@@ -1,19 +1,18 @@
-"""TensorBoard and MLflow, each in an environment of its own, made once for each pinned version, and their servers.
-
-The environments are under ``~/.cache/polyreme/trackers`` or POLYREME_TRACKERS.
-"""
+"""TensorBoard and MLflow, each in an environment of its own, and their servers."""
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import dataclasses
 import http.client
 import os
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
+
+from tools.environments import environment, pinned
 
 PINNED = Path(__file__).with_name("trackers.txt")
 START_S_MAX = 240.0
@@ -23,20 +22,13 @@ LINES_SHOWN = 2000
 
 def installed(name: str) -> Path:
     """Return the Python of a tool's environment."""
-    (pinned,) = [line for line in PINNED.read_text().splitlines() if line.startswith(f"{name}==")]
-    folder = Path(os.environ.get("POLYREME_TRACKERS") or Path.home() / ".cache/polyreme/trackers") / pinned
-    python = folder / "bin/python"
-    if not (folder / ".made").exists():
-        uv = Path(sys.executable).with_name("uv")
-        subprocess.run([uv, "venv", "--quiet", "--clear", "--python", sys.executable, folder], check=True)
-        # TensorBoard imports pkg_resources, which later versions of setuptools lack.
-        subprocess.run([uv, "pip", "install", "--quiet", "--python", python, pinned, "setuptools<80"], check=True)
-        (folder / ".made").touch()
-    return python
+    # TensorBoard imports pkg_resources, which later versions of setuptools lack.
+    wanted = [line for line in pinned(PINNED) if line.startswith(f"{name}==")]
+    return environment(f"tracker-{name}", [*wanted, "setuptools<80"])
 
 
 @dataclasses.dataclass
-class TrackerServer:
+class TrackerServer(abc.ABC):
     """The server of a tool, on a port of its own; its data outlives it.
 
     Args:
@@ -51,9 +43,9 @@ class TrackerServer:
     process: subprocess.Popen[bytes] | None = None
     port: int = 0
 
+    @abc.abstractmethod
     def arguments(self) -> list[str]:
         """Return what follows ``python -m``."""
-        raise NotImplementedError
 
     @property
     def url(self) -> str:

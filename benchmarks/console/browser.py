@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tools.chromium import chromium, peers
+from tools.chromium import driven
 
 LOOK_MS_MAX = 300_000
 
@@ -60,10 +60,5 @@ class Browser:
 @contextlib.contextmanager
 def browser() -> Iterator[Browser]:
     """Start the browser."""
-    playwright, _ = peers()
-    with playwright.sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
-        try:
-            yield Browser(started)
-        finally:
-            started.close()
+    with driven() as (started, _, _):
+        yield Browser(started)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -34,14 +35,11 @@ def loss_of(number: int) -> float:
 
 def write_runs(home: Path, runs: int, parameters: int) -> None:
     """Write the runs of a sweep: annotations of their pods stand for what it changes."""
-    job = yaml.safe_load((ROOT / "manifests/samples/quickstart.yaml").read_text())
-    job = copy.deepcopy(parse_job(job).to_object())
     for number in range(runs):
-        run = Home(path=home).run("default", f"run-{number}")
-        template = {"metadata": {"annotations": values_of(number, parameters)}}
-        own = {"spec": {"workers": {**job["spec"]["workers"], "template": template}}}
+        run, job = Home(path=home).run("default", f"run-{number}"), _job()
+        job["spec"]["workers"]["template"] = {"metadata": {"annotations": values_of(number, parameters)}}
         state = {"state": "Succeeded", "finished": True, "step": 100, "steps": 100, "loss": loss_of(number)}
-        _write_run(run, {**job, "metadata": {"name": run.name}, "spec": {**job["spec"], **own["spec"]}}, state)
+        _write_run(run, job, state)
         if number < COMPARED:
             _write_history(run, COMPARED_STEPS)
 
@@ -49,14 +47,22 @@ def write_runs(home: Path, runs: int, parameters: int) -> None:
 def write_long(home: Path, steps: int) -> None:
     """Write a run of so many steps, its segments closed as a run closes them."""
     run = Home(path=home).run("default", LONG)
-    job = yaml.safe_load((ROOT / "manifests/samples/quickstart.yaml").read_text())
-    state = {"state": "Succeeded", "finished": True, "step": steps, "steps": steps}
-    _write_run(run, {**job, "metadata": {"name": run.name}}, state)
+    _write_run(run, _job(), {"state": "Succeeded", "finished": True, "step": steps, "steps": steps})
     _write_history(run, steps)
+
+
+@functools.cache
+def _sample() -> dict[str, Any]:
+    return parse_job(yaml.safe_load((ROOT / "manifests/samples/quickstart.yaml").read_text())).to_object()
+
+
+def _job() -> dict[str, Any]:
+    return copy.deepcopy(_sample())
 
 
 def _write_run(run: RunDirectory, job: dict[str, Any], state: dict[str, Any]) -> None:
     run.path.mkdir(parents=True)
+    job["metadata"]["name"] = run.name
     run.job_file.write_text(yaml.dump(job, Dumper=_DUMPER))
     run.state_file.write_text(json.dumps(state))
     run.identity_file.write_text(json.dumps({"namespace": run.namespace, "name": run.name, "uid": run.name}))

@@ -26,6 +26,14 @@ LOAD_S_MAX = 600.0
 BATCH = 10_000
 TABLE = "/#/experiments/0/runs"
 _BEGUN_MS = 1_700_000_000_000
+_INSERT_RUN = """
+INSERT INTO runs (run_uuid, name, start_time, end_time, source_type, user_id, status, lifecycle_stage, experiment_id)
+VALUES (?, ?, ?, ?, 'LOCAL', 'user', 'FINISHED', 'active', 0)
+"""
+_INSERT_METRICS = (
+    "INSERT INTO metrics (key, value, timestamp, run_uuid, step, is_nan) VALUES (?, ?, ?, ?, 100, 0)",
+    "INSERT INTO latest_metrics (key, value, timestamp, run_uuid, step, is_nan) VALUES (?, ?, ?, ?, 100, 0)",
+)
 
 
 @contextlib.contextmanager
@@ -53,17 +61,13 @@ def _uid(number: int) -> str:
 
 
 def _write_run(database: sqlite3.Connection, number: int, parameters: int) -> None:
-    uid, at_ms = _uid(number), _BEGUN_MS + 1000 * number
-    names = "run_uuid, name, source_type, user_id, status, start_time, end_time, lifecycle_stage, experiment_id"
-    values = (uid, f"run-{number}", "LOCAL", "user", "FINISHED", at_ms, at_ms + 500, "active", 0)
-    database.execute(f"INSERT INTO runs ({names}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)  # noqa: S608 (own names)
-    database.execute("INSERT INTO tags (key, value, run_uuid) VALUES ('mlflow.runName', ?, ?)", (f"run-{number}", uid))
+    uid, name, at_ms = _uid(number), f"run-{number}", _BEGUN_MS + 1000 * number
+    database.execute(_INSERT_RUN, (uid, name, at_ms, at_ms + 500))
+    database.execute("INSERT INTO tags (key, value, run_uuid) VALUES ('mlflow.runName', ?, ?)", (name, uid))
     given = [(key, value, uid) for key, value in values_of(number, parameters).items()]
     database.executemany("INSERT INTO params (key, value, run_uuid) VALUES (?, ?, ?)", given)
-    metric = (TAG, loss_of(number), at_ms, 100, 0, uid)
-    for table in ("metrics", "latest_metrics"):
-        statement = f"INSERT INTO {table} (key, value, timestamp, step, is_nan, run_uuid)"
-        database.execute(f"{statement} VALUES (?, ?, ?, ?, ?, ?)", metric)
+    for statement in _INSERT_METRICS:
+        database.execute(statement, (TAG, loss_of(number), at_ms, uid))
 
 
 def write_events(folder: Path, steps: int) -> None:

@@ -9,23 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tools.chromium import chromium, peers
-
 WAIT_MS = 120_000
 """Longest wait for a run to do something."""
 SERIOUS = ("serious", "critical")
 LINE = 400
 """Characters of an error that are shown."""
-
-
-@contextmanager
-def driven() -> Iterator[tuple[Any, str, Any]]:
-    """Start the browser; gives it, axe-core, and Playwright's ``expect``."""
-    playwright, axe = peers()
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=chromium())
-        yield browser, axe, playwright.expect
-        browser.close()
 
 
 class Window:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.browser.chromium import Console, Window, console_of, driven
+from tests.browser.chromium import Console, Window, console_of
 from tests.e2e.polyreme_home import PolyremeHome
+from tools.chromium import driven
 
 FOLDER = Path(__file__).parent
 FIRST, SECOND = "first", "second"

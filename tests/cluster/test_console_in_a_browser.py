@@ -8,9 +8,10 @@ import pytest
 from polyreme.console.job_form import as_yaml
 from polyreme.console.server import declared_routes
 from polyreme.plugin.console.backend import KubeconfigBackend
-from tests.browser.chromium import Window, driven, served
+from tests.browser.chromium import Window, served
 from tests.cluster.kube import api_client, kubectl, new_namespace
 from tests.contract.run_sources import job_of
+from tools.chromium import driven
 
 JOB, CLONE = "big", "big-2"
 Place = tuple[Window, str]

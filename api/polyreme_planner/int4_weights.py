@@ -1,4 +1,4 @@
-"""Weights of answers: as the model holds them, or the decoder's products in 4 bits, and how many bytes that takes."""
+"""Weights of answers: as the model holds them, or the decoder's products in 4 bits."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ GROUPS = (32, 64, 128)
 """Groups that torch's product takes."""
 OUTPUTS = 16
 """torch packs so many outputs together."""
-SCALE_BYTES = 4
-"""Of a group: a scale and a zero point in bfloat16, which torch wants even where it is zero."""
 
 
 class WeightsKind(enum.StrEnum):

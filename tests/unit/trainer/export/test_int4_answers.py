@@ -10,7 +10,7 @@ from torch import Tensor
 
 from polyreme_api.errors import InvalidConfigError
 from polyreme_planner.adapters import Adapters, Target
-from polyreme_planner.int4_weights import GROUP, GROUPS, SCALE_BYTES, WeightsKind
+from polyreme_planner.int4_weights import GROUP, GROUPS, WeightsKind
 from polyreme_planner.shapes import KIMI_VL_NANO
 from polyreme_trainer.export.form import WeightsForm
 from polyreme_trainer.model.adapters import merged
@@ -22,6 +22,8 @@ from tests.exports import export_model
 from tests.unit.trainer.export.reading import TOKENS
 from tests.unit.trainer.peak import PeakMemory
 
+SCALE_BYTES = 4
+"""Of a group in torch: a scale and a zero point in bfloat16, which it wants even where that is zero."""
 TOLERANCE = 0.02
 """Of a product in bfloat16, relative to its size."""
 HELD = 3 * 2 + 3 * 3 + 2 * 2 * 8

@@ -21,7 +21,7 @@ from polyreme_datahub.sources import files, records
 from polyreme_datahub.sources.files import FolderFiles, FolderSource, JsonlSource, describe_folder
 from polyreme_datahub.sources.records import build_record
 from tests.unit.datahub.jobs import Home, make_spec, picture, record, write_jsonl
-from tests.unit.datahub.listed_sources import described
+from tests.unit.datahub.listed_sources import Shelf, described
 
 
 def rule_of(call: Callable[[], object]) -> str:
@@ -154,13 +154,19 @@ def test_every_hostile_line_is_one_dead_letter_and_the_others_are_processed(tmp_
 
 
 def test_a_line_feed_more_or_less_at_the_end_is_no_record(tmp_path: Path) -> None:
-    for text in ("{}\r\n{}\r\n", "{}\n{}", "{}\n\n", "{}"):
+    shelf = Shelf(tmp_path / "shelf")
+    for text, lines in (("{}\r\n{}\r\n", 2), ("{}\n{}", 2), ("{}\n\n", 1), ("{}", 1)):
         path = tmp_path / "data.jsonl"
         path.write_bytes(text.encode())
+        shelf.opened(path)
+        assert shelf.records == lines
         assert JsonlSource(described(path))._line(0).strip() == b"{}"
 
 
-def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
+def test_an_empty_file_and_an_empty_folder_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "data.jsonl").write_bytes(b"")
+    with pytest.raises(SourceInvalidError, match="is empty"):
+        Shelf(tmp_path / "shelf").opened(tmp_path / "data.jsonl")
     with pytest.raises(SourceInvalidError, match="holds no image"):
         describe_folder(tmp_path)
 

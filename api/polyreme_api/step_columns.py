@@ -175,15 +175,6 @@ def encode(segment: Segment) -> bytes:
     return json.dumps(head).encode() + b"\n" + body
 
 
-def bounds_of(line: bytes) -> tuple[Unit, int, int] | None:
-    """Read from a segment's first line in what it counts, and from where to where it reaches; None: it is damaged."""
-    try:
-        head = json.loads(line)
-        return (head["unit"], int(head["start"]), int(head["end"])) if head["format"] == FORMAT else None
-    except (ValueError, KeyError, TypeError):
-        return None
-
-
 def decode(data: bytes) -> Segment | None:
     """Read a segment; None if it is damaged, or of another format: its log says the same."""
     line, _, body = data.partition(b"\n")

@@ -110,7 +110,7 @@ def cluster_harness(reach: Reached, folder: Path, *, own: str, other: str) -> Ru
 
 
 @contextlib.asynccontextmanager
-async def open_embedded_cluster(folder: Path) -> AsyncIterator[RunHarness]:
+async def reach_embedded_cluster() -> AsyncIterator[Reached]:
     """Open the embedded API server, by the adapter of the Kubernetes API."""
     store = Store(new_uid=uids(), now_s=SystemClock().now_s, validators=SCHEMAS)
     tokens = TokenTable()
@@ -118,9 +118,16 @@ async def open_embedded_cluster(folder: Path) -> AsyncIterator[RunHarness]:
     connection = Connection(url=await server.start(), tls=None, authorization=lambda: f"Bearer {tokens.admin}")
     try:
         async with KubernetesCluster(connection) as cluster:
-            yield cluster_harness(Reached(cluster=cluster, connection=connection), folder, own="default", other="team")
+            yield Reached(cluster=cluster, connection=connection)
     finally:
         await server.close()
+
+
+@contextlib.asynccontextmanager
+async def open_embedded_cluster(folder: Path) -> AsyncIterator[RunHarness]:
+    """Open the jobs of an embedded API server."""
+    async with reach_embedded_cluster() as reach:
+        yield cluster_harness(reach, folder, own="default", other="team")
 
 
 RUN_SOURCES: dict[str, RunOpener] = {"home": open_home, "embedded-cluster": open_embedded_cluster}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from polyreme.console.run_source import RunCurves
+from polyreme.console.run_source import Curve, RunCurves, RunName
 from polyreme.report import svg
 from polyreme.report.svg import BOTTOM, LEFT, RIGHT, TOP, WIDTH, Scale
 from polyreme.views.formatting import NOTHING
@@ -20,9 +20,9 @@ _PARALLEL_PX = 320
 _LABEL_CHARACTERS = 18
 
 
-def curves_chart(runs: Sequence[RunCurves], *, measure: str, axis: str) -> str:
+def curves_chart(curves: Mapping[RunName, Curve], *, measure: str, axis: str) -> str:
     """Draw a measure of the runs over steps, tokens or hours."""
-    lines = [_finite(each, measure, axis) for each in runs]
+    runs, lines = list(curves), [_finite(curve, measure, axis) for curve in curves.values()]
     points = [point for line in lines for point in line]
     if not points:
         return f'<p class="soft">No run has a {svg.safe(measure)}.</p>'
@@ -35,10 +35,10 @@ def curves_chart(runs: Sequence[RunCurves], *, measure: str, axis: str) -> str:
     name = f"{measure}, log scale" if logarithmic else measure
     parts = [svg.frame(x, y, name_x=axis, name_y=name)]
     parts += [
-        svg.line(svg.thin([(x(a), y(b)) for a, b in line]), f"thick c{at % COLOURS}", title=runs[at].run.name)
+        svg.line(svg.thin([(x(a), y(b)) for a, b in line]), f"thick c{at % COLOURS}", title=runs[at].name)
         for at, line in enumerate(lines)
     ]
-    names = ", ".join(each.run.name for each in runs[:COLOURS])
+    names = ", ".join(run.name for run in runs[:COLOURS])
     return svg.picture(parts, height=_HEIGHT, says=f"{measure} over {axis} of {names}")
 
 
@@ -67,9 +67,9 @@ def parallel_chart(runs: Sequence[RunCurves], fields: Sequence[str], *, result: 
     return svg.picture(parts, height=_PARALLEL_PX, says=says)
 
 
-def _finite(run: RunCurves, measure: str, axis: str) -> list[svg.Point]:
-    over = {"step": run.curve.step, "tokens": run.curve.tokens, "hours": run.curve.hours}[axis]
-    both = zip(over, run.curve.values.get(measure, ()), strict=True)
+def _finite(curve: Curve, measure: str, axis: str) -> list[svg.Point]:
+    over = {"step": curve.step, "tokens": curve.tokens, "hours": curve.hours}[axis]
+    both = zip(over, curve.values.get(measure, ()), strict=True)
     return [(x, value) for x, value in both if math.isfinite(value)]
 
 

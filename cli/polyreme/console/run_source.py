@@ -124,6 +124,8 @@ class RunCurves:
     run: RunName
     compared: ComparedRun
     curve: Curve
+    said: str = ""
+    """Why there is no curve, where that can be changed."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

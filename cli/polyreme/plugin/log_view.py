@@ -11,7 +11,7 @@ from polyreme.plugin.rows import message_of, state_of
 from polyreme.run_files.stored_logs import location, stored_logs
 from polyreme.views.output import note
 from polyreme_api import environment
-from polyreme_api.errors import InvalidConfigError, NotFoundError, PolyremeError
+from polyreme_api.errors import InvalidConfigError, NotFoundError, PolyremeError, RefusedError
 from polyreme_api.labels import LABEL_JOB
 from polyreme_api.rank_logs import split_line
 from polyreme_cluster.adapters.kubernetes.connection import Connection
@@ -210,6 +210,20 @@ def _show_stored(asked: Wanted, workers: Workers, read: set[int], take: Callable
     if not chosen and not read and logs.logs:
         raise logs.nothing_of(f"{job.namespace}/{job.name}", rank=rank, attempt=attempt)
     return len(chosen)
+
+
+def stored_lines(asked: Wanted, workers: Workers) -> list[str]:
+    """Return what is stored of ranks whose pods are gone.
+
+    Raises:
+        EnvironmentFailedError: If this machine can't read the checkpoint root.
+        NotFoundError: If that has lines of other attempts alone.
+        RefusedError: If nothing is stored.
+    """
+    lines = list[str]()
+    if not _show_stored(asked, workers, set(), lines.append):
+        raise RefusedError(nothing(asked, workers))
+    return lines
 
 
 def nothing(asked: Wanted, workers: Workers) -> str:

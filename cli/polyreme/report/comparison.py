@@ -18,6 +18,7 @@ from polyreme.run_files.timeline import Moment, Timeline, read_timeline
 from polyreme_api.clock import Clock
 from polyreme_api.differences import leaves
 from polyreme_api.job import TrainingJob, parse_job
+from polyreme_api.progress import StepRecord
 from polyreme_api.step_columns import column_of, held_out_losses
 from polyreme_datahub_service.stored_job import read_stored_job
 from polyreme_system.files import read_json
@@ -47,18 +48,13 @@ def compared(run: RunDirectory, job: TrainingJob, records: RunRecords, clock: Cl
     """Return a run as a comparison shows it, by its job with its status and by what its ranks left."""
     history = records.history
     head = figures(job, run_times(job, records, read_timeline(run.path), now=end_of_run(run, records, clock)))
-    held_out = [loss for _, loss in held_out_losses(history)]
-    losses = column_of(history, "loss")
     return ComparedRun(
         spec=dict(leaves("spec", job.spec.model_dump(mode="json", by_alias=True))),
         figures={
             "attempts": head.attempts,
             "step": history[-1].step if history else 0,
             "steps": steps_of(run, job.spec) or None,
-            "loss": losses[-1] if losses else None,
-            "bestLoss": min(losses, default=None),
-            "heldoutLoss": held_out[-1] if held_out else None,
-            "bestHeldoutLoss": min(held_out, default=None),
+            **losses_of(history),
             "heldoutExactMatchRatio": head.held_out_ratio,
             "objective": dict(history[-1].objective) if history else {},
             "goodputRatio": head.goodput,
@@ -66,6 +62,18 @@ def compared(run: RunDirectory, job: TrainingJob, records: RunRecords, clock: Cl
             "wallSeconds": head.wall_s,
         },
     )
+
+
+def losses_of(history: Sequence[StepRecord]) -> dict[str, float | None]:
+    """Return the last and the least loss of steps, and of their held-out losses."""
+    held_out = [loss for _, loss in held_out_losses(history)]
+    losses = column_of(history, "loss")
+    return {
+        "loss": losses[-1] if losses else None,
+        "bestLoss": min(losses, default=None),
+        "heldoutLoss": held_out[-1] if held_out else None,
+        "bestHeldoutLoss": min(held_out, default=None),
+    }
 
 
 def differing(runs: Sequence[ComparedRun]) -> dict[str, list[Any]]:

@@ -12,12 +12,12 @@ from typing import Any
 from polyreme.run_files.logs import last_lines, rank_files
 from polyreme.run_files.paths import RunDirectory
 from polyreme_api.checkpoint_inventory import State, Survey, survey
-from polyreme_api.errors import InvalidConfigError, PolyremeError
+from polyreme_api.errors import InvalidConfigError, PolyremeError, RefusedError
 from polyreme_api.history import START_KEY, ResumePoint, attempt_spans, committed_steps, is_history, is_kept
 from polyreme_api.job import TrainingJob
 from polyreme_api.mixture import MixtureRecord
 from polyreme_api.progress import CheckpointRef, StepRecord
-from polyreme_api.step_columns import StepTable, bounds_of, decode, parse_steps, table_of
+from polyreme_api.step_columns import StepTable, decode, parse_steps, table_of
 from polyreme_api.store import ObjectInfo, ObjectStore
 from polyreme_api.urls import is_bucket
 from polyreme_datahub.objects import bucket_of, open_store
@@ -28,6 +28,16 @@ LOG_LINES_MAX = 200
 ERROR_MARK = " ERROR "
 _STEPS_KEY = re.compile(r"steps/a([0-9]{6,7})(?:-([0-9]{5,}))?\.jsonl")
 _COLUMNS_KEY = re.compile(r"steps/a([0-9]{6,7})-c[0-9]{5,}\.columns")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StepBytes:
+    """The most step records that someone who waits has read."""
+
+    lines: int
+    """Records that no segment covers."""
+    columns: int
+    """Segments."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,22 +108,26 @@ def checkpoint_url(run: RunDirectory, job: TrainingJob) -> str:
     return location
 
 
-def read_records_at(url: str) -> RunRecords:
+def read_records_at(url: str, *, most: StepBytes | None = None) -> RunRecords:
     """Read a checkpoint root by its URL.
 
     Raises:
-        RefusedError: If a resume point is damaged.
+        RefusedError: If a resume point is damaged, or there are more step records than ``most``.
         StoreFailedError: If the store stays away.
     """
     folder = checkpoint_folder(url)
     if folder is not None and not folder.is_dir():
         return RunRecords(points=(), steps={}, checkpoints=(), evaluation=None)
-    store = open_store(url)
+    return read_records_in(open_store(url), most=most)
+
+
+def read_records_in(store: ObjectStore, *, most: StepBytes | None = None) -> RunRecords:
+    """Read a checkpoint root by its store, as ``read_records_at``."""
     seen = survey(store)
     tables = [info.key for info in store.list("routing/a")]
     return RunRecords(
         points=seen.points,
-        steps=read_steps(store),
+        steps=read_steps(store, most=most),
         checkpoints=_entries(seen),
         evaluation=read_evaluation(store),
         routing=json.loads(store.get(tables[-1])) if tables else None,
@@ -165,52 +179,57 @@ def last_error(run: RunDirectory, attempt: int) -> str | None:
     return None
 
 
-def step_bytes(root: Path) -> tuple[int, int]:
-    """Return how many bytes ``read_steps`` parses as lines and reads as columns, of a root on this machine.
+def read_steps(store: ObjectStore, *, most: StepBytes | None = None) -> dict[int, StepTable]:
+    """Read step records by attempt: the columns of closed segments, and the lines that follow.
 
-    Bodies of segments are not looked at: where one is damaged, more lines are parsed.
+    Raises:
+        RefusedError: If there are more bytes of them than ``most``; no line is read then.
     """
-    covered: dict[int, int] = {}
-    columns_bytes = 0
-    for path in sorted((root / "steps").glob("*.columns")):
-        if (match := _COLUMNS_KEY.fullmatch(f"steps/{path.name}")) is not None:
-            columns_bytes += path.stat().st_size
-            with path.open("rb") as file:
-                bounds = bounds_of(file.readline())
-            attempt = int(match[1])
-            if bounds is not None and bounds[:2] == ("bytes", covered.get(attempt, 0)):
-                covered[attempt] = bounds[2]
-    logs = ((path, _STEPS_KEY.fullmatch(f"steps/{path.name}")) for path in (root / "steps").glob("*.jsonl"))
-    return sum(path.stat().st_size - covered.get(int(match[1]), 0) for path, match in logs if match), columns_bytes
-
-
-def read_steps(store: ObjectStore) -> dict[int, StepTable]:
-    """Read step records by attempt: the columns of closed segments, and the lines that follow."""
-    closed: dict[int, list[str]] = {}
+    closed: dict[int, list[ObjectInfo]] = {}
     parts: dict[int, dict[int, ObjectInfo]] = {}
     for info in store.list("steps/a"):
         if (match := _COLUMNS_KEY.fullmatch(info.key)) is not None:
-            closed.setdefault(int(match[1]), []).append(info.key)
+            closed.setdefault(int(match[1]), []).append(info)
         elif (match := _STEPS_KEY.fullmatch(info.key)) is not None:
             parts.setdefault(int(match[1]), {})[int(match[2] or 0)] = info
-    return {attempt: _steps_of(store, closed.get(attempt, ()), logs) for attempt, logs in parts.items()}
+    if most is not None:
+        _check_bytes(sum(info.size_bytes for each in closed.values() for info in each), most.columns, "columns")
+    read = {attempt: _segments_of(store, closed.get(attempt, ()), logs) for attempt, logs in parts.items()}
+    if most is not None:
+        _check_bytes(
+            sum(part.size_bytes - start for _, left in read.values() for part, start in left), most.lines, "lines"
+        )
+    return {attempt: StepTable.join([*tables, *_lines_of(store, left)]) for attempt, (tables, left) in read.items()}
 
 
-def _steps_of(store: ObjectStore, closed: Sequence[str], parts: Mapping[int, ObjectInfo]) -> StepTable:
-    tables, position, unit = [], 0, "bytes"
-    for key in closed:
-        segment = decode(store.get(key))
+def _check_bytes(size: int, most: int, what: str) -> None:
+    if size > most:
+        raise RefusedError(
+            f"{size / 2**20:.1f} MiB of step records in {what}, expected at most {most // 2**20} for a page; see the "
+            "run's report, or polyreme runs export"
+        )
+
+
+def _segments_of(
+    store: ObjectStore, closed: Sequence[ObjectInfo], parts: Mapping[int, ObjectInfo]
+) -> tuple[list[StepTable], list[tuple[ObjectInfo, int]]]:
+    """Return an attempt's closed segments, and what follows them in lines: objects, each with where to begin."""
+    tables, position, unit = list[StepTable](), 0, "bytes"
+    for info in closed:
+        segment = decode(store.get(info.key))
         if segment is None or segment.start != position:
             break  # the lines say the same
         tables.append(segment.table)
         position, unit = segment.end, segment.unit
     offset = position if unit == "bytes" else 0
-    for part, info in sorted(parts.items()):
-        if unit == "parts" and part < position:
-            continue
-        start = offset if part == 0 else 0
-        tables.append(StepTable.of(parse_steps(store.get_range(info.key, start=start, length=info.size_bytes - start))))
-    return StepTable.join(tables)
+    first = position if unit == "parts" else 0
+    return tables, [(info, offset if part == 0 else 0) for part, info in sorted(parts.items()) if part >= first]
+
+
+def _lines_of(store: ObjectStore, left: Sequence[tuple[ObjectInfo, int]]) -> Iterator[StepTable]:
+    for info, start in left:
+        lines = store.get_range(info.key, start=start, length=info.size_bytes - start)
+        yield StepTable.of(parse_steps(lines))
 
 
 def _entries(seen: Survey) -> list[CheckpointEntry]:

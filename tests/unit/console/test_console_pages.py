@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from polyreme.console.home import run_reader
+from polyreme.run_files.records import StepBytes
 from tests.kept.folders import FINISHED, STOPPED, VERSIONS, copy_home
 from tests.unit.console.console_browser import Browser, with_browser
 
@@ -99,7 +100,7 @@ async def test_names_and_lines_of_others_are_text(browser: Browser, home: Path) 
 async def test_a_run_whose_steps_are_too_many_lines_is_a_sentence(
     browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_reader, "LINES_BYTES_MAX", 10)
+    monkeypatch.setattr(run_reader, "STEPS_MAX", StepBytes(lines=10, columns=10))
     assert "of step records in lines, expected at most" in await browser.get(f"/runs/default/{STOPPED}")
     assert "is left out" in await browser.get(BOTH)
 

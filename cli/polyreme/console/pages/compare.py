@@ -64,11 +64,12 @@ async def _body(source: RunSource, names: Sequence[str], measure: str, axis: str
     axes = [(markup.query(PATH, {**links, "measure": measure, "over": each}), each, each == axis) for each in AXES]
     typed = source.compare_command([each.run for each in runs])
     command = f"<p class='soft'>In a terminal: <code>{safe(typed)}</code></p>" if typed else ""
+    curves = {each.run: each.curve for each in runs}
     parallel = parallel_chart(runs, list(differences), result="bestLoss")
     return (
         f"{notices}{command}"
         f"{markup.tabs(measures, label='measure')}{markup.tabs(axes, label='over')}"
-        f'<div class="card">{curves_chart(runs, measure=measure, axis=axis)}{_key(runs)}</div>'
+        f'<div class="card">{curves_chart(curves, measure=measure, axis=axis)}{_key(runs)}</div>'
         f"<h2>What differs</h2>{_differences(runs, differences)}<h2>Figures</h2>{_figures(runs)}"
         + (f'<h2>Fields and result</h2><div class="card">{parallel}</div>' if parallel else "")
     )
@@ -79,6 +80,8 @@ async def _read(source: RunSource, names: Sequence[str]) -> tuple[list[RunCurves
     for name in names[:RUNS_MAX]:
         try:
             runs.append(await source.compared(RunName.read(name)))
+            if runs[-1].said:
+                notices += markup.notice(f"run {name[:100]!r} has no curves here: {runs[-1].said}")
         except (PolyremeError, OSError) as error:
             notices += markup.notice(f"run {name[:100]!r} is left out: {str(error)[:300]}", "bad")
     if len(names) > RUNS_MAX:

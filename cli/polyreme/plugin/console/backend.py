@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from aiohttp import web
 from polyreme.console import pages
 from polyreme.console.commands import Commands
 from polyreme.plugin.console import pages as cluster_pages
+from polyreme.plugin.console.bucket_reader import BucketReader
 from polyreme.plugin.console.source import ClusterSource
 from polyreme.plugin.target import Target
 from polyreme_api.clock import Clock
@@ -95,7 +97,8 @@ class KubeconfigBackend:
         self._folder = tempfile.TemporaryDirectory(prefix="polyreme-console-")
         self._cluster = KubeconfigCluster(target)
         commands = Commands(Path(self._folder.name), clock)
-        self._source = ClusterSource(self._cluster, commands, clock, namespace=target.in_namespace)
+        buckets = BucketReader(os.environ)
+        self._source = ClusterSource(self._cluster, commands, clock, namespace=target.in_namespace, buckets=buckets)
 
     def source(self, request: web.Request) -> ClusterSource:
         """Return the jobs as the kubeconfig's user sees them: the guard knows one user alone."""

@@ -6,6 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 
 from polyreme.console import markup
+from polyreme.console.curves import curves_chart
+from polyreme.console.run_source import RunName
+from polyreme.plugin.console.bucket_reader import JobSteps
 from polyreme.plugin.description import head, sections
 from polyreme.plugin.reading import Sight
 from polyreme.plugin.rows import progress_of, steps_of
@@ -32,8 +35,8 @@ class JobSight:
     """Sentences on what the user may not see."""
 
 
-def overview(seen: JobSight) -> str:
-    """Draw the page's content."""
+def overview(seen: JobSight, steps: JobSteps) -> str:
+    """Draw the page's content, with the curve of its loss where it has one."""
     job, answer = seen.job, seen.answer
     record = progress_of(seen.sight.seen, job)
     reason = f" ({answer.reason})" if answer.reason and answer.reason != answer.state else ""
@@ -43,6 +46,7 @@ def overview(seen: JobSight) -> str:
         markup.progress(max(job.status.step, record.step if record else 0), steps_of(job, record)),
         *(f"<p>{safe(words)}</p>" for words in (answer.remedy, answer.resize, *answer.notes) if words),
         *_place(answer),
+        *_losses(job, steps),
         facts(head(seen.sight.seen, job, seen.doubt)),
     ]
     events = [event for event in seen.sight.events if (event.get("involvedObject") or {}).get("uid") == job.uid]
@@ -52,6 +56,16 @@ def overview(seen: JobSight) -> str:
         parts += [f"<p class='soft'>{safe(section.more)}</p>"] if section.more else []
     parts += [markup.notice(words) for words in seen.left_out]
     return "".join(parts)
+
+
+def _losses(job: JobView, steps: JobSteps) -> list[str]:
+    """Draw the loss over the steps that count."""
+    if steps.said:
+        return [markup.notice(f"Its curves are not shown: {steps.said}")]
+    if not steps.curve.step:
+        return []
+    run = RunName(namespace=job.namespace, name=job.name)
+    return [f'<div class="card">{curves_chart({run: steps.curve}, measure="loss", axis="step")}</div>']
 
 
 def facts(pairs: Sequence[tuple[str, object]]) -> str:

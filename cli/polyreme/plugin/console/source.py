@@ -5,6 +5,7 @@ There are no rights here: the API server allows or refuses, and its refusal is t
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -15,7 +16,6 @@ from polyreme.console.job_form import as_yaml, options_of
 from polyreme.console.log_lines import LINES, cut_line
 from polyreme.console.run_source import (
     ALL_NAMESPACES,
-    Curve,
     LogPart,
     Number,
     Offer,
@@ -26,11 +26,11 @@ from polyreme.console.run_source import (
     Verdict,
 )
 from polyreme.plugin import change
+from polyreme.plugin.console.bucket_reader import BucketReader, JobSteps
 from polyreme.plugin.console.job_list import named_states, page_of, row_of
 from polyreme.plugin.console.overview import JobSight, overview
+from polyreme.plugin.console.worker_lines import WorkerLines
 from polyreme.plugin.identity import who_acts
-from polyreme.plugin.log_view import Workers, nothing, wanted
-from polyreme.plugin.logs import Position, read_lines, size_of
 from polyreme.plugin.operator_lease import doubt_of, silence
 from polyreme.plugin.reading import NotAllowedError, Sight, list_all, look, read_job
 from polyreme.plugin.rows import progress_of
@@ -40,7 +40,7 @@ from polyreme.plugin.why import Answer, why
 from polyreme.report.comparison import ComparedRun
 from polyreme_api.clock import Clock
 from polyreme_api.differences import leaves
-from polyreme_api.errors import InvalidConfigError, NotFoundError, RefusedError
+from polyreme_api.errors import InvalidConfigError, NotFoundError, PolyremeError, RefusedError
 from polyreme_api.fields import REPLICAS_MAX
 from polyreme_api.job.accounting import goodput_of
 from polyreme_api.job.load import parse_job
@@ -59,8 +59,6 @@ from polyreme_cluster.port import (
 from polyreme_operator.types.views import JobView
 
 POLL_S = 5.0
-WORKERS_MAX = 40
-"""Workers whose logs are offered; kubectl polyreme logs has all."""
 _OF_QUEUES: dict[str, str | None] = dict.fromkeys((KIND_JOB, "TrainingQueue", "Node"))
 
 
@@ -91,13 +89,16 @@ class ClusterSource:
         commands: Runs the check of a job.
         clock: Of this machine.
         namespace: Where the source looks by itself.
+        buckets: Reads what jobs left in buckets; None: that may not be read.
     """
 
     poll_s = POLL_S
     first_step = "kubectl apply -f job.yaml"
 
-    def __init__(self, reach: Reach, commands: Commands, clock: Clock, *, namespace: str) -> None:
-        self._reach, self._commands, self._clock = reach, commands, clock
+    def __init__(
+        self, reach: Reach, commands: Commands, clock: Clock, *, namespace: str, buckets: BucketReader | None = None
+    ) -> None:
+        self._reach, self._commands, self._clock, self._buckets = reach, commands, clock, buckets
         self.namespace = namespace
 
     @property
@@ -135,7 +136,8 @@ class ClusterSource:
     async def overview(self, run: RunName) -> str:
         """Return what is known of a job."""
         with self._in_words():
-            return overview(await self._job_sight(run))
+            seen = await self._job_sight(run)
+        return overview(seen, await self._steps_of(seen.job))
 
     def pages(self, run: RunName) -> Sequence[tuple[str, str]]:
         """Return none: a cluster has no files."""
@@ -143,12 +145,13 @@ class ClusterSource:
         return ()
 
     async def compared(self, run: RunName) -> RunCurves:
-        """Return a job's spec and figures. Its steps are in its checkpoint root, which is not read here."""
+        """Return a job's spec, figures and steps."""
         with self._in_words():
             manifest = await read_job(self._cluster, run.namespace, run.name)
         sight = await self.look({"Lease": run.namespace}, known=[manifest])
         job, spec = sight.job(manifest["metadata"]["uid"]), parse_job(manifest).spec
         record = progress_of(sight.seen, job)
+        steps = await self._steps_of(job)
         figures = {
             "attempts": job.attempt.number if job.attempt is not None else 0,
             "step": max(job.status.step, record.step if record is not None else 0),
@@ -156,9 +159,11 @@ class ClusterSource:
             "heldoutLoss": record.held_out_loss if record is not None else None,
             "goodputRatio": goodput_of(job.status.accounting.table),
             "tokensPerSecond": record.tokens_per_second if record is not None else None,
+            **steps.figures,
         }
         written = dict(leaves("spec", spec.model_dump(mode="json", by_alias=True)))
-        return RunCurves(run=run, compared=ComparedRun(spec=written, figures=figures), curve=Curve())
+        said = ComparedRun(spec=written, figures=figures)
+        return RunCurves(run=run, compared=said, curve=steps.curve, said=steps.said)
 
     def compare_command(self, runs: Sequence[RunName]) -> str:
         """Return nothing: no command compares jobs of a cluster."""
@@ -166,25 +171,19 @@ class ClusterSource:
         return ""
 
     async def logs(self, run: RunName, name: str) -> LogPart:
-        """Return the last lines of a worker's pod."""
+        """Return the last lines of a worker's pod; where that is gone, those that its launcher stored in a bucket."""
         with self._in_words():
             job = read_view(await read_job(self._cluster, run.namespace, run.name))
-            workers = min(size_of(job)[0], WORKERS_MAX)
-            names = [f"worker {index}" for index in range(workers)]
-            if name and name not in names:
-                raise RefusedError(f"run {str(run)!r} has no log {name[:64]!r}; choose another one")
-            index = names.index(name) if name else 0
-            asked = wanted(job, rank=None, index=index, attempt=None, tail=LINES)
-            pods = Workers(asked, await list_all(self._cluster, "Pod", namespace=run.namespace))
-            pod = pods.pods.get(index)
-            if pod is None:
-                raise RefusedError(nothing(asked, pods))
-            container = pods.container(pod)
-            read = read_lines(self._reach.connection, pod.ref, container, Position(), tail=LINES)
-            lines = [cut_line(line) async for line in read]
-        command = f"{self._typed('logs', run)} --index {index} -f"
-        place = f"pod {pod.ref.namespace}/{pod.ref.name}"
-        return LogPart(names=names, chosen=names[index], lines=lines[-LINES:], place=place, command=command)
+            pods = await list_all(self._cluster, "Pod", namespace=run.namespace)
+            lines = WorkerLines(job, pods, name)
+            place, shown = await lines.read(self._reach.connection, self._buckets)
+        return LogPart(
+            names=lines.names,
+            chosen=lines.names[lines.index],
+            lines=[cut_line(line) for line in shown[-LINES:]],
+            place=place,
+            command=f"{self._typed('logs', run)} --index {lines.index} -f",
+        )
 
     async def offers(self, run: RunName) -> Sequence[Offer]:
         """Return the actions that fit a job now."""
@@ -282,6 +281,15 @@ class ClusterSource:
                 number=number,
             ),
         ]
+
+    async def _steps_of(self, job: JobView) -> JobSteps:
+        """Read a job's steps, off the loop: a bucket is far. What keeps them away hides nothing else."""
+        if self._buckets is None:
+            return JobSteps()
+        try:
+            return await asyncio.to_thread(self._buckets.steps, job.status.checkpoint_location)
+        except PolyremeError as error:
+            return JobSteps(said=str(error)[:300])
 
     async def _job_sight(self, run: RunName) -> JobSight:
         manifest, space = await read_job(self._cluster, run.namespace, run.name), run.namespace

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from polyreme.run_files.records import RunRecords, read_steps, step_bytes
+from polyreme.run_files.records import RunRecords, StepBytes, read_steps
+from polyreme_api.errors import RefusedError
 from polyreme_api.history import ResumePoint, columns_key, steps_key
 from polyreme_api.progress import StepRecord
 from polyreme_api.step_columns import Segment, StepTable, decode, encode, parse_steps
@@ -105,19 +106,29 @@ def test_a_store_that_fails_a_segment_does_not_end_the_run_and_the_next_one_cont
     assert list(read_steps(store)[1]) == [record(step) for step in range(1, 17)]
 
 
-def test_what_segments_cover_is_not_counted_as_lines(written: ObjectStore, tmp_path: Path) -> None:
+def test_what_segments_cover_is_not_counted_as_lines(written: ObjectStore) -> None:
+    def checked(store: ObjectStore, most: StepBytes) -> None:
+        assert len(read_steps(store, most=most)[1]) == STEPS
+
     logs = {info.key: info.size_bytes for info in written.list("steps/")}
-    every = sum(size for key, size in logs.items() if key.endswith(".jsonl"))
+    sizes = [logs[key] for key in sorted(logs, key=lambda key: (len(key), key)) if key.endswith(".jsonl")]
+    every = sum(sizes)
     columns = sum(logs.values()) - every
-    ends = [0]
+    ends: list[tuple[int, str]] = [(0, "bytes")]
     for key in segments(written):
         segment = decode(written.get(key))
         assert segment is not None
-        ends.append(segment.end if segment.unit == "bytes" else 0)
-    assert step_bytes(tmp_path) == (every - ends[-1], columns)
-    for left, key in zip(ends[-2::-1], segments(written)[::-1], strict=True):
-        written.put(key, b"{}")
-        assert step_bytes(tmp_path)[0] == every - left, "what follows a damaged segment is parsed"
+        ends.append((segment.end, segment.unit))
+    covered = [sum(sizes[:end]) if unit == "parts" else end for end, unit in ends]
+    checked(written, StepBytes(lines=every - covered[-1], columns=columns))
+    with pytest.raises(RefusedError, match="in columns"):
+        checked(written, StepBytes(lines=every, columns=columns - 1))
+    for left, key in zip(covered[::-1], ["", *segments(written)[::-1]], strict=True):
+        if key:
+            written.put(key, b"{}")
+        with pytest.raises(RefusedError, match="in lines"):
+            checked(written, StepBytes(lines=every - left - 1, columns=columns))
+    checked(written, StepBytes(lines=every, columns=columns))
 
 
 @pytest.mark.parametrize("fault", ["first gone", "last gone", "last torn", "last flipped", "of another format"])

@@ -1,0 +1,81 @@
+"""Reader of what jobs left in buckets, with the credentials of this process, which are its user's.
+
+A console of all users has none: it would read for each of them what any job's location names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from polyreme.console.kept import Kept
+from polyreme.console.run_source import Curve
+from polyreme.console.step_curves import CURVES_KEPT, STEPS_MAX, curve_of
+from polyreme.report.comparison import losses_of
+from polyreme.run_files.records import read_records_in
+from polyreme.run_files.stored_logs import PATIENCE
+from polyreme_api.history import REJECTIONS
+from polyreme_api.store import ObjectStore
+from polyreme_api.urls import is_bucket
+from polyreme_datahub.objects import open_store
+
+CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI")
+"""Variables that name credentials of buckets; a process that has some sets at least one."""
+NO_CREDENTIALS = "start the console with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of the bucket to see its curves"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class JobSteps:
+    """What the steps of a job show."""
+
+    curve: Curve = dataclasses.field(default_factory=Curve)
+    figures: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    said: str = ""
+    """Why there are none."""
+
+
+class BucketReader:
+    """Reads buckets; each thread may ask.
+
+    Args:
+        environment: Of this process.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._can_read = any(environment.get(name) for name in CREDENTIALS)
+        self._lock = threading.Lock()
+        self._kept = Kept[JobSteps](CURVES_KEPT)
+
+    def reads(self, root: str | None) -> bool:
+        """Tell whether a checkpoint root can be read; a folder is of another machine."""
+        return self._can_read and root is not None and is_bucket(root)
+
+    def steps(self, root: str) -> JobSteps:
+        """Read the steps below a job's checkpoint root.
+
+        Raises:
+            RefusedError: If there are more than a page reads.
+            StoreFailedError: If the bucket does not answer, or refuses the credentials.
+        """
+        if not self.reads(root):
+            return JobSteps(said=NO_CREDENTIALS if is_bucket(root) else "")
+        with self._lock:
+            store = open_store(root, patience=PATIENCE)
+            stamp = _stamp(store)
+            if not stamp:
+                return JobSteps()  # what else is there is not listed: the location may be any bucket
+            found = self._kept.get(root, stamp)
+            if found is None:
+                history = read_records_in(store, most=STEPS_MAX).history
+                found = JobSteps(curve=curve_of(history), figures=losses_of(history) if history else {})
+                self._kept.put(root, stamp, found)
+        return found
+
+
+def _stamp(store: ObjectStore) -> list[tuple[str, int]]:
+    """Return what changes when the committed steps do."""
+    return [
+        (info.key, info.size_bytes) for prefix in ("attempts/", REJECTIONS, "steps/a") for info in store.list(prefix)
+    ]

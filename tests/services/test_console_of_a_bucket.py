@@ -1,0 +1,119 @@
+"""The console of a cluster on a real S3 server: curves and stored lines of a job, and what keeps them away."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from polyreme.console.commands import Commands
+from polyreme.console.run_source import RunName
+from polyreme.plugin.console.bucket_reader import NO_CREDENTIALS, BucketReader
+from polyreme.plugin.console.source import ClusterSource
+from polyreme_api.errors import RefusedError
+from polyreme_api.history import ResumePoint, attempt_key
+from polyreme_api.labels import KIND_JOB
+from polyreme_api.progress import StepRecord
+from polyreme_api.rank_logs import RankAttempt
+from polyreme_cluster.port import ObjectRef
+from polyreme_datahub.objects import open_store
+from polyreme_system.clock import SystemClock
+from polyreme_trainer.train.records import open_step_log
+from tests.contract.run_sources import STORY_S, job_of, reach_embedded_cluster
+from tools.s3.server import BucketServer
+
+pytestmark = pytest.mark.services
+
+STEPS = 8
+RUN = RunName(namespace="default", name="far")
+CURVE = 'aria-label="loss over step of far'
+Ask = Callable[[ClusterSource], Awaitable[None]]
+
+
+def write_run(bucket: str) -> None:
+    """Leave what ranks leave: an attempt that was killed after its last step, and its last lines."""
+    store = open_store(bucket)
+    store.put(attempt_key(1), ResumePoint(attempt=1).model_dump_json(by_alias=True).encode())
+    with open_step_log(store, None, 1, rank=0) as steps:
+        for step in range(1, STEPS + 1):
+            steps.write(StepRecord(attempt=1, step=step, loss=abs(step - 6) + 1.0, tokens=64, step_s=0.1))
+    store.put(RankAttempt(1, 0).stored_key, b"first\nlast words <b>\n")
+
+
+def told(folder: Path, bucket: str, ask: Ask, *, buckets: BucketReader | None) -> None:
+    """Ask the source of a cluster with a job whose checkpoints are in the bucket."""
+
+    async def story() -> None:
+        clock = SystemClock()
+        async with reach_embedded_cluster() as reach, asyncio.timeout(STORY_S):
+            await reach.cluster.create(job_of(RUN.namespace, RUN.name))
+            ref = ObjectRef(kind=KIND_JOB, namespace=RUN.namespace, name=RUN.name)
+            attempt = {"number": 1, "planHash": "0" * 64, "replicas": 1, "devices": 1}
+            status = {"status": {"checkpointLocation": bucket, "attempt": attempt}}
+            await reach.cluster.patch(ref, status, subresource="status")
+            commands = Commands(folder, clock)
+            await ask(ClusterSource(reach, commands, clock, namespace=RUN.namespace, buckets=buckets))
+
+    asyncio.run(story())
+
+
+def test_curves_and_lines_of_a_job_are_read_from_its_bucket(bucket: str, tmp_path: Path) -> None:
+    write_run(bucket)
+
+    async def ask(source: ClusterSource) -> None:
+        assert CURVE in await source.overview(RUN)
+        compared = await source.compared(RUN)
+        assert list(compared.curve.step) == list(range(1, STEPS + 1))
+        assert (compared.compared.figures["bestLoss"], compared.compared.figures["loss"]) == (1.0, 3.0)
+        part = await source.logs(RUN, "worker 0")
+        assert part.lines[-1].endswith("last words <b>")
+        assert part.place == f"{bucket}/logs/"
+        with open_step_log(open_store(bucket), None, 2, rank=0) as steps:
+            steps.write(StepRecord(attempt=2, step=STEPS + 1, loss=0.5, tokens=64, step_s=0.1))
+        point = ResumePoint(attempt=2, resume_from=f"a000001-s{STEPS:08d}").model_dump_json(by_alias=True)
+        open_store(bucket).put(attempt_key(2), point.encode())
+        assert (await source.compared(RUN)).curve.step[-1] == STEPS + 1
+
+    told(tmp_path, bucket, ask, buckets=BucketReader(os.environ))
+
+
+def test_a_console_of_all_users_reads_no_bucket(bucket: str, tmp_path: Path) -> None:
+    write_run(bucket)
+
+    async def ask(source: ClusterSource) -> None:
+        page = await source.overview(RUN)
+        assert CURVE not in page
+        assert "curves are not shown" not in page
+        compared = await source.compared(RUN)
+        assert (list(compared.curve.step), compared.said) == ([], "")
+        with pytest.raises(RefusedError, match="its pods are gone"):
+            await source.logs(RUN, "worker 0")
+
+    told(tmp_path, bucket, ask, buckets=None)
+
+
+def test_what_keeps_a_bucket_away_is_a_sentence_and_hides_nothing_else(
+    bucket: str, bucket_server: BucketServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(bucket)
+
+    async def without(source: ClusterSource) -> None:
+        assert NO_CREDENTIALS in await source.overview(RUN)
+        assert (await source.compared(RUN)).said == NO_CREDENTIALS
+
+    told(tmp_path / "a", bucket, without, buckets=BucketReader({}))
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+
+    async def refused(source: ClusterSource) -> None:
+        page = await source.overview(RUN)
+        assert "Its curves are not shown: " in page
+        assert "far</h1>" in page
+        assert bucket_server.environment["AWS_SECRET_ACCESS_KEY"] not in page
+        compared = await source.compared(RUN)
+        assert compared.said
+        assert compared.compared.spec
+
+    told(tmp_path / "b", bucket, refused, buckets=BucketReader(os.environ))

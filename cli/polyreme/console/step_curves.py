@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 
 from polyreme.console.run_source import Curve
+from polyreme.report.svg import thin
 from polyreme.run_files.records import StepBytes
 from polyreme_api.progress import StepRecord
 from polyreme_api.step_columns import held_out_losses, table_of
@@ -19,17 +21,22 @@ STEPS_MAX = StepBytes(lines=64 * 2**20, columns=256 * 2**20)
 
 
 def curve_of(history: Sequence[StepRecord]) -> Curve:
-    """Return the curves of the steps that count."""
+    """Return the curves of the steps that count; of many, no peak of a loss or a gradient norm is lost."""
     table, last = table_of(history), len(history) - 1
-    held_out = dict(held_out_losses(table))
+    held_out, steps = dict(held_out_losses(table)), table.column("step")
     tokens = list(itertools.accumulate(table.column("tokens")))
     seconds = list(itertools.accumulate(table.column("step_s")))
-    kept = sorted({*_thin(range(len(history))), *_thin(sorted(table.sparse("held_out"))), *([last] if history else [])})
-    chosen = table.take(kept)
+    measured = [(at, held_out[steps[at]]) for at in sorted(table.sparse("held_out")) if steps[at] in held_out]
+    kept = {0, last} if history else set[int]()
+    kept.update(_peaks(enumerate(table.column("loss")), CURVE_POINTS // 2))
+    kept.update(_peaks(enumerate(table.column("gradient_norm")), CURVE_POINTS // 2))
+    kept.update(_peaks(measured, CURVE_POINTS))
+    places = sorted(kept)
+    chosen = table.take(places)
     return Curve(
         step=[float(step) for step in chosen.column("step")],
-        tokens=[float(tokens[at]) for at in kept],
-        hours=[seconds[at] / 3600 for at in kept],
+        tokens=[float(tokens[at]) for at in places],
+        hours=[seconds[at] / 3600 for at in places],
         values={
             "loss": chosen.column("loss"),
             "learning rate": chosen.column("learning_rate"),
@@ -39,5 +46,6 @@ def curve_of(history: Sequence[StepRecord]) -> Curve:
     )
 
 
-def _thin(places: Sequence[int]) -> Sequence[int]:
-    return places[:: max(1, -(-len(places) // CURVE_POINTS))]
+def _peaks(values: Iterable[tuple[int, float]], most: int) -> Iterator[int]:
+    points = [(float(at), value) for at, value in values if math.isfinite(value)]
+    return (int(at) for at, _ in thin(points, most))

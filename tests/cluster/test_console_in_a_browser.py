@@ -1,5 +1,6 @@
 """``kubectl polyreme console`` in Chromium on a real API server: its pages, and a job from form to deletion."""
 
+import json
 import re
 from collections.abc import Iterator
 
@@ -10,20 +11,28 @@ from polyreme.console.server import declared_routes
 from polyreme.plugin.console.backend import KubeconfigBackend
 from tests.browser.chromium import Window, served
 from tests.cluster.kube import api_client, kubectl, new_namespace
+from tests.contract.bucket_run import status_of, write_run
 from tests.contract.run_sources import job_of
 from tools.chromium import driven
+from tools.s3.server import BucketServer
 
 JOB, CLONE = "big", "big-2"
 Place = tuple[Window, str]
 
 
 @pytest.fixture(scope="module")
-def opened(kubeconfig: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    """A window with a session, and a namespace with one job."""
-    job = tmp_path_factory.mktemp("job") / "job.yaml"
-    with api_client(kubeconfig) as api, new_namespace(api) as own:
+def opened(kubeconfig: str, bucket_server: BucketServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """A window with a session, and a namespace with one job that left steps in a bucket."""
+    job, bucket = tmp_path_factory.mktemp("job") / "job.yaml", "s3://bucket/browser"
+    with api_client(kubeconfig) as api, new_namespace(api) as own, pytest.MonkeyPatch.context() as patch:
+        for name, value in bucket_server.environment.items():
+            patch.setenv(name, value)
+        write_run(bucket)
         job.write_text(as_yaml(job_of(own, JOB)))
         kubectl(kubeconfig, "apply", "-f", str(job))
+        status = json.dumps({"status": status_of(bucket)})
+        named = ("trainingjobs.polyreme.dev", JOB, "-n", own, "--subresource=status", "--type=merge", "-p", status)
+        kubectl(kubeconfig, "patch", *named)
         words = ("console", "--port", "0", "--kubeconfig", kubeconfig, "-n", own)
         with driven() as (browser, axe, expect), served("polyreme.plugin", *words) as console:
             window = Window(browser, axe, expect, origin=console.origin)
@@ -52,6 +61,10 @@ def test_pages_of_a_cluster_are_accessible_and_fit_the_window(place: Place, widt
     for path in (*paths, f"/submit?from={own}/{JOB}", f"/?namespace={own}&text=none"):
         window.look(path)
         window.expect(window.page.locator("h1")).to_have_count(1)
+    window.look(f"/runs/{own}/{JOB}")
+    window.expect(window.page.get_by_role("img", name=f"loss over step of {JOB}")).to_be_visible()
+    window.look(f"/runs/{own}/{JOB}/logs")
+    window.sees("pre", "last words <b>")
 
 
 def test_a_job_of_a_cluster_is_cloned_checked_suspended_and_deleted(place: Place) -> None:

@@ -17,30 +17,19 @@ from polyreme_api.errors import RefusedError
 from polyreme_api.history import ResumePoint, attempt_key
 from polyreme_api.labels import KIND_JOB
 from polyreme_api.progress import StepRecord
-from polyreme_api.rank_logs import RankAttempt
 from polyreme_cluster.port import ObjectRef
 from polyreme_datahub.objects import open_store
 from polyreme_system.clock import SystemClock
 from polyreme_trainer.train.records import open_step_log
+from tests.contract.bucket_run import STEPS, status_of, write_run
 from tests.contract.run_sources import STORY_S, job_of, reach_embedded_cluster
 from tools.s3.server import BucketServer
 
 pytestmark = pytest.mark.services
 
-STEPS = 8
 RUN = RunName(namespace="default", name="far")
 CURVE = 'aria-label="loss over step of far'
 Ask = Callable[[ClusterSource], Awaitable[None]]
-
-
-def write_run(bucket: str) -> None:
-    """Leave what ranks leave: an attempt that was killed after its last step, and its last lines."""
-    store = open_store(bucket)
-    store.put(attempt_key(1), ResumePoint(attempt=1).model_dump_json(by_alias=True).encode())
-    with open_step_log(store, None, 1, rank=0) as steps:
-        for step in range(1, STEPS + 1):
-            steps.write(StepRecord(attempt=1, step=step, loss=abs(step - 6) + 1.0, tokens=64, step_s=0.1))
-    store.put(RankAttempt(1, 0).stored_key, b"first\nlast words <b>\n")
 
 
 def told(folder: Path, bucket: str, ask: Ask, *, buckets: BucketReader | None) -> None:
@@ -51,9 +40,7 @@ def told(folder: Path, bucket: str, ask: Ask, *, buckets: BucketReader | None) -
         async with reach_embedded_cluster() as reach, asyncio.timeout(STORY_S):
             await reach.cluster.create(job_of(RUN.namespace, RUN.name))
             ref = ObjectRef(kind=KIND_JOB, namespace=RUN.namespace, name=RUN.name)
-            attempt = {"number": 1, "planHash": "0" * 64, "replicas": 1, "devices": 1}
-            status = {"status": {"checkpointLocation": bucket, "attempt": attempt}}
-            await reach.cluster.patch(ref, status, subresource="status")
+            await reach.cluster.patch(ref, {"status": status_of(bucket)}, subresource="status")
             commands = Commands(folder, clock)
             await ask(ClusterSource(reach, commands, clock, namespace=RUN.namespace, buckets=buckets))
 

@@ -13,7 +13,6 @@ from typing import Any, Protocol
 from polyreme.console.commands import Commands
 from polyreme.console.guard import RefusedRequestError
 from polyreme.console.job_form import as_yaml, options_of
-from polyreme.console.log_lines import LINES, cut_line
 from polyreme.console.run_source import (
     ALL_NAMESPACES,
     LogPart,
@@ -180,7 +179,7 @@ class ClusterSource:
         return LogPart(
             names=lines.names,
             chosen=lines.names[lines.index],
-            lines=[cut_line(line) for line in shown[-LINES:]],
+            lines=shown,
             place=place,
             command=f"{self._typed('logs', run)} --index {lines.index} -f",
         )

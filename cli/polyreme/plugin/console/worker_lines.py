@@ -40,7 +40,7 @@ class WorkerLines:
         self._workers = Workers(self._asked, pods)
 
     async def read(self, connection: Connection, buckets: BucketReader | None) -> tuple[str, list[str]]:
-        """Return where the lines are, and the last of them.
+        """Return where the lines are, and the last of them, each cut to what a page shows.
 
         Raises:
             PortError: If the pod's log can't be read.
@@ -52,4 +52,5 @@ class WorkerLines:
             return f"pod {pod.ref.namespace}/{pod.ref.name}", [cut_line(line) async for line in read]
         if root is None or buckets is None or not buckets.reads(root):
             raise RefusedError(nothing(self._asked, self._workers))
-        return location(root), await asyncio.to_thread(stored_lines, self._asked, self._workers)
+        stored = await asyncio.to_thread(stored_lines, self._asked, self._workers)
+        return location(root), [cut_line(line) for line in stored[-LINES:]]

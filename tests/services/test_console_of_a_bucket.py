@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -11,12 +12,15 @@ import pytest
 
 from polyreme.console.commands import Commands
 from polyreme.console.run_source import RunName
+from polyreme.plugin.console import bucket_reader
 from polyreme.plugin.console.bucket_reader import NO_CREDENTIALS, BucketReader
 from polyreme.plugin.console.source import ClusterSource
+from polyreme.run_files.stored_logs import PATIENCE
 from polyreme_api.errors import RefusedError
 from polyreme_api.history import ResumePoint, attempt_key
 from polyreme_api.labels import KIND_JOB
 from polyreme_api.progress import StepRecord
+from polyreme_api.store import StoreFailedError
 from polyreme_cluster.port import ObjectRef
 from polyreme_datahub.objects import open_store
 from polyreme_system.clock import SystemClock
@@ -64,7 +68,7 @@ def test_curves_and_lines_of_a_job_are_read_from_its_bucket(bucket: str, tmp_pat
         open_store(bucket).put(attempt_key(2), point.encode())
         assert (await source.compared(RUN)).curve.step[-1] == STEPS + 1
 
-    told(tmp_path, bucket, ask, buckets=BucketReader(os.environ))
+    told(tmp_path, bucket, ask, buckets=BucketReader(os.environ, SystemClock()))
 
 
 def test_a_console_of_all_users_reads_no_bucket(bucket: str, tmp_path: Path) -> None:
@@ -91,7 +95,7 @@ def test_what_keeps_a_bucket_away_is_a_sentence_and_hides_nothing_else(
         assert NO_CREDENTIALS in await source.overview(RUN)
         assert (await source.compared(RUN)).said == NO_CREDENTIALS
 
-    told(tmp_path / "a", bucket, without, buckets=BucketReader({}))
+    told(tmp_path / "a", bucket, without, buckets=BucketReader({}, SystemClock()))
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
 
     async def refused(source: ClusterSource) -> None:
@@ -103,4 +107,36 @@ def test_what_keeps_a_bucket_away_is_a_sentence_and_hides_nothing_else(
         assert compared.said
         assert compared.compared.spec
 
-    told(tmp_path / "b", bucket, refused, buckets=BucketReader(os.environ))
+    told(tmp_path / "b", bucket, refused, buckets=BucketReader(os.environ, SystemClock()))
+
+
+def test_a_bucket_that_does_not_answer_is_not_asked_for_each_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")
+    patience = dataclasses.replace(PATIENCE, tries_s=0, retries_s=0)
+    monkeypatch.setattr(bucket_reader, "PATIENCE", patience)
+    clock = SimulatedClock()
+    reader = BucketReader(os.environ, clock)
+
+    def said(job: str) -> StoreFailedError:
+        with pytest.raises(StoreFailedError) as failed:
+            reader.steps(f"s3://bucket/{job}")
+        return failed.value
+
+    assert said("one") is not said("one"), "a bucket that refuses at once is asked again"
+    clock.each_look_s = bucket_reader.WAITED_S
+    first = said("one")
+    assert said("two") is first
+    clock.now += bucket_reader.AWAY_S
+    assert said("two") is not first
+
+
+class SimulatedClock(SystemClock):
+    """A clock that moves on with each look."""
+
+    now = each_look_s = 0.0
+
+    def steady_s(self) -> float:
+        self.now += self.each_look_s
+        return self.now

@@ -97,7 +97,7 @@ class KubeconfigBackend:
         self._folder = tempfile.TemporaryDirectory(prefix="polyreme-console-")
         self._cluster = KubeconfigCluster(target)
         commands = Commands(Path(self._folder.name), clock)
-        buckets = BucketReader(os.environ)
+        buckets = BucketReader(os.environ, clock)
         self._source = ClusterSource(self._cluster, commands, clock, namespace=target.in_namespace, buckets=buckets)
 
     def source(self, request: web.Request) -> ClusterSource:

@@ -16,13 +16,16 @@ from polyreme.console.step_curves import CURVES_KEPT, STEPS_MAX, curve_of
 from polyreme.report.comparison import losses_of
 from polyreme.run_files.records import read_records_in
 from polyreme.run_files.stored_logs import PATIENCE
+from polyreme_api.clock import Clock
 from polyreme_api.history import REJECTIONS
-from polyreme_api.store import ObjectStore
+from polyreme_api.store import ObjectStore, StoreFailedError
 from polyreme_api.urls import is_bucket
-from polyreme_datahub.objects import open_store
+from polyreme_datahub.objects import bucket_of, open_store
 
 CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI")
 """Variables that name credentials of buckets; a process that has some sets at least one."""
+WAITED_S, AWAY_S = 2.0, 30.0
+"""A bucket that fails after so long is not asked again for a while: a comparison reads up to 100 jobs of it."""
 NO_CREDENTIALS = "start the console with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of the bucket to see its curves"
 
 
@@ -41,9 +44,13 @@ class BucketReader:
 
     Args:
         environment: Of this process.
+        clock: Of this machine.
     """
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], clock: Clock) -> None:
+        self._clock = clock
+        self._away: tuple[str, float, StoreFailedError] | None = None
+        """The bucket that kept a reader waiting for nothing, until when it is not asked again, and what it said."""
         self._can_read = any(environment.get(name) for name in CREDENTIALS)
         self._lock = threading.Lock()
         self._kept = Kept[JobSteps](CURVES_KEPT)
@@ -61,16 +68,29 @@ class BucketReader:
         """
         if not self.reads(root):
             return JobSteps(said=NO_CREDENTIALS if is_bucket(root) else "")
+        bucket, _ = bucket_of(root)
         with self._lock:
-            store = open_store(root, patience=PATIENCE)
-            stamp = _stamp(store)
-            if not stamp:
-                return JobSteps()  # what else is there is not listed: the location may be any bucket
-            found = self._kept.get(root, stamp)
-            if found is None:
-                history = read_records_in(store, most=STEPS_MAX).history
-                found = JobSteps(curve=curve_of(history), figures=losses_of(history) if history else {})
-                self._kept.put(root, stamp, found)
+            began_s = self._clock.steady_s()
+            if self._away is not None and self._away[0] == bucket and began_s < self._away[1]:
+                raise self._away[2].with_traceback(None)
+            try:
+                return self._read(root)
+            except StoreFailedError as error:
+                ended_s = self._clock.steady_s()
+                if ended_s - began_s >= WAITED_S:
+                    self._away = bucket, ended_s + AWAY_S, error
+                raise
+
+    def _read(self, root: str) -> JobSteps:
+        store = open_store(root, patience=PATIENCE)
+        stamp = _stamp(store)
+        if not stamp:
+            return JobSteps()  # what else is there is not listed: the location may be any bucket
+        found = self._kept.get(root, stamp)
+        if found is None:
+            history = read_records_in(store, most=STEPS_MAX).history
+            found = JobSteps(curve=curve_of(history), figures=losses_of(history) if history else {})
+            self._kept.put(root, stamp, found)
         return found
 
 

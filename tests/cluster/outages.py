@@ -22,6 +22,8 @@ from tools.cluster.servers import Server, Servers
 HOST = "127.0.0.1"
 ANSWER_S = 30.0
 READY_S = 240.0
+OWN_TASKS = 2
+"""Of a line that is being cut: the task that cuts, and the runner's."""
 
 
 class Line:
@@ -30,13 +32,15 @@ class Line:
     def __init__(self, url: str) -> None:
         self._target = urlsplit(url)
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-        self._open: set[asyncio.StreamWriter] = set()
+        self._carried: set[asyncio.Task[None]] = set()
+        self._closed = asyncio.Event()
         self._passes = asyncio.Event()
         self._passes.set()
+        self._is_cut = True
         self._server: asyncio.Server | None = None
         self._port = 0
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
         self.mend()
 
     @property
@@ -59,40 +63,49 @@ class Line:
     def close(self) -> None:
         """Cut it for good."""
         self.cut()
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._loop.call_soon_threadsafe(self._closed.set)
         self._thread.join()
-        self._loop.close()
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._closed.wait())
 
     def _do(self, work: Any) -> None:
         asyncio.run_coroutine_threadsafe(work, self._loop).result(ANSWER_S)
 
     async def _mend(self) -> None:
-        self._server = await asyncio.start_server(self._carry, HOST, self._port)
+        self._is_cut = False
+        self._server = await asyncio.start_server(self._accept, HOST, self._port)
         self._port = self._server.sockets[0].getsockname()[1]
 
     async def _cut(self) -> None:
+        self._is_cut = True
+        for task in list(self._carried):
+            task.cancel()
+        # A connection that is being accepted while its server closes leaves its socket open, until CPython 3.12.
+        while len(asyncio.all_tasks()) > OWN_TASKS:
+            await asyncio.sleep(0)
         if self._server is not None:
             self._server.close()
-        for writer in list(self._open):
-            writer.transport.abort()
         self._passes.set()
-        while self._open:
-            await asyncio.sleep(0)
 
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            far_reader, far_writer = await asyncio.open_connection(self._target.hostname, self._target.port)
-        except OSError:
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._is_cut:
             writer.transport.abort()
             return
-        both = {writer, far_writer}
-        self._open |= both
-        try:
-            await asyncio.gather(self._copy(reader, far_writer), self._copy(far_reader, writer))
-        finally:
-            self._open -= both
-            for end in both:
-                end.transport.abort()
+        task = asyncio.ensure_future(self._carry(reader, writer))
+        self._carried.add(task)
+        task.add_done_callback(self._carried.discard)
+        # Also where the task was cancelled before its first line.
+        task.add_done_callback(lambda _: writer.transport.abort())
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            far_reader, far_writer = await asyncio.open_connection(self._target.hostname, self._target.port)
+            try:
+                await asyncio.gather(self._copy(reader, far_writer), self._copy(far_reader, writer))
+            finally:
+                far_writer.transport.abort()
 
     async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):

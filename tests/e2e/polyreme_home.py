@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import psutil
 import yaml
 
+from polyreme.main import invoke
 from polyreme.run_files.paths import Home, RunDirectory
 from polyreme.run_files.records import RunRecords, read_records
 from polyreme_api.history import COMMIT_MARKER, steps_key
@@ -44,6 +47,18 @@ class Ended:
         """The data of ``-o json``."""
         value = json.loads(self.output)
         return value["item"] if "item" in value else value["items"]
+
+
+def called_here(arguments: Sequence[str], environment: Mapping[str, str]) -> Ended:
+    """Call ``polyreme`` in this process."""
+    output, said = io.StringIO(), io.StringIO()
+    with (
+        mock.patch.dict(os.environ, environment, clear=True),
+        contextlib.redirect_stdout(output),
+        contextlib.redirect_stderr(said),
+    ):
+        code = invoke(arguments)
+    return Ended(code=code, output=output.getvalue(), said=said.getvalue())
 
 
 class PolyremeHome:
@@ -81,7 +96,9 @@ class PolyremeHome:
         return path
 
     def call(self, *arguments: str) -> Ended:
-        """Run a command to its end."""
+        """Run a command to its end: what starts processes in one of its own, all else in this one, which is faster."""
+        if arguments[0] not in ("run", "sweep", "profile"):
+            return called_here(arguments, self._environment)
         done = subprocess.run(
             self._command(arguments),
             env=self._environment,

@@ -85,6 +85,7 @@ def test_a_run_that_rolls_back_equals_an_undisturbed_one_with_the_same_entry(
     assert home.losses("rolled") == home.losses("plain")
 
 
+@pytest.mark.soak
 def test_a_run_that_rolled_back_three_times_is_paused_at_a_spike_and_continues_when_asked(
     home: PolyremeHome, tmp_path: Path
 ) -> None:

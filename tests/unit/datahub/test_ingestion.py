@@ -122,7 +122,7 @@ def test_two_runs_and_two_homes_give_the_same_bytes(tmp_path: Path, monkeypatch:
     assert (again.reference, again.manifest, made(again)) == ("pages@1", first.manifest, {})
 
 
-@pytest.mark.parametrize("at", range(0, 20, 3))
+@pytest.mark.parametrize("at", [0, 7, 14, *(pytest.param(at, marks=pytest.mark.soak) for at in (3, 10, 17, 19))])
 def test_killed_at_any_commit_it_continues_to_the_same_version(
     tmp_path: Path, at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

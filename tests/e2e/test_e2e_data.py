@@ -128,18 +128,3 @@ def test_a_second_job_processes_nothing(messy: dict[str, Any], home: PolyremeHom
     assert "reused" in Path(again["report"]).read_text()
     assert data_report(home, "messy-again")["deadLetters"] == data_report(home, "messy-first")["deadLetters"]
     assert messy["step"] == 2
-
-
-@pytest.mark.usefixtures("messy")
-@pytest.mark.parametrize(
-    ("name", "data", "anew"),
-    [
-        ("other-vocabulary", {"tokenizer": {"vocabulary": 300}}, {"tokenize", "index"}),
-        ("other-length", {"sequenceTokens": SEQUENCE_TOKENS + 1}, {"index"}),
-    ],
-)
-def test_a_changed_parameter_computes_only_what_hangs_on_it(
-    name: str, data: dict[str, Any], anew: set[str], home: PolyremeHome
-) -> None:
-    run(home, name, small("messy", steps=1, data=data))
-    assert {stage for stage, count in made(home, name).items() if count} == anew, made(home, name)

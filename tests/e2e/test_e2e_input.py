@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
 
-from polyreme.run_files.paths import Home
 from tests.e2e.polyreme_home import PolyremeHome
 from tests.e2e.small_jobs import small
 
@@ -151,38 +148,3 @@ def test_a_run_is_listed_shown_and_its_logs_are_printed(home: PolyremeHome) -> N
     wrong = home.call("checkpoint", "export", NAME, "--to", "/nowhere", "--checkpoint", "a000001-s00000009")
     assert wrong.code == NOT_FOUND
     assert "a000001-s00000003" in wrong.said
-
-
-@pytest.mark.usefixtures("finished")
-def test_a_root_that_holds_another_models_checkpoint_is_refused_before_anything_starts(home: PolyremeHome) -> None:
-    root = Home(path=home.path).run("default", NAME).checkpoints
-    other = {"preset": "kimi-vl-nano", "overrides": {"decoder": {"layers": 2}}}
-    spec = {**SPEC, "model": other, "checkpoint": {"location": root.as_uri()}}
-    refused = home.call("run", str(home.write_job("other-model", **spec)))
-    assert refused.code == USAGE, refused.said
-    assert "decoder.layers=3, this run has 2" in refused.said
-    assert refused.said.count("\n") == 1
-    assert not Home(path=home.path).run("default", "other-model").path.exists()
-
-    marker = root / "a000001-s00000003" / "COMMIT.json"
-    kept = marker.read_text()
-    try:
-        marker.write_text(json.dumps({**json.loads(kept), "format": 99}))
-        again = home.call("run", str(home.write_job(NAME, **SPEC)))
-        assert again.code == USAGE, again.said
-        assert "has format 99" in again.said
-    finally:
-        marker.write_text(kept)
-
-
-def test_a_refused_spec_says_one_line_and_starts_nothing(home: PolyremeHome) -> None:
-    job = home.write_job("refused", **SPEC)
-    manifest = yaml.safe_load(job.read_text())
-    manifest["spec"]["training"]["stepz"] = 3
-    job.write_text(yaml.safe_dump(manifest))
-    for command in ("run", "validate"):
-        refused = home.call(command, str(job))
-        assert refused.code == USAGE
-        assert (refused.output, refused.said.count("\n")) == ("", 1)
-        assert "did you mean 'steps'?" in refused.said
-    assert not Home(path=home.path).run("default", "refused").path.exists()

@@ -26,9 +26,16 @@ def spec(steps: int, **optimizer: Any) -> dict[str, Any]:
     }
 
 
-def test_a_finished_run_is_extended_to_what_it_would_have_been(home: PolyremeHome) -> None:
-    whole = home.call("run", str(home.write_job("whole", **spec(10, decaySteps=3))))
-    assert whole.code == 0, whole.said
+@pytest.fixture(scope="module")
+def whole(home: PolyremeHome) -> dict[str, Any]:
+    """The spec of a run of ten steps, which has ended."""
+    whole = spec(10, decaySteps=3)
+    done = home.call("run", str(home.write_job("whole", **whole)))
+    assert done.code == 0, done.said
+    return whole
+
+
+def test_a_finished_run_is_extended_to_what_it_would_have_been(home: PolyremeHome, whole: dict[str, Any]) -> None:
     ended = home.call("run", str(home.write_job("longer", **spec(6))))
     assert ended.code == 0, ended.said
 
@@ -36,7 +43,7 @@ def test_a_finished_run_is_extended_to_what_it_would_have_been(home: PolyremeHom
     assert decaying.code == USAGE, decaying.said
     assert "the learning rate of step 6 would change from 0.001 to 0.000833333" in decaying.said
 
-    done = home.call("run", str(home.write_job("longer", **spec(10, decaySteps=3))), "-o", "json")
+    done = home.call("run", str(home.write_job("longer", **whole)), "-o", "json")
     assert done.code == 0, done.said
     assert "extends the run from step 6 to 10" in done.said
     assert "spec.training.optimizer.decaySteps: 0 -> 3" in done.said
@@ -79,11 +86,11 @@ def test_a_run_of_epochs_ends_when_every_sample_was_visited_so_often(home: Polyr
     assert row["visitsMin"] == 5
 
 
-def test_a_run_that_starts_from_a_checkpoint_continues_as_its_run_would_have(home: PolyremeHome) -> None:
-    whole = spec(10)
-    assert home.call("run", str(home.write_job("first", **whole))).code == 0
-    root = f"file://{home.path}/checkpoints/default/first"
-    (kept,) = (row["name"] for row in home.call("checkpoint", "ls", "first", "-o", "json").item if row["step"] == 6)
+def test_a_run_that_starts_from_a_checkpoint_continues_as_its_run_would_have(
+    home: PolyremeHome, whole: dict[str, Any]
+) -> None:
+    root = f"file://{home.path}/checkpoints/default/whole"
+    (kept,) = (row["name"] for row in home.call("checkpoint", "ls", "whole", "-o", "json").item if row["step"] == 6)
 
     def starting(name: str, **parts: Any) -> Path:
         return home.write_job(name, **{**whole, "startFrom": {"checkpoint": f"{root}/{kept}"}, **parts})
@@ -96,15 +103,16 @@ def test_a_run_that_starts_from_a_checkpoint_continues_as_its_run_would_have(hom
     done = home.call("run", str(second), "-o", "json")
     assert done.code == 0, done.said
     assert "weights, the optimizer's state and the place in the data are taken over, so the next step is 7" in done.said
-    first = {record.step: record.loss for record in home.records("first").history}
+    first = {record.step: record.loss for record in home.records("whole").history}
     assert {record.step: record.loss for record in home.records("second").history} == {
         step: first[step] for step in range(7, 11)
     }
 
-    other = home.call("run", str(starting("other", data={**whole["data"], "seed": 18})))
+    short = {**whole["training"], "steps": 3}
+    other = home.call("run", str(starting("other", data={**whole["data"], "seed": 18}, training=short)))
     assert other.code == 0, other.said
     assert "the place in the data is not, since" in other.said
-    assert [record.step for record in home.records("other").history] == list(range(1, 11))
+    assert [record.step for record in home.records("other").history] == [1, 2, 3]
     gone = home.write_job("gone", **{**whole, "startFrom": {"checkpoint": f"{root}/a000009-s00000006"}})
     refused = home.call("run", str(gone))
     assert refused.code == USAGE, refused.said

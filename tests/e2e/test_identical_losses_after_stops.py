@@ -27,9 +27,7 @@ def only_run(home: PolyremeHome, name: str) -> dict[str, object]:
     return dict(rows[0])
 
 
-def test_a_killed_run_takes_everything_with_it_and_the_next_call_goes_on(
-    tmp_path: Path, truth: dict[int, str]
-) -> None:
+def test_a_killed_run_takes_everything_with_it_and_the_next_call_goes_on(tmp_path: Path, truth: dict[int, str]) -> None:
     home = PolyremeHome(tmp_path)
     job = home.write_job("host-killed")
     killed = home.start(job)

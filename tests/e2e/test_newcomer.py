@@ -86,7 +86,8 @@ Call = Callable[[str], str]
 def page_commands(name: str) -> list[str]:
     """Commands of a page that are run here, each once."""
     page = ROOT / name if name == "README.md" else HOW_TO / name
-    return [c for c in dict.fromkeys(commands(page)) if c.startswith("polyreme ") and c not in ELSEWHERE and "s3://" not in c]
+    own = (c for c in dict.fromkeys(commands(page)) if c.startswith("polyreme "))
+    return [c for c in own if c not in ELSEWHERE and "s3://" not in c]
 
 
 @pytest.fixture

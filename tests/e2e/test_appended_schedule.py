@@ -59,6 +59,7 @@ def samples(home: PolyremeHome, step: int, job: str = "appended") -> set[str]:
     return {document["sample"] for pack in packs for document in pack["documents"] if document["sample"]}
 
 
+@pytest.mark.soak
 def test_an_appended_change_takes_effect_at_the_next_window_of_the_next_attempt(home: PolyremeHome) -> None:
     first = home.start(home.write_job("appended", **spec()))
     with first.stopped(attempt=1, steps=CHANGED):

@@ -66,6 +66,7 @@ def test_damage_stops_the_run_before_it_is_trained_on_and_the_same_command_mends
     assert home.losses("damaged") == truth
 
 
+@pytest.mark.soak
 def test_a_killed_data_worker_is_started_again_and_data_that_is_gone_is_made_again(
     tmp_path: Path, truth: dict[int, str]
 ) -> None:

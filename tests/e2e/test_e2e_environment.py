@@ -87,6 +87,7 @@ def test_a_disk_that_fills_up_while_it_trains(small_disk: PolyremeHome) -> None:
     goes_on(small_disk, job, steps=steps)
 
 
+@pytest.mark.soak
 def test_a_disk_that_is_full_when_data_is_processed(small_disk: PolyremeHome) -> None:
     job = small_disk.write_job("full-at-first", **small(DATASET, **STORE_LOST_AT_ONCE))
     filler = fill(small_disk.path)
@@ -97,7 +98,9 @@ def test_a_disk_that_is_full_when_data_is_processed(small_disk: PolyremeHome) ->
     goes_on(small_disk, job, steps=2)
 
 
-def test_an_object_store_that_goes_away_under_a_run(home: PolyremeHome, tmp_path: Path) -> None:
+def test_an_object_store_that_goes_away_under_a_run(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    home = PolyremeHome(tmp_path / "home")
     objects = home.path / "data" / "objects"
     job = home.write_job("lost", **small(DATASET, **STORE_LOST_AT_ONCE))
     serving = home.start(job)
@@ -113,6 +116,7 @@ def test_an_object_store_that_goes_away_under_a_run(home: PolyremeHome, tmp_path
     goes_on(home, job, steps=2)
 
 
+@pytest.mark.soak
 def test_a_journal_that_can_not_be_written(home: PolyremeHome) -> None:
     steps = 60
     job = home.write_job("unwritten", **small(DATASET, steps=steps, **EVERY_FIVE))

@@ -13,19 +13,19 @@ from tests.e2e.small_jobs import small, write_jsonl, write_records
 
 pytestmark = [pytest.mark.slow, pytest.mark.parallel]
 
-SETS = [{"name": "seen", "dataset": "held-out"}]
+SETS = [{"name": "seen", "dataset": "improving-held-out"}]
 
 
 def test_a_run_that_no_longer_improves_ends_early_and_says_so(home: PolyremeHome, tmp_path: Path) -> None:
     """No loss falls by 1,000, so the second and third measurements do not count as lower."""
     folder = tmp_path / "pictures"
     records = write_records(folder)
-    for name, part in (("own", records[:40]), ("held-out", records[40:])):
+    for name, part in (("improving", records[:40]), ("improving-held-out", records[40:])):
         write_jsonl(folder / f"{name}.jsonl", list(part))
         assert home.call("data", "register", name, str(folder / f"{name}.jsonl")).code == 0
     stop = {"patience": 2, "minDelta": "1000"}
     evaluation = {"everySteps": 2, "samplesMax": 4, "sets": SETS, "earlyStop": stop}
-    ended = home.start(home.write_job("early", **small("own", steps=20, evaluation=evaluation))).end()
+    ended = home.start(home.write_job("early", **small("improving", steps=20, evaluation=evaluation))).end()
     assert ended.code == 0, ended.said
     words = "trained 6 of 20 steps: the held-out loss has not fallen by more than 1000 below "
     assert ended.item["state"] == "Succeeded"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import stat
 from pathlib import Path
@@ -47,7 +48,8 @@ def test_a_run_listens_on_loopback_alone_shows_no_secret_and_needs_less_than_fou
     forms = {form for secret in secrets for form in forms_of(secret)}
     shown = [(commands, variables) for commands, variables, _ in seen]
     assert not [form for form in forms if form.decode(errors="replace") in str(shown)]
-    files = [path for path in home.path.rglob("*") if path.is_file()]
+    # Other runs share the home: their files come and go.
+    files = [Path(folder) / name for folder, _, names in os.walk(home.path) for name in names]
     holding = [path for path in files if holds(path, forms)]
     assert {path.name for path in holding} <= {"secret", "token", "cluster.journal"}
     assert not [path for path in holding if readable_by_others(path)]
@@ -65,5 +67,8 @@ def forms_of(secret: bytes) -> set[bytes]:
 
 
 def holds(path: Path, forms: set[bytes]) -> bool:
-    content = path.read_bytes()
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return False
     return any(form in content for form in forms)

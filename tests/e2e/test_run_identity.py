@@ -33,7 +33,8 @@ def test_an_edited_file_is_refused_with_the_names_of_its_changed_fields(
 
 
 def test_a_fresh_run_keeps_the_old_one_beside_it_and_none_is_served_twice(home: PolyremeHome) -> None:
-    job = home.write_job("fresh")
+    one_rank = {"workers": {"replicas": 1, "devices": 1}, "parallelism": {"mode": "Auto"}}
+    job = home.write_job("fresh", **one_rank)
     training = yaml.safe_load(job.read_text())["spec"]["training"]
     first = home.start(job)
     with first.held(attempt=1, steps=1):
@@ -44,7 +45,7 @@ def test_a_fresh_run_keeps_the_old_one_beside_it_and_none_is_served_twice(home: 
         first.kill_all()
 
     old = {path: path.read_bytes() for path in first.run.checkpoints.glob("*/*")}
-    short = home.write_job("fresh", training={**training, "steps": 3})
+    short = home.write_job("fresh", training={**training, "steps": 3}, **one_rank)
     ended = home.call("run", str(short), "--fresh", "-o", "json")
     assert ended.code == 0, ended.said
     assert ended.item["step"] == 3

@@ -61,9 +61,9 @@ def scored(root: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("layout", "pipeline"),
     [
-        ({"dp": 2, "ep": 2}, None),
+        pytest.param({"dp": 2, "ep": 2}, None, marks=pytest.mark.soak),
         ({"cp": 2, "pp": 2}, {"schedule": "1F1B", "layers": [1, 2], "microbatches": 2}),
-        ({"dp": 2}, None),  # with sharded parameters
+        pytest.param({"dp": 2}, None, marks=pytest.mark.soak),  # with sharded parameters
     ],
     ids=str,
 )
@@ -112,7 +112,7 @@ OTHER = {"layout": {"dp": 2}, "parameter_sharding": "FSDP2", "pipeline": None}
     [
         ({"layout": {"dp": 2, "ep": 2}, "precision": "bfloat16", "optimizer": {"zero1": True}}, {}),
         ({"layout": {"dp": 1}, "adapters": {}}, {}),
-        ({"layout": {"cp": 2, "pp": 2}, "pipeline": BUBBLES}, OTHER),
+        pytest.param({"layout": {"cp": 2, "pp": 2}, "pipeline": BUBBLES}, OTHER, marks=pytest.mark.soak),
     ],
     ids=str,
 )

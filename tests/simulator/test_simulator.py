@@ -12,11 +12,18 @@ from polyreme_simulator.campaign import WRITE_FAULTS, replay, run_campaign, tabl
 from polyreme_simulator.health_agents import FAULTS as HEALTH_FAULTS
 from polyreme_simulator.run import simulate
 
-SEEDS = range(40, 140)
-"""About 110 s of one core. `make soak-sim` runs more, and asks that they reach every fault at every point."""
+# fmt: off
+SEEDS = (
+    40, 41, 42, 44, 45, 47, 57, 58, 65, 70, 73, 76, 79, 82, 85, 87, 94,
+    95, 97, 100, 103, 106, 107, 108, 109, 119, 120, 121, 124, 129, 132, 135, 137, 138,
+)
+# fmt: on
+"""About 40 s of one core: they reach all that seeds 40 to 139 do. `make soak-sim` runs more, and asks that they reach
+every fault at every point."""
 
-HEALTH_SEEDS = (*range(28), 31, 44, 56, 77)
-"""About 45 s of one core; the last three have hooks that lie, that fail, and that are deleted."""
+HEALTH_SEEDS = (6, 9, 16, 23, 31, 44, 56, 77)
+"""About 10 s of one core; the last three have hooks that lie, that fail, and that are deleted. `make soak-health` runs
+more."""
 HEALTH_EVENTS = (
     *HEALTH_FAULTS,
     "breaker latched",
@@ -57,7 +64,7 @@ def test_no_seed_with_faulty_nodes_breaks_a_rule() -> None:
 
 @pytest.mark.slow
 def test_without_faults_nothing_is_restarted() -> None:
-    for seed in range(6):
+    for seed in range(3):
         result = simulate(seed, faults=False)
         assert result.violations == ()
         assert result.restarts == 0

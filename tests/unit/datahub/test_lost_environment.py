@@ -43,7 +43,7 @@ class FullStore(PassingStore):
             raise StoreFailedError("object store failed: no space left on device")
 
 
-@pytest.mark.parametrize("writes", [0, 2, 5, 8])
+@pytest.mark.parametrize("writes", [0, *(pytest.param(n, marks=pytest.mark.soak) for n in (2, 8)), 5])
 def test_a_full_disk_ends_the_run_and_the_next_run_goes_on(tmp_path: Path, writes: int) -> None:
     home = Home(tmp_path)
     home.register("two", digits(2, pages=600))

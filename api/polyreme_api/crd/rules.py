@@ -82,8 +82,7 @@ def _budget_suffices(name: str, least: int) -> Rule:
     )
 
 
-RULES: Mapping[str, tuple[Rule, ...]] = {
-    **TRAINING_RULES,
+_RULES: Mapping[str, tuple[Rule, ...]] = {
     "TrainingJobSpec": (
         Rule(
             rule=f"self.workers.runtime.mode == 'Environment' || ({_LAUNCHER_GIVEN})",
@@ -388,6 +387,9 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
             plain="two rules have the same name; names are unique, rename one",
         ),
     ),
+}
+RULES: Mapping[str, tuple[Rule, ...]] = {
+    name: (*TRAINING_RULES.get(name, ()), *_RULES.get(name, ())) for name in (*TRAINING_RULES, *_RULES)
 }
 """Rules by the pydantic type whose validators say the same. That changes of the mixture and stages weigh known sources
 is what no rule says: over 1,024 changes, the server's budget does not allow it, and the operator refuses the job."""

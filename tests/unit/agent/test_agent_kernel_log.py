@@ -9,6 +9,7 @@ import pytest
 from polyreme_agent.findings import State
 from polyreme_agent.kernel_lines import finding_of
 from polyreme_agent.kernel_log import KernelLog
+from polyreme_api.faults.table import fault_table
 from tests.unit.agent.host_tree import MLX5, SXID, TO_NONE, TO_REBOOT, XID_31, XID_79, kernel_log, record
 
 # NVIDIA's page on memory errors of the A100 with MIG.
@@ -52,6 +53,7 @@ def test_a_fault_is_read_with_its_device_and_the_drivers_action(text: str, code:
     found = finding_of(text, at_s=1.0, sequence=7)
     assert found is not None
     assert (found.code, found.device, found.action, found.sequence) == (code, device, action, 7)
+    assert code in {*fault_table(), "Xid999"}, "what follows from a code is in its row"
 
 
 @pytest.mark.parametrize(

@@ -18,26 +18,6 @@ from polyreme_api.exit_codes import ExitCode
 
 Call = Callable[..., tuple[int, str, str]]
 
-COMMANDS = [
-    ["run"],
-    ["validate"],
-    ["plan"],
-    ["profile"],
-    ["sweep"],
-    ["doctor"],
-    ["version"],
-    ["data", "register"],
-    ["data", "ls"],
-    ["data", "show"],
-    ["runs", "ls"],
-    ["runs", "show"],
-    ["runs", "logs"],
-    ["runs", "stop"],
-    ["runs", "compare"],
-    ["checkpoint", "ls"],
-    ["checkpoint", "export"],
-]
-
 
 @pytest.fixture
 def call(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Call:
@@ -65,14 +45,6 @@ def item(output: str) -> Any:
     value = json.loads(output)
     assert value["version"] == "polyreme.dev/cli/v1"
     return value["item"] if "item" in value else value["items"]
-
-
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_every_help_has_an_example(command: list[str], call: Call) -> None:
-    code, shown, _ = call(*command, "--help")
-    assert code == ExitCode.OK
-    assert "Example" in shown
-    assert f"polyreme {' '.join(command)}" in shown
 
 
 def test_a_word_too_few_is_answered_with_the_help_of_its_own_command(call: Call) -> None:

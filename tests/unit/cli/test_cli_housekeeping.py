@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 import yaml
+from typer import Typer
 from typer.main import get_command
 
 from polyreme.commands.checkpoint import _is_replaceable
 from polyreme.local_run.outcome import dead_letter_words, dead_letters
 from polyreme.local_run.progress_view import _step
 from polyreme.main import app, invoke
+from polyreme.plugin.main import app as plugin_app
 from polyreme.run_files.identity import serving
 from polyreme.run_files.paths import Home, RunDirectory
 from polyreme_api.commit_marker import CommitMarker, SavedFile, seal
@@ -124,6 +126,16 @@ def test_no_help_text_has_brackets_that_the_terminal_swallows_as_markup() -> Non
     for path, command in parameters(get_command(app)):
         for parameter in command.params:
             assert "[" not in (getattr(parameter, "help", "") or ""), (*path, parameter.name)
+
+
+@pytest.mark.parametrize(
+    ("program", "called"), [(app, "polyreme"), (plugin_app, "kubectl polyreme")], ids=["polyreme", "plugin"]
+)
+def test_every_help_has_an_example_of_its_command(program: Typer, called: str) -> None:
+    for path, command in parameters(get_command(program)):
+        if not hasattr(command, "commands"):
+            assert "Example" in command.help, path
+            assert " ".join((called, *path)) in command.help, path
 
 
 def test_every_command_that_prints_data_takes_the_json_option() -> None:

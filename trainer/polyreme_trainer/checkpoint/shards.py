@@ -49,6 +49,16 @@ class TensorShard:
     axes: tuple[ShardAxis, ...] = ()
     """Axes that cut it, each along a dimension of its own; empty for a whole tensor."""
 
+    def __post_init__(self) -> None:
+        """Refuse two axes along one dimension: their parts would overlap.
+
+        Raises:
+            ValueError: Naming the tensor.
+        """
+        cut = [axis.cut.dim for axis in self.axes]
+        if len(set(cut)) < len(cut):
+            raise ValueError(f"two axes cut dimension {cut} of {self.name}, expected one for each dimension")
+
     def whole_shape(self, own: Sequence[int]) -> tuple[int, ...]:
         """Shape of the whole tensor, given the shape of this part."""
         for axis in self.axes:

@@ -9,7 +9,7 @@ import torch
 
 from polyreme_trainer.checkpoint.content import FlatTensors
 from polyreme_trainer.checkpoint.shards import HeldTensor, ShardAxis, TensorShard, boxes
-from polyreme_trainer.model.sharding import cut_of, slice_of
+from polyreme_trainer.model.sharding import Cut, cut_of, slice_of
 from polyreme_trainer.parallel.flat_buffers import FlatParameters
 from polyreme_trainer.parallel.flat_layout import Shares
 
@@ -31,6 +31,13 @@ def test_boxes_of_every_run_hold_its_scalars_in_order(shape: tuple[int, ...]) ->
             ]
             assert seen == list(range(begin, end))
             assert len(found) <= 2 * len(shape) - 1
+
+
+def test_two_axes_cut_two_dimensions() -> None:
+    rows, columns = (ShardAxis(mesh, Cut(dim=dim), 0, 2) for mesh, dim in (("tensor", 0), ("expert", 1)))
+    assert TensorShard(name="gate", axes=(rows, columns)).whole_shape((3, 4)) == (6, 8)
+    with pytest.raises(ValueError, match="two axes cut dimension"):
+        TensorShard(name="gate", axes=(rows, rows._replace(mesh="expert")))
 
 
 @pytest.mark.parametrize("name", ["layers.0.self_attn.o_proj.weight", "blocks.0.wqkv.weight", "norm.weight"])

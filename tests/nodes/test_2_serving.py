@@ -1,7 +1,8 @@
-"""The manifest that serves a model: applied as it stands, it answers about an image through its Service."""
+"""The manifest that serves a model, in pods: it answers about an image through its Service."""
 
 import base64
 import io
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from tests.nodes.cluster import PATIENCE_S, ROOT, Cluster, Manifest, pod
 MANIFEST = ROOT / "manifests/serving/serve.yaml"
 SERVED = "serving"
 TOKEN = "a-token-of-the-tests-alone"
+TOKENS = 16
 QUESTION = "Which digits, left to right?"
 IMAGE = "docker.io/polyreme/trainer:0.1.0"
 FILL = """
@@ -29,7 +31,7 @@ for path in glob.glob("/given/*"):
 ASK = """
 import json, urllib.error, urllib.request
 content = [{{"type": "image_url", "image_url": {{"url": "{page}"}}}}, {{"type": "text", "text": "{question}"}}]
-body = json.dumps({{"messages": [{{"role": "user", "content": content}}]}}).encode()
+body = json.dumps({{"messages": [{{"role": "user", "content": content}}], "max_tokens": {tokens}}}).encode()
 def post(**headers):
     headers |= {{"Content-Type": "application/json"}}
     return urllib.request.urlopen(urllib.request.Request("http://serve:8000/v1/chat/completions", body, headers))
@@ -37,7 +39,7 @@ try:
     post()
 except urllib.error.HTTPError as error:
     print(error.code)
-print(json.load(post(Authorization="Bearer {token}"))["choices"][0]["message"]["content"])
+print(json.dumps(json.load(post(Authorization="Bearer {token}"))["choices"][0]["message"]["content"]))
 """
 
 
@@ -121,8 +123,11 @@ def test_the_deployment_answers_about_an_image_through_its_service(
     prepared.kubectl("--namespace", namespace, *words, timeout_s=PATIENCE_S + 10)
 
     url = "data:image/png;base64," + base64.b64encode(page.getvalue()).decode()
-    said = ended(prepared, namespace, "asking", ASK.format(page=url, question=QUESTION, token=TOKEN), {})
+    program = ASK.format(page=url, question=QUESTION, tokens=TOKENS, token=TOKEN)
+    status, answer = ended(prepared, namespace, "asking", program, {}).splitlines()
+    assert status == "401", "without a token"
     home = PolyremeHome(tmp_path)
-    asked = home.call("ask", str(folder), QUESTION, "--image", str(tmp_path / "page.png"), "-o", "json")
+    asking = (QUESTION, "--image", str(tmp_path / "page.png"), "--max-tokens", str(TOKENS), "-o", "json")
+    asked = home.call("ask", str(folder), *asking)
     assert asked.code == 0, asked.said
-    assert said.splitlines() == ["401", asked.item["answer"]]
+    assert json.loads(answer) == asked.item["answer"]

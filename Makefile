@@ -135,7 +135,7 @@ test-browser: $(DEV) ## the console, the report and the docs' site in Chromium (
 
 test-cluster: $(DEV) ## the tests on a real API server: the one that is up, or one of their own
 	@$(CLUSTER) build > /dev/null
-	@$(PYTEST) $(TWO_CLUSTERS) -m cluster --junit-xml=build/reports/$@.xml tests/cluster
+	@$(PYTEST) $(TWO_CLUSTERS) -m "cluster and not soak" --junit-xml=build/reports/$@.xml tests/cluster
 
 test-nodes: $(DEV) ## the tests on nodes that run pods in containers (root): those that KUBECONFIG names, or on this machine
 	@$(CLUSTER) build > /dev/null

@@ -16,6 +16,7 @@ STEPS = 600
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
+@pytest.mark.soak
 def test_the_quickstart_succeeds_on_kubernetes_with_a_rank_killed_half_way(kubeconfig: str, tmp_path: Path) -> None:
     with (
         api_client(kubeconfig) as api,

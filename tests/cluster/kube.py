@@ -87,6 +87,12 @@ def kubectl(kubeconfig: str, *arguments: str) -> str:
     return done.stdout
 
 
+def authority(kubeconfig: str) -> str:
+    """Return the certificate of the cluster's authority, which each namespace has."""
+    path = r"jsonpath={.data.ca\.crt}"
+    return kubectl(kubeconfig, "get", "configmap", "kube-root-ca.crt", "-n", "default", "-o", path)
+
+
 def apply_crds(kubeconfig: str) -> None:
     """Create or replace our CRDs and wait until they are served."""
     with api_client(kubeconfig) as api:

@@ -82,7 +82,7 @@ class Line:
         self._is_cut = True
         for task in list(self._carried):
             task.cancel()
-        # A connection that is being accepted while its server closes leaves its socket open, until CPython 3.12.
+        # CPython 3.11 leaves the socket of a connection open that is accepted while its server closes.
         while len(asyncio.all_tasks()) > OWN_TASKS:
             await asyncio.sleep(0)
         if self._server is not None:

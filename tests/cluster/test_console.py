@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from aiohttp import ClientConnectorError, ClientSession, DummyCookieJar
+from aiohttp import ClientSession, DummyCookieJar
 from aiohttp.test_utils import TestServer
 
 from polyreme.console.guard import FORM_TOKEN
@@ -23,10 +23,10 @@ from polyreme_cluster.adapters.kubernetes.cluster import KubernetesCluster
 from polyreme_cluster.adapters.kubernetes.connection import Connection, from_kubeconfig
 from polyreme_cluster.port import ClusterPort, ObjectRef
 from polyreme_system.clock import SystemClock
-from tests.cluster.kube import api_client, kubectl, new_namespace
+from tests.cluster.kube import api_client, authority, kubectl, new_namespace
 from tests.cluster.outages import Line
 from tests.contract.run_sources import job_of
-from tests.live_page import until_back
+from tests.live_page import until_back, until_ready
 from tools.cluster.servers import free_ports
 
 URL = "https://polyreme.example.com"
@@ -112,12 +112,6 @@ async def office(
             (route.method, route.resource.canonical) for route in application.router.routes() if route.resource
         ]
         yield made, cluster
-
-
-def authority(kubeconfig: str) -> str:
-    """Return the certificate of the cluster's authority, which each namespace has."""
-    path = r"jsonpath={.data.ca\.crt}"
-    return kubectl(kubeconfig, "get", "configmap", "kube-root-ca.crt", "-n", "default", "-o", path)
 
 
 @pytest.fixture
@@ -250,7 +244,7 @@ def test_the_process_of_the_chart_answers_and_ends(
 
     async def story() -> None:
         async with ClientSession(cookie_jar=DummyCookieJar()) as session, asyncio.timeout(STORY_S):
-            await answers(session, f"http://127.0.0.1:{port}/ready")
+            await until_ready(session, f"http://127.0.0.1:{port}/ready")
             rules = ("--verb=get,list,create", SHOWN)
             made = Office(kubeconfig, f"http://localhost:{port}", session, origin=f"http://localhost:{port}")
             ada = await made.log_in(await asyncio.to_thread(made.account, own, "ada", *rules))
@@ -265,13 +259,3 @@ def test_the_process_of_the_chart_answers_and_ends(
         _, said = process.communicate(timeout=STORY_S)
     assert process.returncode == 0, said
     assert b"eyJ" not in said, "no token is in the log"
-
-
-async def answers(session: ClientSession, url: str) -> None:
-    """Wait until a server answers."""
-    while True:
-        with contextlib.suppress(ClientConnectorError):
-            async with session.get(url) as response:
-                assert response.status == 200
-                return
-        await asyncio.sleep(0.1)

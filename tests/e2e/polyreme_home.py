@@ -30,6 +30,8 @@ CHECKPOINT_EVERY = 8
 RANKS = range(4)
 WAIT_S_MAX = 280.0
 POLL_S = 0.002
+STARTING = ("run", "sweep", "profile")
+"""Commands that start processes."""
 SIGNAL_LIMIT_S = 10.0
 """Longest that anything may live on after a killed ``polyreme run``."""
 
@@ -97,7 +99,7 @@ class PolyremeHome:
 
     def call(self, *arguments: str) -> Ended:
         """Run a command to its end: what starts processes in one of its own, all else in this one, which is faster."""
-        if arguments[0] not in ("run", "sweep", "profile"):
+        if arguments[0] not in STARTING:
             return called_here(arguments, self._environment)
         done = subprocess.run(
             self._command(arguments),

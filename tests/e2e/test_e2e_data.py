@@ -15,6 +15,7 @@ from tests.e2e.small_jobs import RECORDS, SEQUENCE_TOKENS, record, small, write_
 
 pytestmark = [pytest.mark.slow, pytest.mark.parallel]
 
+STAGES = ("ingest", "decode", "compose", "tokenize", "index")
 BAD_RULES = {
     "torn": ("decode", "truncated"),
     "wrong-mask": ("decode", "mask"),
@@ -86,6 +87,11 @@ def tokenizer(home: PolyremeHome, name: str) -> str:
     return str(found["tokenizer"])
 
 
+def made(home: PolyremeHome, name: str) -> dict[str, int]:
+    """Records that each stage processed for a run."""
+    return {row["stage"]: row["processed"] for row in data_report(home, name)["stages"]}
+
+
 def test_bad_records_are_dead_letters_and_training_goes_on(messy: dict[str, Any], home: PolyremeHome) -> None:
     shown = home.call("data", "show", "messy", "-o", "json").item
     letters = {letter["sampleId"]: (letter["stage"], letter["rule"]) for letter in shown["deadLetters"]}
@@ -106,8 +112,19 @@ def test_the_good_records_alone_give_the_same_losses(messy: dict[str, Any], own:
     assert home.call("data", "register", "question", str(question)).code == 0
     held_out = {"sets": [{"name": "asked", "dataset": "question"}]}
     alone = run(home, "good-alone", small("good", evaluation=held_out))
-    assert "reused" in Path(alone["report"]).read_text()
     assert "The picture is filled with red" in Path(alone["report"]).read_text()
     assert tokenizer(home, "good-alone") == tokenizer(home, "messy-first")
     assert home.losses("good-alone") == home.losses("messy-first")
     assert alone["loss"] == messy["loss"]
+
+
+def test_a_second_job_processes_nothing(messy: dict[str, Any], home: PolyremeHome) -> None:
+    first = made(home, "messy-first")
+    assert all(first[stage] > 0 for stage in STAGES), first
+    again = run(home, "messy-again", small("messy", steps=1))
+    assert made(home, "messy-again") == dict.fromkeys(STAGES, 0)
+    reused = {row["stage"]: row["reused"] for row in data_report(home, "messy-again")["stages"]}
+    assert reused["index"] == RECORDS
+    assert "reused" in Path(again["report"]).read_text()
+    assert data_report(home, "messy-again")["deadLetters"] == data_report(home, "messy-first")["deadLetters"]
+    assert messy["step"] == 2

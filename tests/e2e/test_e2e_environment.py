@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import subprocess
@@ -99,13 +100,16 @@ def test_a_disk_that_is_full_when_data_is_processed(small_disk: PolyremeHome) ->
 
 
 def test_an_object_store_that_goes_away_under_a_run(tmp_path: Path) -> None:
-    (tmp_path / "home").mkdir()
-    home = PolyremeHome(tmp_path / "home")
+    with contextlib.closing(PolyremeHome(tmp_path)) as home:
+        _lose_the_store(home, tmp_path)
+
+
+def _lose_the_store(home: PolyremeHome, folder: Path) -> None:
     objects = home.path / "data" / "objects"
     job = home.write_job("lost", **small(DATASET, **STORE_LOST_AT_ONCE))
     serving = home.start(job)
     serving.until(serving.run.journal_file.exists, "the run has begun")
-    kept = objects.rename(tmp_path / "objects")
+    kept = objects.rename(folder / "objects")
     objects.write_text("no folder")
     try:
         ended = ends_with_the_environment(serving, serving.tree())

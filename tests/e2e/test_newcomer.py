@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.documented import PAGES, ROOT, commands
-from tests.e2e.polyreme_home import called_here
+from tests.e2e.polyreme_home import STARTING, called_here
 from tests.e2e.small_jobs import record, write_jsonl, write_records
 from tests.unit.datahub.shards_and_tables import rows_of, write_parquet, write_saved, write_shards
 
@@ -70,6 +70,7 @@ ELSEWHERE = {
 }
 """Commands that are not run here, and what runs them."""
 SHELL = set("|&;<>$`*?~")
+"""A command with one of these needs a shell."""
 BIG_JOB = """
 apiVersion: polyreme.dev/v1alpha1
 kind: TrainingJob
@@ -122,7 +123,7 @@ def call(folder: Path) -> Call:
 
     def type_it(command: str) -> str:
         words = shlex.split(command)
-        if words[0] == "polyreme" and words[1] not in ("run", "profile") and not SHELL & set(command):
+        if words[0] == "polyreme" and words[1] not in STARTING and not SHELL & set(command):
             with contextlib.chdir(folder):
                 ended = called_here(words[1:], environment)
             assert ended.code == 0, f"{command}\n{ended.output}{ended.said}"

@@ -68,7 +68,7 @@ def mounting(cluster: Cluster, spec: Manifest) -> None:
         spec["containers"][0].setdefault("volumeMounts", []).extend(packages.MOUNTS)
 
 
-def ended(cluster: Cluster, namespace: str, name: str, program: str, volumes: dict[str, Any]) -> str:
+def run_to_end(cluster: Cluster, namespace: str, name: str, program: str, volumes: dict[str, Any]) -> str:
     """Run Python in a pod of the trainer's image to its end, with volumes by their place; return what it printed."""
     made = pod(name, IMAGE, command=["python", "-c", program])
     spec = made["spec"]
@@ -109,7 +109,7 @@ def test_the_deployment_answers_about_an_image_through_its_service(
         each["metadata"]["namespace"] = namespace
     prepared.kubectl.apply(given)
     models = {"persistentVolumeClaim": {"claimName": "models"}}
-    ended(prepared, namespace, "fill", FILL, {"/given": {"configMap": {"name": "given"}}, "/models": models})
+    run_to_end(prepared, namespace, "fill", FILL, {"/given": {"configMap": {"name": "given"}}, "/models": models})
 
     deployment, service = yaml.safe_load_all(MANIFEST.read_text())
     spec = deployment["spec"]["template"]["spec"]
@@ -124,7 +124,7 @@ def test_the_deployment_answers_about_an_image_through_its_service(
 
     url = "data:image/png;base64," + base64.b64encode(page.getvalue()).decode()
     program = ASK.format(page=url, question=QUESTION, tokens=TOKENS, token=TOKEN)
-    status, answer = ended(prepared, namespace, "asking", program, {}).splitlines()
+    status, answer = run_to_end(prepared, namespace, "asking", program, {}).splitlines()
     assert status == "401", "without a token"
     home = PolyremeHome(tmp_path)
     asking = (QUESTION, "--image", str(tmp_path / "page.png"), "--max-tokens", str(TOKENS), "-o", "json")

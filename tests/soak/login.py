@@ -21,14 +21,15 @@ from urllib.parse import urljoin, urlsplit
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from aiohttp import ClientConnectorError, ClientSession, CookieJar, TCPConnector
+from aiohttp import ClientSession, CookieJar, TCPConnector
 
 from polyreme.console.guard import FORM_TOKEN
 from polyreme_cluster.adapters.kubernetes.cluster import KubernetesCluster
 from polyreme_cluster.adapters.kubernetes.connection import from_kubeconfig
 from polyreme_cluster.port import ObjectRef
-from tests.cluster.kube import apply_crds, kubectl
+from tests.cluster.kube import apply_crds, authority, kubectl
 from tests.contract.run_sources import job_of
+from tests.live_page import until_ready
 from tests.private_authority import issue
 from tools.build_cache import built, cache_folder
 from tools.cluster.cluster import down, up
@@ -74,11 +75,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         issuer_port, proxy_port, console_port = free_ports(3)
-        authority, certificate = issue(folder / "keys", HOST)
+        issuer_authority, certificate = issue(folder / "keys", HOST)
         place = Place(
             folder=folder,
             issuer=f"https://{HOST}:{issuer_port}",
-            authority=authority,
+            authority=issuer_authority,
             proxy=f"http://localhost:{proxy_port}",
             console=f"http://{HOST}:{console_port}",
         )
@@ -86,7 +87,9 @@ def main() -> int:
         with running("issuer", [str(environment("login", ISSUER)), "-c", SERVE, *served], folder):
             options = [f"--oidc-issuer-url={place.issuer}", f"--oidc-client-id={CLIENT}", "--oidc-username-claim=email"]
             try:
-                kubeconfig = up(folder / "cluster", os.environ, api_options=[*options, f"--oidc-ca-file={authority}"])
+                kubeconfig = up(
+                    folder / "cluster", os.environ, api_options=[*options, f"--oidc-ca-file={place.authority}"]
+                )
                 apply_crds(kubeconfig)
                 asyncio.run(story(place, kubeconfig))
             finally:
@@ -101,11 +104,17 @@ async def story(place: Place, kubeconfig: str) -> None:
     async with KubernetesCluster(from_kubeconfig(kubeconfig)) as cluster:
         job = ObjectRef.of(await cluster.create(job_of("default", "big")))
         with console(place, kubeconfig), oauth2_proxy(place):
-            async with asyncio.timeout(STORY_S), browser(place) as ada, browser(place) as eve, browser(place) as nobody:
-                await answers(nobody, f"{place.console}/ready")
-                await answers(nobody, f"{place.proxy}/ping")
-                async with nobody.get(place.console, headers={"Host": urlsplit(place.proxy).netloc}) as direct:
-                    assert direct.status == 401, "past the proxy nothing is shown"
+            async with (
+                asyncio.timeout(STORY_S),
+                browser(place) as ada,
+                browser(place) as eve,
+                browser(place) as anonymous,
+            ):
+                await until_ready(anonymous, f"{place.console}/ready")
+                await until_ready(anonymous, f"{place.proxy}/ping")
+                own_host = {"Host": urlsplit(place.proxy).netloc}
+                async with anonymous.get(place.console, headers=own_host) as page:
+                    assert page.status == 401, "a request that did not come through the proxy has no token"
                 status, seen = await log_in(ada, place, "ada")
                 assert status == 200
                 assert "/runs/default/big" in seen
@@ -155,8 +164,7 @@ def console(place: Place, kubeconfig: str) -> Iterator[None]:
     """The console of the chart, with a proxy in front."""
     server, listen = urlsplit(from_kubeconfig(kubeconfig).url), urlsplit(place.console)
     certificate = place.folder / "cluster.crt"
-    path = r"jsonpath={.data.ca\.crt}"
-    certificate.write_text(kubectl(kubeconfig, "get", "configmap", "kube-root-ca.crt", "-n", "default", "-o", path))
+    certificate.write_text(authority(kubeconfig))
     words = [f"--url={place.proxy}", f"--listen={listen.netloc}", f"--authority={certificate}", "--login=proxy"]
     variables = {"KUBERNETES_SERVICE_HOST": str(server.hostname), "KUBERNETES_SERVICE_PORT": str(server.port)}
     with running("console", [sys.executable, "-m", "polyreme.plugin.console", *words], place.folder, variables):
@@ -210,17 +218,6 @@ def running(name: str, command: list[str], folder: Path, variables: Mapping[str,
     finally:
         process.terminate()
         process.wait(READY_S)
-
-
-async def answers(session: ClientSession, url: str) -> None:
-    """Wait until a server answers."""
-    async with asyncio.timeout(READY_S):
-        while True:
-            with contextlib.suppress(ClientConnectorError):
-                async with session.get(url) as response:
-                    assert response.status == 200
-                    return
-            await asyncio.sleep(0.1)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from polyreme_api.crd.definitions import (
 from polyreme_api.crd.pod_template import KEEPS_UNKNOWN
 from polyreme_api.crd.rule import Rule
 from polyreme_api.crd.rules import LIST_KEYS, OBJECT_RULES, RULES, TEMPLATE_RULES, UNFILLED, UNTIL_ADMITTED
+from polyreme_api.crd.training_rules import TRAINING_RULES
 from polyreme_api.job import TrainingJobSpec, TrainingJobStatus, parse_job
 from polyreme_api.job import data as data_types
 from polyreme_api.job import model as model_types
@@ -288,6 +289,8 @@ TYPES = {
 
 def test_rules_and_keys_are_of_types_that_exist() -> None:
     assert set(RULES) <= set(TYPES)
+    lost = [name for name, rules in TRAINING_RULES.items() if RULES[name][: len(rules)] != rules]
+    assert lost == [], "rules of both modules add up"
     for (owner, field), key in LIST_KEYS.items():
         schema = TYPES[owner].model_json_schema(by_alias=True)
         assert field in schema["properties"], owner

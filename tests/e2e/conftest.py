@@ -1,6 +1,6 @@
 """One home for all tests, so that data is processed once; one undisturbed run, whose losses are the truth.
 
-Processes of pytest-xdist share them: the name of a job or dataset belongs to one module.
+Processes of pytest-xdist share them, with ``--dist loadfile``: the name of a job or dataset belongs to one module.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 def main() -> int:
     """Run them, two side by side; pytest's code, which is 5 where ``ONLY`` keeps none."""
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "worksteal", "--timeout=900", "-m", "soak"]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", "--timeout=900", "-m", "soak"]
     only = os.environ.get("ONLY")
     return subprocess.run([*command, *(["-k", only] if only else []), "tests"], cwd=ROOT, check=False).returncode
 

@@ -21,7 +21,6 @@ class Part(BaseModel):
         extra="forbid",
         alias_generator=to_camel,
         populate_by_name=True,
-        use_attribute_docstrings=True,
         strict=True,
     )
 
@@ -29,9 +28,7 @@ class Part(BaseModel):
 class StatusPart(BaseModel):
     """Base of the parts of a status: camelCase names, unknown fields of newer versions ignored, values frozen."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True)
 
 
 MESSAGE_CHARACTERS_MAX = 1024

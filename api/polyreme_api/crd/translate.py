@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel
 
+from polyreme_api.crd.descriptions import DescribedSchema
 from polyreme_api.crd.pod_template import KEEPS_UNKNOWN, pod_template_schema
 from polyreme_api.crd.rule import Rule
 from polyreme_api.crd.rules import ATOMIC, LIST_KEYS, RULES
@@ -53,7 +54,7 @@ def schema_of(
         mode: Pydantic's schema of what is read, or of what is written.
         unfilled: Fields of the type, parts themselves, into which it fills none where they are left out whole.
     """
-    document = model.model_json_schema(by_alias=True, mode=mode)
+    document = model.model_json_schema(by_alias=True, mode=mode, schema_generator=DescribedSchema)
     definitions = {**document.pop("$defs", {}), model.__name__: document}
     translator = _Translator(definitions, with_defaults=with_defaults, unfilled=(model.__name__, unfilled))
     return translator.object(model.__name__)

@@ -343,14 +343,16 @@ class _Session:
 
     async def _follow_file(self, cluster: LocalCluster) -> None:
         """Take what another command has changed in the job's file and may change while ranks train."""
-        seen = self._job.spec
+        seen, text = self._job.spec, b""
         while True:
             await self._clock.sleep(FILE_POLL_S)
             try:
+                if (written := self._run.job_file.read_bytes()) == text:
+                    continue
                 job = read_job(self._run.job_file)
                 if job.spec != seen:
                     await cluster.change(job)
-                    seen = job.spec
+                seen, text = job.spec, written
             except (PolyremeError, OSError) as error:
                 _log.warning("changes of the job's file are ignored: %s", error)
 

@@ -75,9 +75,7 @@ class Leave(StrEnum):
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(
-        frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True)
 
     def but(self, **fields: object) -> Self:
         """Return it with other values of some fields."""

@@ -17,15 +17,17 @@ from polyreme_api.job import parse_job
 
 ROOT = Path(__file__).parents[2]
 LONG = "long"
+SWEPT = "failurePolicy.rules[0].onExitCodes.values"
+"""The one list of a spec that holds as many numbers as a sweep has parameters."""
 COMPARED = 100
 """Runs of the sweep that have steps, for a comparison."""
 COMPARED_STEPS = 200
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
-def values_of(number: int, parameters: int) -> dict[str, str]:
-    """Return the parameters of a run: every sixth or so differs, as in a sweep."""
-    return {f"p{at}": str(number >> at % 8 & 3 if at % 12 in {3, 7} else at) for at in range(parameters)}
+def values_of(number: int, parameters: int) -> list[int]:
+    """Return the parameters of a run: every sixth differs, as in a sweep."""
+    return [number >> at % 8 & 3 if at % 12 in {3, 7} else at for at in range(parameters)]
 
 
 def loss_of(number: int) -> float:
@@ -34,10 +36,11 @@ def loss_of(number: int) -> float:
 
 
 def write_runs(home: Path, runs: int, parameters: int) -> None:
-    """Write the runs of a sweep: annotations of their pods stand for what it changes."""
+    """Write the runs of a sweep."""
     for number in range(runs):
         run, job = Home(path=home).run("default", f"run-{number}"), _job()
-        job["spec"]["workers"]["template"] = {"metadata": {"annotations": values_of(number, parameters)}}
+        codes = {"operator": "In", "values": values_of(number, parameters)}
+        job["spec"]["failurePolicy"]["rules"] = [{"name": "swept", "action": "Fail", "onExitCodes": codes}]
         state = {"state": "Succeeded", "finished": True, "step": 100, "steps": 100, "loss": loss_of(number)}
         _write_run(run, job, state)
         if number < COMPARED:

@@ -64,7 +64,7 @@ def _write_run(database: sqlite3.Connection, number: int, parameters: int) -> No
     uid, name, at_ms = _uid(number), f"run-{number}", _BEGUN_MS + 1000 * number
     database.execute(_INSERT_RUN, (uid, name, at_ms, at_ms + 500))
     database.execute("INSERT INTO tags (key, value, run_uuid) VALUES ('mlflow.runName', ?, ?)", (name, uid))
-    given = [(key, value, uid) for key, value in values_of(number, parameters).items()]
+    given = [(f"p{at}", str(value), uid) for at, value in enumerate(values_of(number, parameters))]
     database.executemany("INSERT INTO params (key, value, run_uuid) VALUES (?, ?, ?)", given)
     for statement in _INSERT_METRICS:
         database.execute(statement, (TAG, loss_of(number), at_ms, uid))

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gzip
+import html
 import json
 import statistics
 import subprocess
@@ -22,6 +23,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from aiohttp import ClientSession, DummyCookieJar
 
@@ -29,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.console import peers
 from benchmarks.console.browser import Browser, Look, browser
-from benchmarks.console.homes import COMPARED, LONG, write_long, write_runs
+from benchmarks.console.homes import COMPARED, LONG, SWEPT, write_long, write_runs
 
 from polyreme_api.exit_codes import ExitCode
 
@@ -42,13 +44,12 @@ PEER_BAR = {
 }
 LOOKS_MAX = 10_000
 """Looks at the table until all runs are in it, five a second."""
-ANNOTATIONS = "workers.template.metadata.annotations"
 COMPARE = "/compare?" + "&".join(f"run=default/run-{number}" for number in range(COMPARED))
 PATHS = {
     "first_table": "/",
-    "next_page": "/?page=40",
-    "sorted_by_parameter": f"/?sort={ANNOTATIONS}.p7&order=up",
-    "filtered": f"/?where={ANNOTATIONS}.p3%3D1",
+    "next_page": "/?page=3",
+    "sorted_by_parameter": f"/?sort={quote(f'{SWEPT}[7]')}&order=up",
+    "filtered": f"/?where={quote(f'{SWEPT}[3]=1')}",
     "named": "/?text=run-77",
     "compare": "/compare?" + "&".join(f"run=default/run-{number}" for number in range(2)),
 }
@@ -124,6 +125,7 @@ async def _ask(link: str, pid: int, runs: int, rounds: int) -> dict[str, Any]:
                     body = await response.read()
                     assert response.status == 200, (path, response.status)
                 took_ms.append(1000 * (time.monotonic() - asked_s))
+            _check(name, gzip.decompress(body).decode())
             every += took_ms
             figures[f"{name}_ms"] = round(sorted(took_ms)[len(took_ms) // 2], 1)
             if name == "first_table":
@@ -131,6 +133,14 @@ async def _ask(link: str, pid: int, runs: int, rounds: int) -> dict[str, Any]:
         figures["p99_ms"] = round(sorted(every)[min(len(every) - 1, int(len(every) * 0.99))], 1)
     figures["rss_mib"] = _rss_mib(pid)
     return figures
+
+
+def _check(name: str, page: str) -> None:
+    """Refuse to time a page that does not show what it is for."""
+    wanted = {"first_table": f"{SWEPT}[3]", "sorted_by_parameter": f"{SWEPT}[7]", "named": "run-77"}.get(name, "run-")
+    shown = html.unescape(page)
+    if shown.count("<tr") < 2 or wanted not in shown:
+        raise SystemExit(f"the page {name} has no {wanted}")
 
 
 async def _page(session: ClientSession, base: str, headers: dict[str, str]) -> str:

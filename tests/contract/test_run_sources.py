@@ -1,6 +1,7 @@
 """RunSource: lists, one run, its logs and actions, comparison, check and submission, alike of a home and a cluster."""
 
 import contextlib
+import functools
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,12 @@ def names(found: RunList) -> list[str]:
 
 def test_runs_are_filtered_sorted_and_cut_into_pages(opener: RunOpener, tmp_path: Path) -> None:
     async def story(harness: RunHarness) -> None:
-        for name, seed in (("story-a", 3), ("story-b", 20), ("story-c", 1)):
-            await harness.add(job_of(harness.own, name, seed=seed))
+        for name, seed, some in (
+            ("story-a", 3, {"capacityFactor": "1.5"}),
+            ("story-b", 20, {"capacityFactor": "1.25"}),
+            ("story-c", 1, {}),
+        ):
+            await harness.add(job_of(harness.own, name, seed=seed, **some))
         await harness.add(job_of(harness.other, "story-d", seed=7))
         await harness.settle()
         find, own = harness.source.find, harness.own
@@ -30,6 +35,14 @@ def test_runs_are_filtered_sorted_and_cut_into_pages(opener: RunOpener, tmp_path
         assert (names(second), second.total, sum(second.states.values())) == (["story-b"], 3, 3)
         assert names(await find(RunQuery(namespace=own, text="Y-B"))) == ["story-b"]
         assert names(await find(RunQuery(namespace=own, where=(("training.seed", "3"),)))) == ["story-a"]
+        for typed in ("1.50", "1.5"):
+            assert names(await find(RunQuery(namespace=own, where=(("training.capacityFactor", typed),)))) == [
+                "story-a"
+            ]
+        for descending, ordered in ((False, ["story-b", "story-a"]), (True, ["story-a", "story-b"])):
+            by = functools.partial(RunQuery, namespace=own, sort="training.capacityFactor", descending=descending)
+            pages = [names(await find(by(offset=offset, count=2))) for offset in (0, 1, 2)]
+            assert pages == [ordered, [ordered[1], "story-c"], ["story-c"]], "a run without the field is the last"
         assert names(await find(RunQuery(namespace=harness.other))) == ["story-d"]
         everywhere = await find(RunQuery(namespace=ALL_NAMESPACES, text="story-"))
         assert sorted(names(everywhere)) == ["story-a", "story-b", "story-c", "story-d"]

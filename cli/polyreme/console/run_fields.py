@@ -8,8 +8,8 @@ from typing import Any
 from polyreme_api.differences import leaves
 
 VALUE_CHARACTERS_MAX = 200
-FIELDS_MAX = 400
-"""Fields of one job that are kept."""
+FIELDS_MAX = 2_000
+"""Fields of one job that are kept: a mixture of 256 sources has a thousand."""
 LEFT_OUT = "workers.template"
 """The pod template is no hyper-parameter, and its environment may hold secrets."""
 
@@ -35,3 +35,11 @@ def stored_value(value: Any) -> Any:
         return float(text) if text.strip() == text and text[:1] in "0123456789-." and text else text
     except ValueError:
         return text[:VALUE_CHARACTERS_MAX]
+
+
+def spellings_of(text: str) -> tuple[Any, Any]:
+    """Return what a field may hold that a person typed: the text, or the number that it writes."""
+    try:
+        return text, int(text) if abs(int(text)) < 2**63 else text
+    except ValueError:
+        return text, stored_value(text)

@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from polyreme.console.run_fields import fields_of
+from polyreme.console.run_fields import fields_of, spellings_of
 from polyreme.console.run_source import ALL_NAMESPACES, SORTED_BY, RunList, RunQuery, RunRow
 from polyreme.report.run_summary import describe
 from polyreme.run_files.paths import PREVIOUS_SUFFIX, Home, RunDirectory
@@ -29,17 +29,32 @@ BATCH = 200
 PAUSE_S = 0.002
 """Rest after a batch, for the threads that answer."""
 NAMESPACES_MAX = 200
+_COLUMNS = (
+    "namespace",
+    "name",
+    "state",
+    "step",
+    "steps",
+    "loss",
+    "held_out",
+    "goodput",
+    "attempt",
+    "changed",
+    "message",
+)
+_NAMED = "(SELECT id FROM fields WHERE name = ?)"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (
   id INTEGER PRIMARY KEY, namespace TEXT NOT NULL, name TEXT NOT NULL, state TEXT NOT NULL, step INTEGER,
   steps INTEGER, loss REAL, held_out REAL, goodput REAL, attempt INTEGER, changed REAL NOT NULL, settled INTEGER,
   message TEXT NOT NULL, stamp TEXT NOT NULL, UNIQUE (namespace, name));
-CREATE INDEX IF NOT EXISTS runs_changed ON runs (changed DESC);
+CREATE INDEX IF NOT EXISTS runs_changed ON runs (changed);
 CREATE INDEX IF NOT EXISTS runs_loss ON runs (loss);
 CREATE INDEX IF NOT EXISTS runs_state ON runs (state, changed DESC);
 CREATE TABLE IF NOT EXISTS fields (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
 CREATE TABLE IF NOT EXISTS parameters (
   run INTEGER NOT NULL, field INTEGER NOT NULL, value, PRIMARY KEY (run, field)) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS parameters_value ON parameters (field, value);
 """
 
 
@@ -70,10 +85,10 @@ class RunIndex:
         with self._open() as database:
             counted = f"SELECT count(*) FROM runs WHERE {condition}"  # noqa: S608 (the condition is of this module)
             total = database.execute(counted, values).fetchone()[0]
-            ids, rows = self._page(database, query, condition, values)
-            fields = _fields_of(database, ids)
+            rows = _page(database, query, condition, values)
+            fields = _fields_of(database, [key for key, *_ in rows])
             states = dict(database.execute(*_states_of(query)))
-        found = [RunRow(**dict(row), fields=fields.get(key, {})) for key, row in zip(ids, rows, strict=True)]
+        found = [RunRow(**dict(zip(_COLUMNS, row, strict=True)), fields=fields.get(key, {})) for key, *row in rows]
         return RunList(rows=found, total=total, states=states)
 
     def namespaces(self) -> list[str]:
@@ -81,24 +96,6 @@ class RunIndex:
         with self._open() as database:
             rows = database.execute("SELECT DISTINCT namespace FROM runs ORDER BY namespace LIMIT ?", (NAMESPACES_MAX,))
             return [name for (name,) in rows]
-
-    @staticmethod
-    def _page(
-        database: sqlite3.Connection, query: RunQuery, condition: str, values: list[Any]
-    ) -> tuple[list[int], list[dict[str, Any]]]:
-        join, key = "", query.sort if query.sort in SORTED_BY else "changed"
-        if query.sort not in SORTED_BY:
-            join = " LEFT JOIN parameters AS p ON p.run = runs.id AND p.field = (SELECT id FROM fields WHERE name = ?)"
-            values, key = [query.sort, *values], "p.value"
-        direction = "DESC" if query.descending else "ASC"
-        names = "id, namespace, name, state, step, steps, loss, held_out, goodput, attempt, changed, message"
-        statement = (
-            f"SELECT {names} FROM runs{join} WHERE {condition} "  # noqa: S608 (all names are of this module)
-            f"ORDER BY {key} IS NULL, {key} {direction}, runs.id DESC LIMIT ? OFFSET ?"
-        )
-        found = database.execute(statement, [*values, query.count, query.offset]).fetchall()
-        heads = names.split(", ")[1:]
-        return [row[0] for row in found], [dict(zip(heads, row[1:], strict=True)) for row in found]
 
     def _update(self, database: sqlite3.Connection) -> set[int]:
         """Bring every run of the home up to date, and return their keys."""
@@ -215,6 +212,29 @@ def _changed_ns(path: Path) -> int:
         return 0
 
 
+def _page(database: sqlite3.Connection, query: RunQuery, condition: str, values: list[Any]) -> list[Any]:
+    """Return key and columns of the runs of a page: each order is read from an index, up to the page's end."""
+    direction, part = "DESC" if query.descending else "ASC", (query.count, query.offset)
+    if query.sort in SORTED_BY:
+        return _rows(database, f"runs WHERE {condition} ORDER BY {query.sort} {direction} NULLS LAST", values, part)
+    having = f"parameters AS p JOIN runs ON runs.id = p.run AND p.field = {_NAMED} WHERE {condition}"
+    rows = _rows(database, f"{having} ORDER BY p.value {direction}", [query.sort, *values], part)
+    if len(rows) == query.count:
+        return rows
+    # Runs that have no such field come last.
+    have = database.execute(f"SELECT count(*) FROM {having}", [query.sort, *values]).fetchone()[0]  # noqa: S608 (above)
+    lacking = f"NOT EXISTS (SELECT 1 FROM parameters WHERE run = runs.id AND field = {_NAMED})"  # noqa: S608 (above)
+    part = (query.count - len(rows), max(0, query.offset - have))
+    return rows + _rows(
+        database, f"runs WHERE {condition} AND {lacking} ORDER BY changed DESC", [*values, query.sort], part
+    )
+
+
+def _rows(database: sqlite3.Connection, ordered: str, values: list[Any], part: tuple[int, int]) -> list[Any]:
+    statement = f"SELECT id, {', '.join(_COLUMNS)} FROM {ordered}, runs.id DESC LIMIT ? OFFSET ?"  # noqa: S608 (above)
+    return database.execute(statement, [*values, *part]).fetchall()
+
+
 def _states_of(query: RunQuery) -> tuple[str, list[Any]]:
     condition, values = _condition(RunQuery(namespace=query.namespace))
     return f"SELECT state, count(*) FROM runs WHERE {condition} GROUP BY state", values  # noqa: S608 (as above)
@@ -226,17 +246,17 @@ def _condition(query: RunQuery) -> tuple[str, list[Any]]:
         parts.append("namespace = ?")
         values.append(query.namespace)
     if query.text:
-        parts.append("(instr(lower(name), ?) OR instr(lower(namespace), ?))")
+        parts.append("(instr(name, ?) OR instr(namespace, ?))")
         values += [query.text.lower()] * 2
     if query.state:
         parts.append("state = ?")
         values.append(query.state)
     for field, value in query.where:
+        same = spellings_of(value)
         parts.append(
-            "EXISTS (SELECT 1 FROM parameters JOIN fields ON fields.id = parameters.field "
-            "WHERE run = runs.id AND fields.name = ? AND CAST(value AS TEXT) = ?)"
+            f"runs.id IN (SELECT run FROM parameters WHERE field = {_NAMED} AND value IN (?, ?))"  # noqa: S608 (as above)
         )
-        values += [field, value]
+        values += [field, *same]
     return " AND ".join(parts), values
 
 

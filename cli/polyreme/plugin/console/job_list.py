@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from polyreme.console.run_fields import fields_of
+from polyreme.console.run_fields import fields_of, spellings_of
 from polyreme.console.run_source import SORTED_BY, RunList, RunQuery, RunRow
 from polyreme.plugin.rows import message_of, progress_of, state_of, steps_of
 from polyreme.plugin.snapshot import Snapshot
@@ -55,7 +55,7 @@ def _matches(row: RunRow, query: RunQuery) -> bool:
     text = query.text.lower()
     named = not text or text in row.name.lower() or text in row.namespace.lower()
     in_state = not query.state or row.state == query.state
-    return named and in_state and all(_text(row.fields.get(field)) == value for field, value in query.where)
+    return named and in_state and all(row.fields.get(field) in spellings_of(value) for field, value in query.where)
 
 
 def _value(row: RunRow, key: str) -> Any:
@@ -65,10 +65,6 @@ def _value(row: RunRow, key: str) -> Any:
 def _order(value: Any) -> tuple[bool, Any]:
     """Order numbers before texts."""
     return isinstance(value, str), value
-
-
-def _text(value: Any) -> str | None:
-    return None if value is None else repr(value) if isinstance(value, float) else str(value)
 
 
 def named_states() -> Sequence[str]:

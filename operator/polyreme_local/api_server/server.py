@@ -114,6 +114,9 @@ class ApiServer:
                 rights = self._authenticated(request)
                 ref = await _new_reference(request, kind) if verb == "create" else _reference(request, kind)
                 real = "watch" if verb == "list" and request.query.get("watch") in {"1", "true"} else verb
+                dry_run = request.query.getall("dryRun", [])
+                if dry_run and (verb != "create" or dry_run != ["All"]):
+                    raise _no_dry_run(request.method, dry_run)
                 if not rights.allow(real, ref):
                     raise web.HTTPForbidden(
                         text=_status(403, "Forbidden", f"{real} of {ref} is not allowed"), content_type=_JSON
@@ -189,8 +192,8 @@ class ApiServer:
         manifest["kind"] = ref.kind
         if ref.namespace:
             manifest["metadata"]["namespace"] = ref.namespace
-        dry_run = request.query.get("dryRun") == "All"
-        return web.json_response(await self._cluster.create(manifest, dry_run=dry_run), status=201)
+        created = await self._cluster.create(manifest, dry_run="dryRun" in request.query)
+        return web.json_response(created, status=201)
 
     async def _patch(self, request: web.Request, ref: ObjectRef) -> web.StreamResponse:
         patch = await _body(request)
@@ -289,7 +292,17 @@ async def _body(request: web.Request) -> Manifest:
         raise InvalidObjectError("request body is no JSON") from error
     if not isinstance(body, dict):
         raise InvalidObjectError("request body is no JSON object")
+    options = body.get("deleteOptions", body)
+    if isinstance(options, dict) and options.get("dryRun"):
+        raise _no_dry_run(request.method, options["dryRun"])
     return body
+
+
+def _no_dry_run(method: str, asked: object) -> InvalidObjectError:
+    """Refuse a dry run that would be carried out in earnest."""
+    return InvalidObjectError(
+        f"no dry run {asked} of {method} here; objects can be created with ['All']", field="dryRun"
+    )
 
 
 def _status(code: int, reason: str, message: str) -> str:

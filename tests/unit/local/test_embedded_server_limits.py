@@ -94,6 +94,33 @@ def test_a_body_that_is_none_is_refused(tmp_path: Path, body: bytes, status: int
     on_wire(tmp_path, story)
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("PATCH", "/toy?dryRun=All", {"spec": {"suspend": True}}),
+        ("DELETE", "/toy?dryRun=All", None),
+        ("DELETE", "/toy", {"kind": "DeleteOptions", "dryRun": ["All"]}),
+        ("POST", "?dryRun=bogus", "a job"),
+        ("POST", "?dryRun=", "a job"),
+    ],
+)
+def test_a_dry_run_that_is_not_served_is_refused_and_changes_nothing(
+    tmp_path: Path, method: str, path: str, body: object
+) -> None:
+    async def story(wire: Wire) -> None:
+        given = {**wire.job, "metadata": {"name": "other", "namespace": "default"}} if body == "a job" else body
+        before = await wire.cluster.list("TrainingJob")
+        headers = {"Authorization": f"Bearer {wire.tokens.admin}"}
+        async with (
+            aiohttp.ClientSession(headers=headers) as session,
+            session.request(method, wire.url + JOBS + path, json=given) as response,
+        ):
+            assert (response.status, "no dry run" in (await response.json())["message"]) == (422, True)
+        assert (await wire.cluster.list("TrainingJob")).items == before.items
+
+    on_wire(tmp_path, story)
+
+
 def test_names_are_names_and_never_paths(tmp_path: Path) -> None:
     async def story(wire: Wire) -> None:
         for name in ("../up", "..", "a/b", "a\n", "", "A", "a" * 254):

@@ -75,3 +75,15 @@ class ObjectStore(Protocol):
     def delete(self, key: str) -> None:
         """Remove the object; no error when there is none."""
         ...
+
+
+class FolderStore(ObjectStore, Protocol):
+    """A store that can be looked into folder by folder, without listing what is further below."""
+
+    def children(self, folder: str) -> tuple[Sequence[str], Sequence[ObjectInfo]]:
+        """Return what lies directly in a folder: names of folders, then objects; nothing if it does not exist.
+
+        Args:
+            folder: Its key, without a slash at the end; empty: the root.
+        """
+        ...

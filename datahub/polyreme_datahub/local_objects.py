@@ -10,7 +10,7 @@ import contextlib
 import errno
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -66,6 +66,13 @@ class LocalObjectStore:
         """Yield the objects whose key begins with ``prefix``, in the order of their keys."""
         yield from sorted(self._try(prefix, lambda: [*self._walk(prefix)]), key=lambda info: info.key)
 
+    def children(self, folder: str) -> tuple[Sequence[str], Sequence[ObjectInfo]]:
+        """Return what lies directly in a folder: names of folders, then objects."""
+        try:
+            return self._try(folder, lambda: self._entries(f"{checked_key(folder)}/" if folder else ""))
+        except ObjectNotFoundError:
+            return [], []
+
     def put(self, key: str, data: Data) -> None:
         """Write or replace the object, atomically and durably."""
         self._try(key, lambda: self._write(self._root / checked_key(key), data, overwrite=True))
@@ -104,6 +111,17 @@ class LocalObjectStore:
                 if key.startswith(prefix):
                     with contextlib.suppress(FileNotFoundError):
                         yield ObjectInfo(key=key, size_bytes=path.stat().st_size)
+
+    def _entries(self, prefix: str) -> tuple[Sequence[str], Sequence[ObjectInfo]]:
+        folders, objects = list[str](), list[ObjectInfo]()
+        with os.scandir(self._root / prefix) as entries:
+            for entry in sorted(entries, key=lambda entry: entry.name):
+                if entry.is_dir():
+                    folders += [entry.name] if prefix or entry.name != TEMPORARY else []
+                    continue
+                with contextlib.suppress(FileNotFoundError):
+                    objects.append(ObjectInfo(key=prefix + entry.name, size_bytes=entry.stat().st_size))
+        return folders, objects
 
     def _write(self, path: Path, data: Data, *, overwrite: bool) -> None:
         if not overwrite and path.exists():

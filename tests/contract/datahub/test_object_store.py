@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 
 from polyreme_api.errors import InvalidConfigError
-from polyreme_api.store import ObjectExistsError, ObjectNotFoundError, ObjectStore, StoreFailedError
+from polyreme_api.store import (
+    FolderStore,
+    ObjectExistsError,
+    ObjectInfo,
+    ObjectNotFoundError,
+    ObjectStore,
+    StoreFailedError,
+)
 from polyreme_datahub.digests import blob_key
 from polyreme_datahub.lakehouse import Lakehouse
 from polyreme_datahub.local_objects import LocalObjectStore
@@ -18,12 +25,12 @@ from polyreme_datahub.objects import open_store
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> ObjectStore:
+def folder(tmp_path: Path) -> FolderStore:
     return open_store(f"file://{tmp_path}/objects", sleep=lambda _: None)
 
 
 @pytest.fixture(params=["folder", pytest.param("bucket", marks=pytest.mark.services)])
-def store(request: pytest.FixtureRequest) -> ObjectStore:
+def store(request: pytest.FixtureRequest) -> FolderStore:
     found = request.getfixturevalue(request.param)
     return open_store(found, sleep=lambda _: None) if isinstance(found, str) else found
 
@@ -115,6 +122,14 @@ def test_a_listing_is_sorted_and_shows_no_temporary_file(store: ObjectStore, tmp
     assert [info.size_bytes for info in store.list("q")] == [1]
     assert len(list(store.list(""))) == 5
     assert list(tmp_path.glob("objects/.tmp/*")) == []
+
+
+def test_a_folder_is_looked_into_without_what_is_further_below(store: FolderStore, tmp_path: Path) -> None:
+    for key in ("p/b", "p/a", "p/c/d", "p/c/e/f", "pz", "q/a"):
+        store.put(key, b"12")
+    assert store.children("") == (["p", "q"], [ObjectInfo(key="pz", size_bytes=2)])
+    assert store.children("p") == (["c"], [ObjectInfo(key=key, size_bytes=2) for key in ("p/a", "p/b")])
+    assert store.children("p/c/none") == ([], [])
 
 
 def test_what_killed_writers_left_is_swept_when_it_is_old(folder: ObjectStore, tmp_path: Path) -> None:

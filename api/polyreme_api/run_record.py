@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from polyreme_api.job import TrainingJob
+from polyreme_api.job import TrainingJobSpec
 
 PREFIX = "runs/"
 
@@ -43,8 +43,8 @@ def record_key(uid: str) -> str:
     return f"{PREFIX}{uid}.json"
 
 
-def recorded_spec(job: TrainingJob) -> dict[str, Any]:
+def recorded_spec(spec: TrainingJobSpec) -> dict[str, Any]:
     """Return the part of a job's spec that is recorded."""
-    spec: dict[str, Any] = job.spec.model_dump(mode="json", by_alias=True)
-    spec.get("workers", {}).pop("template", None)
-    return spec
+    recorded: dict[str, Any] = spec.model_dump(mode="json", by_alias=True)
+    recorded.get("workers", {}).pop("template", None)
+    return recorded

@@ -14,6 +14,7 @@ from polyreme.console.commands import Commands
 from polyreme.console.run_source import RunName
 from polyreme.plugin.console import bucket_reader
 from polyreme.plugin.console.bucket_reader import NO_CREDENTIALS, BucketReader
+from polyreme.plugin.console.past_records import PastRecords
 from polyreme.plugin.console.source import ClusterSource
 from polyreme.run_files.stored_logs import PATIENCE
 from polyreme_api.errors import RefusedError
@@ -25,8 +26,9 @@ from polyreme_cluster.port import ObjectRef
 from polyreme_datahub.objects import open_store
 from polyreme_system.clock import SystemClock
 from polyreme_trainer.train.records import open_step_log
-from tests.contract.bucket_run import STEPS, status_of, write_run
+from tests.contract.bucket_run import STEPS, status_of, write_record, write_run
 from tests.contract.run_sources import STORY_S, job_of, reach_embedded_cluster
+from tests.unit.console.test_console_cluster import stage
 from tools.s3.server import BucketServer
 
 pytestmark = pytest.mark.services
@@ -69,6 +71,41 @@ def test_curves_and_lines_of_a_job_are_read_from_its_bucket(bucket: str, tmp_pat
         assert (await source.compared(RUN)).curve.step[-1] == STEPS + 1
 
     told(tmp_path, bucket, ask, buckets=BucketReader(os.environ, SystemClock()))
+
+
+def test_a_deleted_job_is_shown_compared_and_cloned_by_what_is_in_its_bucket(bucket: str, tmp_path: Path) -> None:
+    async def story() -> None:
+        async with stage(tmp_path, bucket) as made, asyncio.timeout(STORY_S):
+            for name, seed in (("far", 1), ("near", 2)):
+                job = job_of("team", name, seed=seed)
+                await made.add(dict(job))
+                write_run(write_record(bucket, job, f"u-{name}"))
+            assert "Deleted</span>" not in await made.get("/")
+            assert await made.post("/runs/team/far/actions/delete", status=303) == "/"
+            assert "Deleted</span>" in await made.get("/")
+            page = await made.get("/runs/team/far")
+            assert f"{bucket}/team/far/runs/u-far.json" in page
+            assert CURVE in page
+            assert "/actions/" not in page
+            compared = await made.get("/compare?run=team/far&run=team/near")
+            assert CURVE in compared
+            assert "training.seed" in compared.partition("What differs")[2]
+            assert 'value="far-2"' in await made.get("/submit?from=team/far")
+            assert "last words &lt;b&gt;" in await made.get("/runs/team/far/logs")
+
+    asyncio.run(story())
+
+
+def test_a_location_that_cannot_be_searched_is_a_sentence(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def said(location: str) -> list[str]:
+        clock = SystemClock()
+        return list((await PastRecords([location], BucketReader(os.environ, clock), clock).look()).said)
+
+    write_record(bucket, job_of("team", "far"), "u-far")
+    assert asyncio.run(said(bucket)) == []
+    assert "no such bucket" in asyncio.run(said("s3://other/root"))[0]
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    assert "refuses the credentials" in asyncio.run(said(bucket))[0]
 
 
 def test_a_console_of_all_users_reads_no_bucket(bucket: str, tmp_path: Path) -> None:

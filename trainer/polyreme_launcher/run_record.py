@@ -45,7 +45,7 @@ def write_run_record(
             layout=str(Plan.from_json(plan_json).layout),
             seed=None if training is None else training.seed,
             datasets=_datasets(job, pod, objects_url),
-            spec=recorded_spec(job),
+            spec=recorded_spec(job.spec),
             written_at_s=now_s,
         )
         with contextlib.suppress(ObjectExistsError):

@@ -22,3 +22,9 @@ def run_tabs(source: RunSource, run: RunName, current: str) -> str:
     own = markup.run_path(run.namespace, run.name)
     entries = [("Overview", own), ("Logs", f"{own}/logs"), *source.pages(run)]
     return markup.tabs([(path, text, text == current) for text, path in entries], label="of this run")
+
+
+def run_links(run: RunName) -> str:
+    """Return links to pages that begin with a run."""
+    clone = markup.link(markup.query("/submit", {"from": run.whole}), "Clone with changes", classes="button")
+    return clone + markup.link(markup.query("/compare", {"run": [run.whole]}), "Compare", classes="button")

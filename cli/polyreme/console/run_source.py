@@ -102,6 +102,8 @@ class RunList:
     """Runs that the query finds, on all pages."""
     states: Mapping[str, int]
     """How many runs are in each state, without the query's filters but the namespace."""
+    notes: Sequence[str] = ()
+    """Sentences on runs that may be there and are not shown."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

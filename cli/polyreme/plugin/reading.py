@@ -161,12 +161,16 @@ async def list_all(cluster: ClusterPort, kind: str, *, namespace: str | None = N
     raise RefusedError(f"list of {kind} has more than {PAGES_MAX} pages; name a namespace")
 
 
+class NoJobError(NotFoundError):
+    """The API server has no job of a name."""
+
+
 async def read_job(cluster: ClusterPort, namespace: str, name: str) -> Manifest:
     """Read one job.
 
     Raises:
         ForbiddenError: If the user may not read it.
-        NotFoundError: Naming those that exist, if the user may list them.
+        NoJobError: Naming those that exist, if the user may list them.
     """
     try:
         return await cluster.get(ObjectRef(kind=KIND_JOB, namespace=namespace, name=name))
@@ -174,4 +178,4 @@ async def read_job(cluster: ClusterPort, namespace: str, name: str) -> Manifest:
         items, hidden = await _visible(cluster, KIND_JOB, namespace, needed=False, home="")
         known = sorted(item["metadata"]["name"] for item in items)
         words = nearest(name, known) if hidden is None else "you may not list those that exist"
-        raise NotFoundError(f"no job {name!r} in namespace {namespace!r}: {words}", field="JOB or -n") from error
+        raise NoJobError(f"no job {name!r} in namespace {namespace!r}: {words}", field="JOB or -n") from error

@@ -89,14 +89,14 @@ def write_kubeconfig(path: Path, url: str, token: str) -> None:
 
 
 @contextlib.asynccontextmanager
-async def stage(folder: Path) -> AsyncIterator[Stage]:
+async def stage(folder: Path, *past: str) -> AsyncIterator[Stage]:
     cluster = EmbeddedCluster(Store(new_uid=uids(), now_s=SystemClock().now_s))
     tokens = TokenTable()
     api = ApiServer(cluster, tokens=tokens)
     path = folder / "kubeconfig"
     write_kubeconfig(path, await api.start(), tokens.admin)
     guard = LinkGuard()
-    backend = KubeconfigBackend(Target(kubeconfig=path), SystemClock())
+    backend = KubeconfigBackend(Target(kubeconfig=path), SystemClock(), past)
     async with (
         TestServer(ConsoleServer(backend, guard).application()) as server,
         ClientSession(cookie_jar=DummyCookieJar()) as opener,

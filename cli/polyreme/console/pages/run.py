@@ -10,7 +10,7 @@ from polyreme.console import markup
 from polyreme.console.context import Console
 from polyreme.console.live import live_part, opened, stream
 from polyreme.console.route import Route
-from polyreme.console.run_paths import run_of, run_tabs
+from polyreme.console.run_paths import run_links, run_of, run_tabs
 from polyreme.console.run_source import Number, Offer, RunName, RunSource
 from polyreme.report.svg import safe
 from polyreme_api.errors import InvalidConfigError
@@ -61,11 +61,7 @@ def _actions(run: RunName, offers: Sequence[Offer], form_token: str) -> str:
     parts = [_action(run, each, form_token) for each in offers]
     if not parts:
         return ""
-    clone = markup.query("/submit", {"from": run.whole})
-    parts.append(markup.link(clone, "Clone with changes", classes="button"))
-    compare = markup.query("/compare", {"run": [run.whole]})
-    parts.append(markup.link(compare, "Compare", classes="button"))
-    return f'<div class="actions">{"".join(parts)}</div>'
+    return f'<div class="actions">{"".join(parts)}{run_links(run)}</div>'
 
 
 def _action(run: RunName, offer: Offer, form_token: str) -> str:

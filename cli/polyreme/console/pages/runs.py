@@ -120,8 +120,9 @@ def _filters(values: Mapping[str, str], source: RunSource, namespaces: Sequence[
 
 async def _part(source: RunSource, query: RunQuery, values: Mapping[str, str]) -> str:
     found = await source.find(query)
+    notes = "".join(map(markup.notice, found.notes))
     if not found.rows:
-        return _nothing(found, source)
+        return notes + _nothing(found, source)
     fields = differing_fields([row.fields for row in found.rows])
     more = f" {len(fields) - FIELDS_MAX} more fields differ." if len(fields) > FIELDS_MAX else ""
     fields = fields[:FIELDS_MAX]
@@ -130,7 +131,8 @@ async def _part(source: RunSource, query: RunQuery, values: Mapping[str, str]) -
     rows = "".join(_row(row, fields) for row in found.rows)
     said = "Fields of the spec are columns where the runs on this page differ."
     return (
-        f'<form method="get" action="/compare"><div class="card table" tabindex="0" role="region" aria-label="runs">'
+        f'{notes}<form method="get" action="/compare">'
+        '<div class="card table" tabindex="0" role="region" aria-label="runs">'
         f'<table class="runs"><thead><tr><td></td>{_head("name", "name", values)}{heads}</tr></thead>'
         f"<tbody>{rows}</tbody></table></div>"
         f'<div class="bar"><button class="main">Compare the chosen runs</button>'

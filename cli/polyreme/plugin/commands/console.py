@@ -17,6 +17,12 @@ def console(
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
     context: Context = None,
+    past: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Checkpoint root of the operator, of a namespace or of one job, for deleted jobs; repeatable."
+        ),
+    ] = None,
 ) -> None:
     """Look at jobs, queues and nodes, and submit jobs, in a browser of this machine, until it is stopped.
 
@@ -28,6 +34,8 @@ def console(
       kubectl polyreme console
 
       kubectl polyreme console -n team-a --port 0
+
+      kubectl polyreme console --past s3://bucket/checkpoints
     """
     from polyreme.console.loopback import serve
     from polyreme.plugin.console.backend import KubeconfigBackend
@@ -35,4 +43,4 @@ def console(
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     where = target(kubeconfig, context, namespace)
     title = f"console of {where.connection().url}, namespace {where.in_namespace}"
-    asyncio.run(serve(lambda: KubeconfigBackend(where, SystemClock()), title, port=port))
+    asyncio.run(serve(lambda: KubeconfigBackend(where, SystemClock(), past or ()), title, port=port))

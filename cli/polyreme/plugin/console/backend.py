@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,6 +16,8 @@ from polyreme.console import pages
 from polyreme.console.commands import Commands
 from polyreme.plugin.console import pages as cluster_pages
 from polyreme.plugin.console.bucket_reader import BucketReader
+from polyreme.plugin.console.past_records import PastRecords, location_urls
+from polyreme.plugin.console.past_source import SourceWithPast
 from polyreme.plugin.console.source import ClusterSource
 from polyreme.plugin.target import Target
 from polyreme_api.clock import Clock
@@ -89,16 +91,27 @@ class KubeconfigBackend:
     Args:
         target: Which kubeconfig, context and namespace.
         clock: Of this machine.
+        past: Locations with records of jobs that may be deleted, as the user typed them.
+
+    Raises:
+        InvalidConfigError: If a location is none.
     """
 
     pages = (pages, cluster_pages)
 
-    def __init__(self, target: Target, clock: Clock) -> None:
+    def __init__(self, target: Target, clock: Clock, past: Sequence[str] = ()) -> None:
+        locations = location_urls(past)
         self._folder = tempfile.TemporaryDirectory(prefix="polyreme-console-")
         self._cluster = KubeconfigCluster(target)
         commands = Commands(Path(self._folder.name), clock)
-        buckets = BucketReader(os.environ, clock)
-        self._source = ClusterSource(self._cluster, commands, clock, namespace=target.in_namespace, buckets=buckets)
+        buckets = BucketReader(os.environ, clock, locations)
+        self._past = PastRecords(locations, buckets, clock)
+        space = target.in_namespace
+        self._source = (
+            SourceWithPast(self._cluster, commands, clock, namespace=space, buckets=buckets, past=self._past)
+            if locations
+            else ClusterSource(self._cluster, commands, clock, namespace=space, buckets=buckets)
+        )
 
     def source(self, request: web.Request) -> ClusterSource:
         """Return the jobs as the kubeconfig's user sees them: the guard knows one user alone."""
@@ -112,5 +125,6 @@ class KubeconfigBackend:
         try:
             yield
         finally:
+            self._past.close()
             await self._cluster.close()
             self._folder.cleanup()

@@ -1,4 +1,4 @@
-"""Reader of what jobs left in buckets, with the credentials of this process, which are its user's.
+"""Reader of what jobs left in buckets, with the credentials of this process, and in folders that its user has named.
 
 A console of all users has none: it would read for each of them what any job's location names.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from polyreme.console.kept import Kept
@@ -45,10 +45,11 @@ class BucketReader:
     Args:
         environment: Of this process.
         clock: Of this machine.
+        folders: URLs of folders of this machine with checkpoint roots; a root elsewhere is of another machine.
     """
 
-    def __init__(self, environment: Mapping[str, str], clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, environment: Mapping[str, str], clock: Clock, folders: Sequence[str] = ()) -> None:
+        self._clock, self._folders = clock, folders
         self._away: tuple[str, float, StoreFailedError] | None = None
         """The bucket that kept a reader waiting for nothing, until when it is not asked again, and what it said."""
         self._can_read = any(environment.get(name) for name in CREDENTIALS)
@@ -56,8 +57,10 @@ class BucketReader:
         self._kept = Kept[JobSteps](CURVES_KEPT)
 
     def reads(self, root: str | None) -> bool:
-        """Tell whether a checkpoint root can be read; a folder is of another machine."""
-        return self._can_read and root is not None and is_bucket(root)
+        """Tell whether a checkpoint root can be read."""
+        if root is None or is_bucket(root):
+            return self._can_read and root is not None
+        return "/../" not in f"{root}/" and any(f"{root}/".startswith(f"{folder}/") for folder in self._folders)
 
     def steps(self, root: str) -> JobSteps:
         """Read the steps below a job's checkpoint root.
@@ -68,7 +71,7 @@ class BucketReader:
         """
         if not self.reads(root):
             return JobSteps(said=NO_CREDENTIALS if is_bucket(root) else "")
-        bucket, _ = bucket_of(root)
+        bucket = bucket_of(root)[0] if is_bucket(root) else root
         with self._lock:
             began_s = self._clock.steady_s()
             if self._away is not None and self._away[0] == bucket and began_s < self._away[1]:

@@ -11,12 +11,20 @@ from polyreme.console.run_source import SORTED_BY, RunList, RunQuery, RunRow
 from polyreme.plugin.rows import message_of, progress_of, state_of, steps_of
 from polyreme.plugin.snapshot import Snapshot
 from polyreme_api.job.accounting import goodput_of
+from polyreme_api.run_record import recorded_spec
 from polyreme_operator.types.timestamps import parse_time_or
 from polyreme_operator.types.views import JobView
 
 
-def row_of(seen: Snapshot, job: JobView) -> RunRow:
-    """Return the row of a job."""
+def row_of(seen: Snapshot, job: JobView, *, defaults: bool = False) -> RunRow:
+    """Return the row of a job.
+
+    Args:
+        seen: What was read.
+        job: The job.
+        defaults: Whether its fields include defaults that the API server does not write, as those of records do.
+    """
+    spec = recorded_spec(job.spec) if defaults and job.spec is not None else seen.manifests[job.uid].get("spec") or {}
     status, record = job.status, progress_of(seen, job)
     changes = (parse_time_or(entry.last_transition_time, 0.0) for entry in status.conditions)
     return RunRow(
@@ -31,7 +39,7 @@ def row_of(seen: Snapshot, job: JobView) -> RunRow:
         attempt=job.attempt.number if job.attempt is not None else None,
         changed=max([job.created_s, *changes]),
         message=message_of(job),
-        fields=dict(fields_of(seen.manifests[job.uid].get("spec") or {})),
+        fields=dict(fields_of(spec)),
     )
 
 

@@ -46,7 +46,7 @@ def overview(seen: JobSight, steps: JobSteps) -> str:
         markup.progress(max(job.status.step, record.step if record else 0), steps_of(job, record)),
         *(f"<p>{safe(words)}</p>" for words in (answer.remedy, answer.resize, *answer.notes) if words),
         *_place(answer),
-        *_losses(job, steps),
+        *losses(RunName(namespace=job.namespace, name=job.name), steps),
         facts(head(seen.sight.seen, job, seen.doubt)),
     ]
     events = [event for event in seen.sight.events if (event.get("involvedObject") or {}).get("uid") == job.uid]
@@ -58,13 +58,12 @@ def overview(seen: JobSight, steps: JobSteps) -> str:
     return "".join(parts)
 
 
-def _losses(job: JobView, steps: JobSteps) -> list[str]:
+def losses(run: RunName, steps: JobSteps) -> list[str]:
     """Draw the loss over the steps that count."""
     if steps.said:
         return [markup.notice(f"Its curves are not shown: {steps.said}")]
     if not steps.curve.step:
         return []
-    run = RunName(namespace=job.namespace, name=job.name)
     return [f'<div class="card">{curves_chart({run: steps.curve}, measure="loss", axis="step")}</div>']
 
 

@@ -33,7 +33,7 @@ from polyreme.plugin.identity import who_acts
 from polyreme.plugin.operator_lease import doubt_of, silence
 from polyreme.plugin.reading import NotAllowedError, Sight, list_all, look, read_job
 from polyreme.plugin.rows import progress_of
-from polyreme.plugin.snapshot import read_view
+from polyreme.plugin.snapshot import Snapshot, read_view
 from polyreme.plugin.waiting import is_waiting
 from polyreme.plugin.why import Answer, why
 from polyreme.report.comparison import ComparedRun
@@ -122,10 +122,18 @@ class ClusterSource:
 
     async def find(self, query: RunQuery) -> RunList:
         """Return a page of the jobs of a namespace."""
+        seen = await self.list_jobs(query)
+        return page_of((row_of(seen, job) for job in seen.jobs), query)
+
+    def listed_namespace(self, query: RunQuery) -> str | None:
+        """Return the namespace that a query lists; None: all of them."""
         namespace = query.namespace or self.namespace
-        listed = None if namespace in {"", ALL_NAMESPACES} else namespace
-        sight = await self.look({KIND_JOB: listed, "Lease": listed}, needed=(KIND_JOB,))
-        return page_of((row_of(sight.seen, job) for job in sight.seen.jobs), query)
+        return None if namespace in {"", ALL_NAMESPACES} else namespace
+
+    async def list_jobs(self, query: RunQuery) -> Snapshot:
+        """Read the jobs of the namespace that a query lists."""
+        listed = self.listed_namespace(query)
+        return (await self.look({KIND_JOB: listed, "Lease": listed}, needed=(KIND_JOB,))).seen
 
     async def manifest(self, run: RunName) -> Mapping[str, Any]:
         """Return a job."""
@@ -136,7 +144,7 @@ class ClusterSource:
         """Return what is known of a job."""
         with self._in_words():
             seen = await self._job_sight(run)
-        return overview(seen, await self._steps_of(seen.job))
+        return overview(seen, await self.read_steps(seen.job.status.checkpoint_location))
 
     def pages(self, run: RunName) -> Sequence[tuple[str, str]]:
         """Return none: a cluster has no files."""
@@ -150,7 +158,7 @@ class ClusterSource:
         sight = await self.look({"Lease": run.namespace}, known=[manifest])
         job, spec = sight.job(manifest["metadata"]["uid"]), parse_job(manifest).spec
         record = progress_of(sight.seen, job)
-        steps = await self._steps_of(job)
+        steps = await self.read_steps(job.status.checkpoint_location)
         figures = {
             "attempts": job.attempt.number if job.attempt is not None else 0,
             "step": max(job.status.step, record.step if record is not None else 0),
@@ -181,7 +189,7 @@ class ClusterSource:
             chosen=lines.names[lines.index],
             lines=shown,
             place=place,
-            command=f"{self._typed('logs', run)} --index {lines.index} -f",
+            command=f"{_typed('logs', run)} --index {lines.index} -f",
         )
 
     async def offers(self, run: RunName) -> Sequence[Offer]:
@@ -192,12 +200,12 @@ class ClusterSource:
             name="delete",
             title="Delete",
             says="Deletes the job and its pods without a last checkpoint. Checkpoints already written stay.",
-            command=self._typed("cancel", run),
+            command=_typed("cancel", run),
             harmful=True,
         )
         if job.status.finished or job.spec is None or job.deleting:
             return (delete,)
-        return (*self._changes(run, job), delete)
+        return (*_changes(run, job), delete)
 
     async def act(self, run: RunName, action: str, number: int | None) -> None:
         """Change a job."""
@@ -252,41 +260,12 @@ class ClusterSource:
         metadata = {"namespace": self.namespace or "default", **manifest["metadata"]}
         return {**manifest, "metadata": metadata}
 
-    def _typed(self, verb: str, run: RunName) -> str:
-        return f"kubectl polyreme {verb} {run.name} -n {run.namespace}"
-
-    def _changes(self, run: RunName, job: JobView) -> list[Offer]:
-        spec = job.spec
-        if spec is None:
-            return []
-        if spec.suspend:
-            says = "Puts the job back into its queue; it continues from its newest checkpoint."
-            return [Offer(name="resume", title="Resume", says=says, command=self._typed("resume", run))]
-        says = "Saves a checkpoint and stops; the job releases its devices and keeps everything else."
-        workers = spec.workers
-        number = Number(
-            title="Workers",
-            value=workers.replicas,
-            least=workers.min_replicas or 1,
-            most=workers.max_replicas or REPLICAS_MAX,
-        )
-        return [
-            Offer(name="suspend", title="Suspend", says=says, command=self._typed("suspend", run)),
-            Offer(
-                name="scale",
-                title="Scale",
-                says="Changes the number of workers: a running job saves a checkpoint and continues with a new plan.",
-                command=f"{self._typed('scale', run)} --replicas {workers.replicas}",
-                number=number,
-            ),
-        ]
-
-    async def _steps_of(self, job: JobView) -> JobSteps:
+    async def read_steps(self, root: str) -> JobSteps:
         """Read a job's steps, off the loop: a bucket is far. What keeps them away hides nothing else."""
         if self._buckets is None:
             return JobSteps()
         try:
-            return await asyncio.to_thread(self._buckets.steps, job.status.checkpoint_location)
+            return await asyncio.to_thread(self._buckets.steps, root)
         except PolyremeError as error:
             return JobSteps(said=str(error)[:300])
 
@@ -329,6 +308,37 @@ class ClusterSource:
             raise RefusedRequestError(403, str(error)) from error
         except (PortTimeoutError, ServerError, TooManyRequestsError) as error:
             raise away(error) from error
+
+
+def _typed(verb: str, run: RunName) -> str:
+    return f"kubectl polyreme {verb} {run.name} -n {run.namespace}"
+
+
+def _changes(run: RunName, job: JobView) -> list[Offer]:
+    spec = job.spec
+    if spec is None:
+        return []
+    if spec.suspend:
+        says = "Puts the job back into its queue; it continues from its newest checkpoint."
+        return [Offer(name="resume", title="Resume", says=says, command=_typed("resume", run))]
+    says = "Saves a checkpoint and stops; the job releases its devices and keeps everything else."
+    workers = spec.workers
+    number = Number(
+        title="Workers",
+        value=workers.replicas,
+        least=workers.min_replicas or 1,
+        most=workers.max_replicas or REPLICAS_MAX,
+    )
+    return [
+        Offer(name="suspend", title="Suspend", says=says, command=_typed("suspend", run)),
+        Offer(
+            name="scale",
+            title="Scale",
+            says="Changes the number of workers: a running job saves a checkpoint and continues with a new plan.",
+            command=f"{_typed('scale', run)} --replicas {workers.replicas}",
+            number=number,
+        ),
+    ]
 
 
 def away(error: PortError) -> RefusedRequestError:

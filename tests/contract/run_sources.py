@@ -16,6 +16,9 @@ import yaml
 from polyreme.console.commands import Commands
 from polyreme.console.home.source import HomeSource
 from polyreme.console.run_source import RunSource
+from polyreme.plugin.console.bucket_reader import BucketReader
+from polyreme.plugin.console.past_records import PastRecords
+from polyreme.plugin.console.past_source import SourceWithPast
 from polyreme.plugin.console.source import ClusterSource
 from polyreme.run_files.paths import Home
 from polyreme_api.labels import API_VERSION, KIND_JOB
@@ -130,7 +133,24 @@ async def open_embedded_cluster(folder: Path) -> AsyncIterator[RunHarness]:
         yield cluster_harness(reach, folder, own="default", other="team")
 
 
-RUN_SOURCES: dict[str, RunOpener] = {"home": open_home, "embedded-cluster": open_embedded_cluster}
+@contextlib.asynccontextmanager
+async def open_cluster_with_past(folder: Path) -> AsyncIterator[RunHarness]:
+    """Open the same, with a location of deleted jobs that has none."""
+    clock, place = SystemClock(), [(folder / "checkpoints").as_uri()]
+    buckets = BucketReader({}, clock, place)
+    past = PastRecords(place, buckets, clock)
+    async with reach_embedded_cluster() as reach:
+        live = cluster_harness(reach, folder, own="default", other="team")
+        commands = Commands(folder, clock)
+        source = SourceWithPast(reach, commands, clock, namespace=live.own, buckets=buckets, past=past)
+        yield dataclasses.replace(live, source=source)
+
+
+RUN_SOURCES: dict[str, RunOpener] = {
+    "home": open_home,
+    "embedded-cluster": open_embedded_cluster,
+    "embedded-cluster-past": open_cluster_with_past,
+}
 """A real API server is held to the same by ``tests/cluster``."""
 
 

@@ -219,7 +219,7 @@ def test_a_record_is_read_once_and_a_location_is_searched_again_after_a_while(
 
     async def story() -> None:
         clock = SteadyClock()
-        past = records_at(location, clock=clock)
+        past = records_at(location, f"{location}/team", clock=clock)
         assert await names(past) == ["a"]
         open_store(location).delete("team/a/runs/u-a.json")
         write_record(location, job_of("team", "b"), "u-b")
@@ -236,7 +236,7 @@ def test_a_record_is_read_once_and_a_location_is_searched_again_after_a_while(
     asyncio.run(story())
 
 
-@pytest.mark.parametrize("typed", [["http://bucket/x"], ["s3://me:secret@bucket/x"], ["a"] * 9])
+@pytest.mark.parametrize("typed", [["http://bucket/x"], [""], ["s3://me:secret@bucket/x"], ["a"] * 9])
 def test_a_location_that_is_none_is_refused_at_the_start(typed: list[str]) -> None:
     with pytest.raises(InvalidConfigError, match=r"--past|expected|credentials") as refused:
         location_urls(typed)

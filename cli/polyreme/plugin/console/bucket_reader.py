@@ -26,7 +26,7 @@ CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINE
 """Variables that name credentials of buckets; a process that has some sets at least one."""
 WAITED_S, AWAY_S = 2.0, 30.0
 """A bucket that fails after so long is not asked again for a while: a comparison reads up to 100 jobs of it."""
-NO_CREDENTIALS = "start the console with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of the bucket to see its curves"
+NO_CREDENTIALS = "start the console with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of the bucket"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,17 +49,19 @@ def deleted_overview(job: PastJob, steps: JobSteps) -> str:
 
 
 def earlier_jobs(jobs: Sequence[PastJob], newest: PastJob) -> str:
-    """Draw the deleted jobs of a name before its newest one, with what differs from that; nothing if there are none."""
+    """Draw earlier jobs of a name, each with what differs from the newest record; nothing if there are none."""
     rows = [
         [safe(job.uid), moment(job.row.changed), safe(_differing(job, newest)), safe(job.url)]
         for job in jobs[:EARLIER_MAX]
     ]
-    heads = ("uid", "began", "differs from the newest", "record")
+    heads = ("uid", "began", "differs from the newest record", "record")
     more = f"<p class='soft'>and {len(jobs) - EARLIER_MAX:,} more</p>" if len(jobs) > EARLIER_MAX else ""
     return f"<h2>Earlier jobs of this name</h2>{table(heads, rows)}{more}" if rows else ""
 
 
 def _differing(job: PastJob, newest: PastJob) -> str:
+    if job is newest:
+        return "it is the newest record"
     found = list(differences("", newest.record.spec, job.record.spec))
     shown = [
         f"{field.removeprefix('.')}={NOTHING if value is None else json.dumps(value)[:60]}"

@@ -17,17 +17,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pydantic import ValidationError
+
 from polyreme.console.run_fields import fields_of
 from polyreme.console.run_source import RunName, RunRow
 from polyreme.plugin.console.bucket_reader import NO_CREDENTIALS, WAITED_S, BucketReader
-from polyreme.run_files.stored_logs import PATIENCE
 from polyreme.views.formatting import moment
 from polyreme_api.clock import Clock
 from polyreme_api.errors import InvalidConfigError, NotFoundError, PolyremeError, RefusedError
+from polyreme_api.load import rule_words
 from polyreme_api.run_record import PREFIX, RunRecord, record_key
 from polyreme_api.store import FolderStore, ObjectInfo
 from polyreme_api.urls import is_bucket
-from polyreme_datahub.objects import bucket_of, open_store, store_folder
+from polyreme_datahub.objects import Patience, bucket_of, open_store, store_folder
 
 T = TypeVar("T")
 Children = tuple[Sequence[str], Sequence[ObjectInfo]]
@@ -41,6 +43,8 @@ REQUESTS_MAX = 16
 """Requests to a location at once."""
 REFRESH_S, REST = 60.0, 10.0
 """A location is searched again after so long, and not before so many times as long as the search took."""
+PATIENCE = Patience(request_s=10, retries_s=5, tries_s=5, tries_max=2)
+"""A console that stops waits for what it has asked."""
 FIRST_S = 2.0
 """So long a page waits for the first search; it then shows what was found until now."""
 SAID_MAX, SAID_CHARACTERS_MAX = 3, 300
@@ -99,6 +103,8 @@ def location_urls(typed: Sequence[str]) -> list[str]:
 
 
 def _url(text: str) -> str:
+    if not text.strip():
+        raise InvalidConfigError("empty location, expected s3://bucket/prefix or a folder")
     if is_bucket(text):
         bucket_of(text)
         return text.rstrip("/")
@@ -121,6 +127,8 @@ class PastRecords:
         """By URL: a record, or why it can't be read."""
         self._said: dict[str, Sequence[str]] = {}
         """By location, of those that were searched."""
+        self._seen: dict[str, set[str]] = {}
+        """By location: URLs of the records that are there."""
         self._known: Past | None = None
         """As pages have it; None: it has changed since."""
         self._task: asyncio.Task[None] | None = None
@@ -160,23 +168,24 @@ class PastRecords:
 
     def _search_all(self) -> None:
         began_s = self._clock.steady_s()
-        with ThreadPoolExecutor(REQUESTS_MAX, thread_name_prefix="past") as threads:
-            for location in self._locations:
-                self._search_in(location, threads)
-        ended_s = self._clock.steady_s()
-        self._next_s = ended_s + max(REFRESH_S, REST * (ended_s - began_s))
+        try:
+            with ThreadPoolExecutor(REQUESTS_MAX, thread_name_prefix="past") as threads:
+                for location in self._locations:
+                    self._search_in(location, threads)
+        finally:
+            ended_s = self._clock.steady_s()
+            self._next_s = ended_s + max(REFRESH_S, REST * (ended_s - began_s))
 
     def _search_in(self, location: str, threads: ThreadPoolExecutor) -> None:
         search = _Search(location, self._take, self._clock, self._stopped)
         if self._buckets.reads(location):
             search.run(threads)
         else:
-            search.said.append(NO_CREDENTIALS)
+            search.said.append(f"{location} is not searched: {NO_CREDENTIALS}")
         with self._lock:
-            if search.whole:
-                for url in [each for each in self._found if each.startswith(f"{location}/")]:
-                    if url not in search.seen:
-                        del self._found[url]
+            self._seen[location] = search.seen | (set() if search.whole else self._seen.get(location, set()))
+            there = set[str]().union(*self._seen.values())
+            self._found = {url: found for url, found in self._found.items() if url in there}
             self._said[location] = search.said
             self._known = None
 
@@ -299,6 +308,9 @@ def _read(store: FolderStore, root: str, info: ObjectInfo) -> PastJob | str:
         record = RunRecord.model_validate_json(content)
         run = RunName.read(f"{record.namespace}/{record.name}")
         moment(record.written_at_s)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        return f"it is damaged: {' '.join([*map(str, first['loc']), rule_words(first)])}"
     except (ValueError, OverflowError, NotFoundError) as error:
         return f"it is damaged: {' '.join(str(error).split())[:SAID_CHARACTERS_MAX]}"
     if not info.key.endswith(record_key(record.uid)):

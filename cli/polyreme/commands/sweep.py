@@ -9,7 +9,8 @@ import typer
 from polyreme.commands.job_arguments import JobFiles
 from polyreme.local_run.signals import cancel_on_signals
 from polyreme.run_files.paths import Home
-from polyreme.views.output import Format, emit, note
+from polyreme.views.output import Format, ManifestFormat, emit, note, print_manifests
+from polyreme_api.errors import InvalidConfigError
 from polyreme_api.exit_codes import ExitCode
 
 
@@ -38,7 +39,10 @@ def sweep(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only check the jobs and list their names and values.")
     ] = False,
-    output: Annotated[Format, typer.Option("-o", "--output", help="Output format.")] = Format.TABLE,
+    output: Annotated[
+        ManifestFormat,
+        typer.Option("-o", "--output", help="Output format; yaml: the manifests of the jobs, with --dry-run."),
+    ] = ManifestFormat.TABLE,
 ) -> int:
     """Train a job with several values of some fields, one run for each combination, and compare the runs.
 
@@ -54,6 +58,8 @@ def sweep(
       polyreme sweep job.yaml --set training.seed=1,2 --set training.steps=200 --name seeds --at-once 2
 
       polyreme sweep base.yaml mine.yaml --set training.seed=1,2,3 --dry-run
+
+      polyreme sweep job.yaml --set training.seed=1,2,3 --dry-run -o yaml | kubectl create -f -
     """
     # Before the modules of a run are imported: Ctrl-C meanwhile must end the command as it does later.
     cancel_on_signals()
@@ -63,20 +69,25 @@ def sweep(
     from polyreme.local_run.sweep import Sweep
 
     home: Home = context.obj
+    if output is ManifestFormat.YAML and not dry_run:
+        raise InvalidConfigError("-o yaml prints jobs and runs none; add --dry-run", field="-o")
     jobs = sweep_jobs.sweep_jobs(read_manifest(job), settings, name=name)
     limit = at_once or sweep_jobs.at_once(jobs)
+    if dry_run and output is ManifestFormat.YAML:
+        print_manifests([each.manifest for each in jobs])
+        return ExitCode.OK
     if dry_run:
         rows = [
             {"name": each.name} | {setting.field.removeprefix("spec."): setting.text for setting in each.values}
             for each in jobs
         ]
-        emit("SweepJobs", rows, output=output, columns=[(field, field) for field in rows[0]])
+        emit("SweepJobs", rows, output=Format(output), columns=[(field, field) for field in rows[0]])
         return ExitCode.OK
     todo = sweep_jobs.check_jobs(home, jobs)
     note(f"{len(jobs)} jobs, {len(jobs) - len(todo)} have succeeded before; at most {limit} at the same time")
     code = Sweep(home, at_once=limit).run(todo, done=len(jobs) - len(todo))
     if runs := [run for each in jobs if (run := each.run(home)).exists]:
-        show_comparison(runs, output)
+        show_comparison(runs, Format(output))
     if code is ExitCode.CANCELLED:
         note("stopped; the same command continues the sweep")
     return code

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import urlsplit
 
 import typer
@@ -18,7 +15,7 @@ from polyreme.local_run import preflight
 from polyreme.run_files.data import steps_of, steps_words, visits_of
 from polyreme.run_files.paths import Home
 from polyreme.views.formatting import size
-from polyreme.views.output import Format, emit, note
+from polyreme.views.output import Format, ManifestFormat, emit, note, print_manifests
 from polyreme_api.exit_codes import ExitCode
 from polyreme_api.job import TrainingJob
 from polyreme_api.pod_template import unknown_fields
@@ -27,14 +24,6 @@ from polyreme_planner.loading import load_job
 from polyreme_planner.model_parts import parameter_count
 from polyreme_planner.plan import memory_of_plan, plan_for
 from polyreme_planner.precision import precision_of
-
-
-class ValidateFormat(StrEnum):
-    """Output format of ``polyreme validate``."""
-
-    TABLE = "table"
-    JSON = "json"
-    YAML = "yaml"
 
 
 def validate(
@@ -56,9 +45,9 @@ def validate(
         ),
     ] = False,
     output: Annotated[
-        ValidateFormat,
+        ManifestFormat,
         typer.Option("-o", "--output", help="Output format; yaml: the manifest, merged and with --set."),
-    ] = ValidateFormat.TABLE,
+    ] = ManifestFormat.TABLE,
 ) -> int:
     """Check a job and show its plan, or check queues, topologies and fault policies; start nothing.
 
@@ -77,8 +66,9 @@ def validate(
     documents = [read_documents(path) for path in files]
     objects = load_cluster_objects(documents[0]) if len(files) == 1 and not settings else None
     if objects is not None:
-        if output is ValidateFormat.YAML:
-            return _print_yaml(documents[0])
+        if output is ManifestFormat.YAML:
+            print_manifests(documents[0])
+            return ExitCode.OK
         rows = [{"kind": checked.kind, "name": checked.metadata.name} for checked in objects]
         emit("Objects", rows, output=Format(output), columns=[("kind", "kind"), ("name", "name")])
         return ExitCode.OK
@@ -90,8 +80,9 @@ def validate(
     brings_training = checked.spec.workers.runtime.mode == "Environment"
     if not for_cluster and not brings_training:
         _check_here(context.obj, checked)
-    if output is ValidateFormat.YAML:
-        return _print_yaml([manifest])
+    if output is ManifestFormat.YAML:
+        print_manifests([manifest])
+        return ExitCode.OK
     if brings_training:
         return _show_gang(checked, Format(output))
     run = context.obj.run(checked.metadata.namespace, checked.metadata.name)
@@ -101,13 +92,6 @@ def validate(
         run_words=steps_words(run, checked.spec),
         visits="" if for_cluster else _visits(context.obj, checked),
     )
-
-
-def _print_yaml(documents: Sequence[Any]) -> int:
-    import yaml
-
-    sys.stdout.write(yaml.safe_dump_all(documents, sort_keys=False, allow_unicode=True))
-    return ExitCode.OK
 
 
 def _visits(home: Home, checked: TrainingJob) -> str:

@@ -26,6 +26,14 @@ class Format(StrEnum):
     JSON = "json"
 
 
+class ManifestFormat(StrEnum):
+    """Output format of commands that can also print manifests."""
+
+    TABLE = "table"
+    JSON = "json"
+    YAML = "yaml"
+
+
 OutputOption = Annotated[Format, typer.Option("-o", "--output", help="Output format.")]
 
 
@@ -47,6 +55,13 @@ def emit(kind: str, value: Any, *, output: Format, columns: Sequence[tuple[str, 
         width = max((len(heading) for heading, _ in columns), default=0)
         for heading, key in columns:
             sys.stdout.write(f"{heading:<{width}}  {text(value.get(key))}\n")
+
+
+def print_manifests(documents: Sequence[Any]) -> None:
+    """Print manifests as YAML, so that ``kubectl create -f -`` reads them."""
+    import yaml
+
+    sys.stdout.write(yaml.safe_dump_all(documents, sort_keys=False, allow_unicode=True))
 
 
 def lines(*names: str) -> list[tuple[str, str]]:

@@ -19,6 +19,7 @@ from polyreme.run_files.paths import Home
 from polyreme.views.sweep_table import SweepRow, SweepView
 from polyreme_api.errors import RefusedError
 from polyreme_api.exit_codes import ExitCode
+from polyreme_api.job import parse_job
 from polyreme_api.labels import LABEL_SWEEP
 from polyreme_datahub_service.stored_job import write_job
 from polyreme_system.files import write_json
@@ -92,7 +93,13 @@ def test_a_dry_run_lists_names_and_values(tmp_path: Path, capsys: pytest.Capture
         {"name": "s-learningrate-1e-3", "training.optimizer.learningRate": "1e-3"},
         {"name": "s-learningrate-3e-4", "training.optimizer.learningRate": "3e-4"},
     ]
+    assert invoke([*command, "-o", "yaml"]) == ExitCode.OK
+    for each, rate in zip(yaml.safe_load_all(capsys.readouterr().out), ("1e-3", "3e-4"), strict=True):
+        assert (each["metadata"]["name"], each["metadata"]["labels"]) == (f"s-learningrate-{rate}", {LABEL_SWEEP: "s"})
+        assert parse_job(each).spec.training.optimizer.learning_rate == rate
     assert not (tmp_path / "home").exists()
+    assert invoke([*command[:-1], "-o", "yaml"]) == ExitCode.USAGE
+    assert "add --dry-run" in capsys.readouterr().err
 
 
 def test_jobs_run_at_once_while_each_rank_has_a_core(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,11 +15,11 @@ LEFT_OUT = "workers.template"
 
 
 def fields_of(spec: Any) -> list[tuple[str, Any]]:
-    """Return the fields below spec, with values that can be compared and sorted."""
+    """Return the fields below spec that are set, with values that can be compared and sorted."""
     found = []
     for field, value in leaves("", spec):
         name = field.removeprefix(".")
-        if not name.startswith(LEFT_OUT):
+        if value is not None and not name.startswith(LEFT_OUT):
             found.append((name, stored_value(value)))
     return found[:FIELDS_MAX]
 

@@ -35,7 +35,7 @@ def examples() -> Iterator[tuple[str, str]]:
 
 def check(command: str, *, whole: bool) -> None:
     """Fail where a command, an option or, of a whole command, an argument is wrong."""
-    first, *rest = words(command)
+    first, *rest = words(command.partition(" | ")[0])
     if first == "make":
         (target,) = (word for word in rest if "=" not in word)
         assert re.search(rf"^(\.PHONY: .*)?\b{re.escape(target)}\b.*:", (ROOT / "Makefile").read_text(), re.MULTILINE)

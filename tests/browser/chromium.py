@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -97,7 +98,9 @@ class Window:
             self.faults.append(f"request to another host: {request.url}")
 
     def _on_console(self, message: Any) -> None:
-        refused = any(words in message.text for words in ("Failed to load resource", "net::ERR", "htmx:sse:error"))
+        refused = any(
+            words in message.text for words in ("Failed to load resource", "net::ERR", "htmx:sse:error", "htmx:error")
+        )
         if message.type in {"error", "warning"} and not (refused and self.refused_is_expected):
             self.faults.append(f"{self.page.url}: {message.text}"[:LINE])
 
@@ -116,6 +119,10 @@ class Console:
         """Wait for the link that is printed at the start, and after each one that was used."""
         assert self._process.stdout is not None
         self.link = next(line.strip() for line in self._process.stdout if "/start?" in line)
+
+    def send(self, number: signal.Signals) -> None:
+        """Send its process a signal."""
+        self._process.send_signal(number)
 
     def close(self) -> None:
         """Stop it, as Ctrl-C does."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.browser.chromium import Console, Window, console_of
+from tests.browser.chromium import Console, Window
 from tests.browser.conftest import FIRST, RATES, SECOND
 from tests.e2e.polyreme_home import PolyremeHome
 
@@ -196,20 +196,3 @@ def test_a_job_is_submitted_followed_cloned_restarted_suspended_and_deleted(wind
     window.act("Delete")
     window.expect(window.page).to_have_url(f"{window.origin}/")
     window.expect(window.page.get_by_role("checkbox", name=CLONE, exact=True)).to_have_count(0)
-
-
-def test_a_page_survives_a_console_that_is_restarted(driver: tuple[object, str, object], home: PolyremeHome) -> None:
-    """A new console has new sessions: the page that was open says so, and the new link opens it again."""
-    browser, axe, expect = driver
-    with console_of(home.path) as first:
-        window = Window(browser, axe, expect, origin=first.origin)
-        window.page.goto(first.link)
-        window.sees("table.runs td.name", FIRST)
-        port = int(first.origin.rpartition(":")[2])
-        window.refused_is_expected = True  # the stream of the open page ends with its console
-    with console_of(home.path, port=port) as second:
-        assert window.page.reload().status == 401
-        window.page.goto(second.link)
-        window.sees("table.runs td.name", FIRST)
-        window.close()
-    assert window.faults == []

@@ -1,4 +1,4 @@
-"""Files that pages refer to: the style sheets, and two scripts of others, vendored as they were published."""
+"""Files that pages refer to: style sheets, a script of ours, and two of others, vendored as they were published."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ VENDORED = (
         sha256="d3d2456f76414f2456104660ebd65aff1c04cd7966b942bdabd63f3cdb316a38",
     ),
 )
-SCRIPTS = ("htmx.min.js", "hx-sse.min.js")
+SCRIPTS = ("htmx.min.js", "hx-sse.min.js", "live.js")
 STYLE = "console.css"
 
 
-def vendored_bytes(name: str) -> bytes:
-    """Read a vendored file."""
+def static_bytes(name: str) -> bytes:
+    """Read a file of this package."""
     return (resources.files("polyreme.console") / "static" / name).read_bytes()
 
 
 def static_text(name: str) -> str:
     """Read a text of ours beside the vendored files."""
-    return (resources.files("polyreme.console") / "static" / name).read_text(encoding="utf-8")
+    return static_bytes(name).decode()
 
 
 def asset(name: str) -> web.Response:
@@ -66,7 +66,7 @@ def asset(name: str) -> web.Response:
     if name == STYLE:
         body, kind = (REPORT_STYLE + CONSOLE_STYLE).encode(), "text/css"
     elif name in SCRIPTS:
-        body, kind = vendored_bytes(name), "text/javascript"
+        body, kind = static_bytes(name), "text/javascript"
     else:
         raise web.HTTPNotFound
     response = web.Response(body=body, content_type=kind, charset="utf-8")

@@ -20,19 +20,25 @@ if TYPE_CHECKING:
 
 REST, REST_S_MAX = 4.0, 60.0
 """A part that took long is refreshed after so many times as long: a page must not keep a processor busy."""
-QUIET_S = 15.0
-"""A stream without changes says so often that it is there: a browser that left is noticed then."""
+ALIVE, ALIVE_S = b"event: alive\n\n", 15.0
+"""A stream says so often that it is there: a browser that left is noticed then, and ``live.js`` notices silence."""
 STREAMS_MAX = 256
 Render = Callable[[], Awaitable[str]]
 
 
 def live_part(path: str, body: str) -> str:
-    """Return a part of a page that follows a stream; without scripts it stays as it is."""
-    return f'<div data-hx-sse:connect="{safe(path)}" data-hx-swap="innerMorph" data-hx-target="this">{body}</div>'
+    """Return a part of a page that follows a stream; without scripts it stays as it is.
+
+    ``live.js`` writes into the line above it, and an answer that is no stream changes nothing.
+    """
+    return (
+        f'<p class="lost" role="status"></p><div data-hx-sse:connect="{safe(path)}" data-hx-swap="innerMorph" '
+        f'data-hx-target="this" data-hx-status:4xx="swap:none" data-hx-status:5xx="swap:none">{body}</div>'
+    )
 
 
 async def stream(console: Console, request: web.Request, render: Render) -> web.StreamResponse:
-    """Send a part whenever it has changed, until the browser leaves or the console stops.
+    """Send a part whenever it has changed, until the browser leaves, its token ends or the console stops.
 
     Args:
         console: The console.
@@ -54,26 +60,38 @@ async def _send(console: Console, request: web.Request, render: Render) -> web.S
     response.headers["X-Content-Type-Options"] = "nosniff"
     clock_s = asyncio.get_running_loop().time
     began_s = clock_s()
-    part = await opened(render)
+    part, is_last = await opened(render), False
     await response.prepare(request)
-    last, quiet_s, poll_s = request.headers.get("Last-Event-ID", ""), 0.0, console.source(request).poll_s
-    with contextlib.suppress(ConnectionError):
-        while not console.stopped.is_set():
+    last, poll_s = request.headers.get("Last-Event-ID", ""), console.source(request).poll_s
+    alive = asyncio.create_task(_say_alive(response))
+    try:
+        if last:
+            await response.write(ALIVE)
+        while not (console.stopped.is_set() or alive.done()):
             digest = hashlib.sha256(part.encode()).hexdigest()[:16]
             if digest != last:
                 lines = "".join(f"data: {line}\n" for line in part.split("\n"))
                 await response.write(f"id: {digest}\n{lines}\n".encode())
-                last, quiet_s = digest, 0.0
-            elif quiet_s >= QUIET_S:
-                await response.write(b": nothing new\n\n")
-                quiet_s = 0.0
-            rest_s = rest_after(clock_s() - began_s, poll_s=poll_s)
-            quiet_s += rest_s
+                last = digest
+            if is_last:
+                break
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(console.stopped.wait(), rest_s)
+                await asyncio.wait_for(console.stopped.wait(), rest_after(clock_s() - began_s, poll_s=poll_s))
             began_s = clock_s()
-            part = await shown(render)
+            part, is_last = await _look(render)
+    except ConnectionError:
+        pass  # the browser has left
+    finally:
+        alive.cancel()
     return response
+
+
+async def _say_alive(response: web.StreamResponse) -> None:
+    """Write at a steady pace, also while a part takes long; return when the browser has left."""
+    with contextlib.suppress(ConnectionError):
+        while True:
+            await asyncio.sleep(ALIVE_S)
+            await response.write(ALIVE)
 
 
 def rest_after(took_s: float, *, poll_s: float) -> float:
@@ -99,10 +117,16 @@ async def opened(render: Render) -> str:
 
 async def shown(render: Render) -> str:
     """Return a part, or the sentence of what keeps it from being shown."""
+    return (await _look(render))[0]
+
+
+async def _look(render: Render) -> tuple[str, bool]:
+    """Return a part or its sentence, and whether it is the last one: only a new request brings another token."""
     try:
-        return (await render()).replace("\r", "")
+        return (await render()).replace("\r", ""), False
     except (PolyremeError, OSError) as error:
-        return _sentence(error)
+        ended = isinstance(error, RefusedRequestError) and error.status == web.HTTPUnauthorized.status_code
+        return _sentence(error), ended
 
 
 def in_words(render: Callable[[], str]) -> str:

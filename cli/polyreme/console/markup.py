@@ -13,8 +13,11 @@ from polyreme.console.guard import FORM_TOKEN
 from polyreme.report.svg import CHARACTERS_MAX, safe
 
 VERSION = importlib.metadata.version("polyreme")
-_HTMX = '{"includeIndicatorCSS":false,"extensions":"sse","history":false,"morphIgnore":["data-htmx-powered","open"]}'
-"""Settings of htmx: what a person has unfolded stays so when a live part changes."""
+_HTMX = (
+    '{"includeIndicatorCSS":false,"extensions":"sse","history":false,"morphIgnore":["data-htmx-powered","open"],'
+    '"sse":{"reconnectMaxDelay":5000,"connectTimeout":20000}}'
+)
+"""Settings of htmx: what a person has unfolded stays so when a live part changes; times are in milliseconds."""
 
 
 def page(title: str, body: str, *, navigation: Sequence[tuple[str, str]], current: str = "") -> str:

@@ -45,6 +45,7 @@ button.bad { color: var(--bad); border-color: var(--bad); }
   background: var(--card); margin: 12px 0; overflow-wrap: anywhere; }
 .notice.bad { border-left-color: var(--bad); } .notice.good { border-left-color: var(--good); }
 .notice p { margin: 2px 0; }
+.lost { margin: 0; } .lost:not(:empty) { border-left: 4px solid var(--bad); padding: 6px 14px; margin: 12px 0; }
 .actions { display: flex; flex-wrap: wrap; gap: 8px; margin: 14px 0 4px; }
 .actions details { margin: 0; } .actions summary { list-style: none; border: 1px solid var(--edge); border-radius: 8px;
   padding: 6px 14px; background: var(--card); } .actions summary::-webkit-details-marker { display: none; }

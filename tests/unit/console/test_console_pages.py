@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from polyreme.console.home import run_reader
+from polyreme.console.live import ALIVE
 from polyreme.run_files.records import StepBytes
 from tests.kept.folders import FINISHED, STOPPED, VERSIONS, copy_home
 from tests.unit.console.console_browser import Browser, with_browser
@@ -77,6 +78,9 @@ async def test_a_part_is_sent_when_it_changes(browser: Browser, home: Path) -> N
         second = (await response.content.readuntil(b"\n\n")).decode()
         assert STOPPED in first
         assert STOPPED not in second
+    headers["Last-Event-ID"] = second.partition("\n")[0].removeprefix("id: ")
+    async with browser.session.get(f"{browser.origin}/live/runs", headers=headers) as response:
+        assert await response.content.readuntil(b"\n\n") == ALIVE, "a page that has all hears at once that it is live"
 
 
 @with_browser

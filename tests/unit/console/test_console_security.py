@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from polyreme.console.assets import VENDORED, vendored_bytes
+from polyreme.console.assets import VENDORED, static_bytes
 from polyreme.console.guard import FORM_TOKEN, START, LinkGuard
 from polyreme.console.home.backend import HomeBackend
 from polyreme.console.server import ConsoleServer
@@ -104,4 +104,4 @@ async def test_pages_need_nothing_from_outside(browser: Browser) -> None:
 @pytest.mark.parametrize("vendored", VENDORED, ids=lambda each: each.name)
 def test_vendored_files_are_as_they_were_published(vendored: object) -> None:
     each = next(each for each in VENDORED if each is vendored)
-    assert hashlib.sha256(vendored_bytes(each.name)).hexdigest() == each.sha256
+    assert hashlib.sha256(static_bytes(each.name)).hexdigest() == each.sha256

@@ -196,6 +196,7 @@ def test_a_token_that_ends_is_a_sentence_on_the_open_page(tmp_path: Path) -> Non
                 try:
                     while "log in again" not in (await live.content.readuntil(b"\n\n")).decode():
                         pass
+                    assert await live.content.read() == b"", "the stream goes on with a token that is spent"
                     status, page, _ = await made.ask("GET", "/", own)
                     assert (status, 'type="password"' in page, "has expired" in page) == (401, True, True)
                 finally:

@@ -8,7 +8,7 @@ from urllib.parse import quote, urlencode
 
 from aiohttp import web
 
-from polyreme.console.assets import SCRIPTS, STYLE
+from polyreme.console.assets import SCRIPT, STYLE
 from polyreme.console.guard import FORM_TOKEN
 from polyreme.report.svg import CHARACTERS_MAX, safe
 
@@ -29,7 +29,6 @@ def page(title: str, body: str, *, navigation: Sequence[tuple[str, str]], curren
         navigation: Path and title of each entry.
         current: Path of the entry that the page belongs to.
     """
-    scripts = "".join(f'<script defer src="/assets/{safe(VERSION)}/{name}"></script>' for name in SCRIPTS)
     entries = "".join(
         f'<a href="{safe(path)}"{" aria-current=page" if path == current else ""}>{safe(name)}</a>'
         for path, name in navigation
@@ -38,7 +37,8 @@ def page(title: str, body: str, *, navigation: Sequence[tuple[str, str]], curren
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{safe(title)} - polyreme</title>'
         f'<meta name="htmx-config" content="{safe(_HTMX)}"><link rel="icon" href="data:,">'
-        f'<link rel="stylesheet" href="/assets/{safe(VERSION)}/{STYLE}">{scripts}</head>\n'
+        f'<link rel="stylesheet" href="/assets/{safe(VERSION)}/{STYLE}">'
+        f'<script defer src="/assets/{safe(VERSION)}/{SCRIPT}"></script></head>\n'
         '<body><a class="skip" href="#main">Skip to the content</a><header class="top">'
         f'<nav aria-label="pages"><b>polyreme</b>{entries}</nav></header>'
         f'<main id="main" tabindex="-1">{body}</main></body></html>\n'

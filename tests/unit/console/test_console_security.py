@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 
 import pytest
 
-from polyreme.console.assets import VENDORED, static_bytes
+from polyreme.console.assets import VENDORED, static_bytes, static_text
 from polyreme.console.guard import FORM_TOKEN, START, LinkGuard
 from polyreme.console.home.backend import HomeBackend
 from polyreme.console.server import ConsoleServer
@@ -99,6 +100,15 @@ async def test_pages_need_nothing_from_outside(browser: Browser) -> None:
     assert "://" not in text
     assert " style=" not in text
     assert "<style" not in text
+
+
+@with_browser
+async def test_scripts_are_one_file_so_that_htmx_never_starts_without_its_extension(browser: Browser) -> None:
+    sources = re.findall(r'<script defer src="([^"]+)"></script>', await browser.get("/"))
+    assert len(sources) == 1
+    script = await browser.get(sources[0])
+    places = [script.index(static_text(name)) for name in ("htmx.min.js", "hx-sse.min.js", "live.js")]
+    assert places == sorted(places)
 
 
 @pytest.mark.parametrize("vendored", VENDORED, ids=lambda each: each.name)

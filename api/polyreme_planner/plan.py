@@ -36,8 +36,8 @@ from polyreme_planner.pipelines import (
 from polyreme_planner.plan_inputs import hardware_of, recomputes_of, setting_of
 from polyreme_planner.precision import precision_of
 from polyreme_planner.refusals import check_memory, memory_of_cut, what_does_not_fit
-from polyreme_planner.schedules import Schedule
-from polyreme_planner.search import Estimate, Found
+from polyreme_planner.schedules import Schedule, chunks_of
+from polyreme_planner.search import Candidate, Estimate, Found, Pricer
 from polyreme_planner.shapes import (
     ANY_MODEL,
     DecoderShape,
@@ -171,6 +171,21 @@ def memory_of_plan(spec: TrainingJobSpec, plan: Plan) -> Memory:
         packs_per_step=kinds_of_packs(spec)[0].per_step,
         recompute=plan.recompute_of(spec),
     )
+
+
+def step_of_plan(spec: TrainingJobSpec, plan: Plan) -> float:
+    """Estimate the time of a step of a job's plan, at its first kind of packs, as ``polyreme plan`` does [seconds]."""
+    layout, cut = plan.layout, plan.cut
+    candidate = Candidate(
+        layout=layout,
+        schedule=cut.schedule,
+        recompute=plan.recompute_of(spec),
+        microbatch_packs=packs_of_rank(kinds_of_packs(spec)[0].per_step, layout.dp) // cut.microbatches,
+        microbatches=cut.microbatches,
+        chunks=chunks_of(cut.schedule, layout.pp, len(cut.stage_layers)),
+    )
+    split = cut.stage_layers or (plan.shape.decoder.layers,)
+    return Pricer(setting_of(spec, plan.shape)).divided(candidate, split).step_s
 
 
 def shape_digest(shape: ModelShape) -> str:

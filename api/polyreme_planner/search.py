@@ -211,14 +211,18 @@ class Pricer:
 
     def simulated(self, of: Candidate, simulations: int) -> Estimate:
         """Split by cost under the memory limit, and simulate the schedule."""
+        times, _ = self.times(of)
+        return self.divided(of, (len(times.layers),) if of.schedule is None else self._split(of, times, simulations))
+
+    def divided(self, of: Candidate, split: Split) -> Estimate:
+        """Simulate the schedule with these layers in each stage."""
         times, exchanged_s = self.times(of)
         microbatches = of.microbatches
         if of.schedule is None:
-            split: Split = (len(times.layers),)
             busy_s = times.of_stages(split)[0].total_s * microbatches
             makespan_s, bubble_s = busy_s, 0.0
         else:
-            split, makespan_s, busy_s = self._pipeline(of, times, simulations)
+            makespan_s, busy_s = self._pipeline(of, times, split)
             bubble_s = makespan_s - busy_s
         exchanges = {axis: taken * microbatches / of.layout.pp for axis, taken in exchanged_s.items()}
         once_s = self._once_per_step_of(of, busy_s / microbatches)
@@ -233,11 +237,9 @@ class Pricer:
             shares_s=shares,
         )
 
-    def _pipeline(self, of: Candidate, times: ModelTimes, simulations: int) -> tuple[Split, float, float]:
-        """Return split, makespan, and the mean of the ranks' work [seconds]."""
+    def _split(self, of: Candidate, times: ModelTimes, simulations: int) -> Split:
+        """Split the layers by cost under the memory limit."""
         assert of.schedule is not None
-        pp, between_s = of.layout.pp, transfer_s(self.setting, of.layout, packs=of.microbatch_packs)
-        shown = simulated_microbatches(of)
 
         def fits(split: Split) -> bool:
             return self._memory(of, split).total_bytes <= self.setting.hardware.usable_bytes
@@ -245,13 +247,20 @@ class Pricer:
         split, _ = best_split(
             times,
             schedule=of.schedule,
-            ranks=pp,
-            microbatches=shown,
+            ranks=of.layout.pp,
+            microbatches=simulated_microbatches(of),
             chunks=of.chunks,
-            transfer_s=between_s,
+            transfer_s=transfer_s(self.setting, of.layout, packs=of.microbatch_packs),
             simulations=simulations,
             allowed=fits,
         )
+        return split
+
+    def _pipeline(self, of: Candidate, times: ModelTimes, split: Split) -> tuple[float, float]:
+        """Return the makespan, and the mean of the ranks' work [seconds]."""
+        assert of.schedule is not None
+        pp, between_s = of.layout.pp, transfer_s(self.setting, of.layout, packs=of.microbatch_packs)
+        shown = simulated_microbatches(of)
         stages = times.of_stages(split)
         took_s = _program(of, shown).makespan_s(stages, transfer_s=between_s)
         if shown < of.microbatches:
@@ -263,7 +272,7 @@ class Pricer:
             work_s[rank] += stage.total_s * of.microbatches
         # Microbatches beyond the simulated ones are extrapolated, which may come out shorter than the fullest rank's
         # work.
-        return split, max(took_s, *work_s), sum(work_s) / pp
+        return max(took_s, *work_s), sum(work_s) / pp
 
     def _memory(self, of: Candidate, split: Split) -> Memory:
         return memory_of(

@@ -172,6 +172,9 @@ def test_a_job_is_submitted_followed_cloned_restarted_suspended_and_deleted(wind
     window.field("training.steps").fill("40")
     window.press("Check")
     window.sees("#result .notice", "The job is accepted.")
+    window.examine()
+    for part in ("Check", "Plan", "YAML"):
+        window.expect(window.page.locator("#result").get_by_role("heading", name=part, exact=True)).to_be_visible()
     window.press("Submit")
     window.expect(window.page).to_have_url(f"{window.origin}/runs/default/{LIVE}")
     window.page.evaluate("window.sameDocument = true")

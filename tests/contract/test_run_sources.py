@@ -103,7 +103,7 @@ def test_a_job_is_checked_without_being_submitted(opener: RunOpener, tmp_path: P
     async def story(harness: RunHarness) -> None:
         good = await harness.source.check(job_of(harness.own, "first"))
         assert good.good, good.said
-        assert "layout" in good.plan
+        assert [row for row in ("layout", "step", "memory per rank") if f"\n{row} " not in good.plan] == []
         bad = await harness.source.check(job_of(harness.own, "first", steps=0))
         assert not bad.good
         assert "spec.training.steps" in bad.said

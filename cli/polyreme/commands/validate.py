@@ -22,7 +22,7 @@ from polyreme_api.pod_template import unknown_fields
 from polyreme_planner.curriculum import CurriculumStage, Packs, curriculum_stages, packs_of_stages
 from polyreme_planner.loading import load_job
 from polyreme_planner.model_parts import parameter_count
-from polyreme_planner.plan import memory_of_plan, plan_for
+from polyreme_planner.plan import memory_of_plan, plan_for, step_of_plan
 from polyreme_planner.precision import precision_of
 
 
@@ -170,6 +170,7 @@ def _show_plan(checked: TrainingJob, output: Format, *, run_words: str, visits: 
         "recompute": plan.recompute_label or "None",
         "planHash": plan.hash,
         "packsPerRank": plan.packs_per_rank,
+        "stepSeconds": round(step_of_plan(spec, plan), 6),
         "stages": "; ".join(
             _stage_words(*both, run_words=run_words)
             for both in zip(curriculum_stages(spec), packs_of_stages(spec), strict=True)
@@ -185,6 +186,7 @@ def _show_plan(checked: TrainingJob, output: Format, *, run_words: str, visits: 
     }
     words = {
         "parameters": f"{value['parameters']:,}",
+        "stepSeconds": f"{value['stepSeconds']:.3g} s, estimated",
         "stateBytesPerRank": size(state_bytes),
         "startBytesPerRank": size(memory.start_bytes),
         "memoryBytesPerRank": f"{size(memory.total_bytes)}: {memory.largest()}",
@@ -205,6 +207,7 @@ def _show_plan(checked: TrainingJob, output: Format, *, run_words: str, visits: 
             ("recompute", "recompute"),
             ("plan", "planHash"),
             ("packs per rank", "packsPerRank"),
+            ("step", "stepSeconds"),
             ("training", "stages"),
             *([("visits", "visits")] if visits else ()),
             ("state per rank", "stateBytesPerRank"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -88,3 +89,33 @@ def test_fields_of_the_pod_template_that_kubernetes_does_not_know_are_named(
     assert validate(tmp_path / "home", path, *options) == ExitCode.OK
     said = capsys.readouterr().err
     assert "spec.workers.template.spec.nodeSelectors is no field of a pod's spec; did you mean nodeSelector?" in said
+
+
+def test_the_plan_has_the_step_time_of_polyreme_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def shown(command: str, *options: str, **parallelism: object) -> Any:
+        job = {
+            "apiVersion": "polyreme.dev/v1alpha1",
+            "kind": "TrainingJob",
+            "metadata": {"name": "big"},
+            "spec": {
+                "model": {"preset": "kimi-vl-a3b"},
+                "workers": {"devices": 8, "deviceResource": "nvidia.com/gpu", "hardware": "h200-141g"},
+                "data": {"sequenceTokens": 8192, "sources": [{"name": "one", "dataset": "one"}]},
+                "training": {"steps": 10, "packsPerStep": 16},
+                **({"parallelism": {"mode": "Explicit", **parallelism}} if parallelism else {}),
+            },
+        }
+        (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+        assert invoke(["--home", str(tmp_path), command, str(tmp_path / "job.yaml"), *options, "-o", "json"]) == 0
+        return json.loads(capsys.readouterr().out)["item"]
+
+    planned = shown("plan")
+    assert shown("validate", "--for-cluster")["stepSeconds"] == planned["stepSeconds"]
+    kept = {name: value for name, value in planned["spec"]["parallelism"].items() if name != "mode"}
+    assert shown("validate", "--for-cluster", **kept)["stepSeconds"] == planned["stepSeconds"]
+    stages = {"dp": 2, "ep": 4, "pp": 2, "tp": 2, "schedule": "1F1B", "microbatches": 8}
+    even, uneven = (
+        shown("validate", "--for-cluster", **stages, stageLayers=layers)["stepSeconds"]
+        for layers in ([13, 14], [7, 20])
+    )
+    assert planned["stepSeconds"] < even < uneven

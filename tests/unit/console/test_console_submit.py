@@ -96,6 +96,12 @@ async def test_a_job_is_checked_and_submitted(browser: Browser, home: Path, star
     await browser.get("/submit?from=../../etc/passwd", status=404)
     wrong = await browser.post("/submit/check", status=200, **form_of(BASE, training__steps="0"))
     assert "spec.training.steps" in wrong
+    refused = await browser.post("/submit/check", status=200, **form_of(BASE, model__preset="none"))
+    checked = await browser.post("/submit/check", status=200, **form_of(BASE))
+    for result in (refused, checked):
+        assert re.findall("<h2>(.*?)</h2>", result) == ["Check", "Plan", "YAML"]
+    assert "There is none" in refused
+    assert re.search(r"\nstep +[0-9.]+ s, estimated\n", checked)
     assert not started
     submitted = await browser.post("/submit", status=303, **form_of(BASE, training__steps="30"))
     assert submitted == "/runs/default/first"

@@ -40,7 +40,7 @@ async def load(console: Console, request: web.Request) -> web.StreamResponse:
 
 
 async def check(console: Console, request: web.Request) -> web.StreamResponse:
-    """Check the job as the form is now: its YAML, what the command says, its plan."""
+    """Check the job as the form is now: what the command or the dry run says, its plan, its YAML."""
     form = await request.post()
     try:
         base = read_base(str(form.get("base", "")))
@@ -102,7 +102,7 @@ def _form(base: Mapping[str, Any], starts: str, form_token: str) -> str:
     hidden = f'<textarea name="base" hidden aria-hidden="true">{markup.long_text(as_yaml(base))}</textarea>'
     body = hidden + head + buttons + fields_html(base)
     form = markup.form(PATH, body, form_token=form_token)
-    empty = '<p class="soft">Check shows what the job would be: YAML, the command, the plan. It starts nothing.</p>'
+    empty = '<p class="soft">Check shows what would be refused, plan and YAML of the job. It starts nothing.</p>'
     return (
         f"<h1>Submit a job</h1>{starts}"
         f'<div class="panes"><div>{form}{_yaml(base, form_token)}</div>'
@@ -132,10 +132,10 @@ def _yaml(base: Mapping[str, Any], form_token: str) -> str:
 def _result(verdict: Verdict, manifest: Any, settings: Sequence[str], command: str) -> str:
     said = markup.notice("The job is accepted.") if verdict.good else markup.notice(verdict.said or "Refused.", "bad")
     notes = "".join(markup.notice(note) for note in verdict.notes)
-    plan = f'<h2>Plan</h2><pre tabindex="0">{safe(verdict.plan)}</pre>' if verdict.plan else ""
+    plan = f'<pre tabindex="0">{safe(verdict.plan)}</pre>' if verdict.plan else "<p>There is none: it is refused.</p>"
     words = ", ".join(settings) or "nothing"
     return (
-        f"{said}{notes}<p class='soft'>Changed: {safe(words)}</p>"
-        f"<h2>Command</h2>{markup.command(command)}{plan}"
+        f"<h2>Check</h2>{said}{notes}<p class='soft'>Changed: {safe(words)}. The command that does the same:</p>"
+        f"{markup.command(command)}<h2>Plan</h2>{plan}"
         f'<h2>YAML</h2><pre tabindex="0">{markup.long_text(as_yaml(manifest))}</pre>'
     )

@@ -42,11 +42,18 @@ def curves_chart(curves: Mapping[RunName, Curve], *, measure: str, axis: str) ->
     return svg.picture(parts, height=_HEIGHT, says=f"{measure} over {axis} of {names}")
 
 
-def parallel_chart(runs: Sequence[RunCurves], fields: Sequence[str], *, result: str) -> str:
-    """Draw each run as a line through its values of the fields that differ, and its result on the last axis."""
+def parallel_chart(runs: Sequence[RunCurves], fields: Sequence[str], *, result: str, title: str) -> str:
+    """Draw each run as a line through its values of the fields that differ, and its result on the last axis.
+
+    Args:
+        runs: Each is a line.
+        fields: Of the spec.
+        result: Figure on the last axis.
+        title: Of that axis.
+    """
     columns = [(field, [each.compared.spec.get(field) for each in runs]) for field in fields]
     columns = [(field, values) for field, values in columns if len(set(map(str, values))) <= VALUES_MAX]
-    columns = [*columns[: AXES_MAX - 1], (result, [each.compared.figures.get(result) for each in runs])]
+    columns = [*columns[: AXES_MAX - 1], (title, [each.compared.figures.get(result) for each in runs])]
     if len(columns) < 2:
         return ""
     gap = (WIDTH - 2 * 90) / (len(columns) - 1)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 
 from polyreme.console.home import run_reader
 from polyreme.console.live import ALIVE
 from polyreme.run_files.records import StepBytes
+from tests.contract.run_sources import job_of
 from tests.kept.folders import FINISHED, STOPPED, VERSIONS, copy_home
 from tests.unit.console.console_browser import Browser, with_browser
 
@@ -64,6 +67,21 @@ async def test_a_comparison_shows_fields_curves_and_figures(browser: Browser) ->
     assert "gradient norm over tokens" in await browser.get(f"{BOTH}&measure=gradient+norm&over=tokens")
     assert "was deleted" in await browser.get(f"{BOTH}&run=default/gone")
     assert "Choose two runs" in await browser.get("/compare")
+
+
+@with_browser
+async def test_the_last_axis_of_a_comparison_is_the_held_out_loss_if_all_runs_have_one(
+    browser: Browser, home: Path
+) -> None:
+    both = await browser.get(BOTH)
+    assert re.search(r'<th scope="row">best held out</th><td>5\.7209</td><td>5\.6548</td>', both)
+    assert "<h2>Fields and best held-out loss</h2>" in both
+    assert ">best held-out loss</text>" in both
+    without = home / "runs/default/without"
+    without.mkdir()
+    (without / "job.yaml").write_text(yaml.safe_dump(job_of("default", "without")))
+    (without / "run.json").write_text(json.dumps({"namespace": "default", "name": "without", "uid": "without"}))
+    assert "<h2>Fields and best training loss</h2>" in await browser.get(f"{BOTH}&run=default/without")
 
 
 @with_browser

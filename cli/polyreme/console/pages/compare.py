@@ -31,6 +31,7 @@ FIGURES = (
     ("loss", "loss"),
     ("best loss", "bestLoss"),
     ("held out", "heldoutLoss"),
+    ("best held out", "bestHeldoutLoss"),
     ("held-out correct", "heldoutExactMatchRatio"),
     ("goodput", "goodputRatio"),
     ("tokens a second", "tokensPerSecond"),
@@ -65,14 +66,22 @@ async def _body(source: RunSource, names: Sequence[str], measure: str, axis: str
     typed = source.compare_command([each.run for each in runs])
     command = f"<p class='soft'>In a terminal: <code>{safe(typed)}</code></p>" if typed else ""
     curves = {each.run: each.curve for each in runs}
-    parallel = parallel_chart(runs, list(differences), result="bestLoss")
+    result, title = _result(runs)
+    parallel = parallel_chart(runs, list(differences), result=result, title=title)
     return (
         f"{notices}{command}"
         f"{markup.tabs(measures, label='measure')}{markup.tabs(axes, label='over')}"
         f'<div class="card">{curves_chart(curves, measure=measure, axis=axis)}{_key(runs)}</div>'
         f"<h2>What differs</h2>{_differences(runs, differences)}<h2>Figures</h2>{_figures(runs)}"
-        + (f'<h2>Fields and result</h2><div class="card">{parallel}</div>' if parallel else "")
+        + (f'<h2>Fields and {title}</h2><div class="card">{parallel}</div>' if parallel else "")
     )
+
+
+def _result(runs: Sequence[RunCurves]) -> tuple[str, str]:
+    """Return the figure by which runs are compared, and its title: a loss that only some have compares nothing."""
+    if all(each.compared.figures.get("bestHeldoutLoss") is not None for each in runs):
+        return "bestHeldoutLoss", "best held-out loss"
+    return "bestLoss", "best training loss"
 
 
 async def _read(source: RunSource, names: Sequence[str]) -> tuple[list[RunCurves], str]:

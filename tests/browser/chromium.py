@@ -13,6 +13,8 @@ from typing import Any
 WAIT_MS = 120_000
 """Longest wait for a run to do something."""
 SERIOUS = ("serious", "critical")
+LOST = ".lost"
+"""Line of a page that says that it hears nothing."""
 LINE = 400
 """Characters of an error that are shown."""
 

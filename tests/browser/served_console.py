@@ -14,8 +14,11 @@ from aiohttp import web
 
 from polyreme.console.loopback import HOST, listen
 from polyreme.console.token_guard import Login
+from polyreme.plugin.change import change, scale_to
 from polyreme.plugin.console.served import served_console
+from polyreme_api.labels import KIND_JOB
 from polyreme_cluster.adapters.kubernetes.connection import Connection
+from polyreme_cluster.port import ObjectRef
 from polyreme_local.api_server.cluster import EmbeddedCluster
 from polyreme_local.api_server.server import ApiServer
 from polyreme_local.api_server.store import Store
@@ -49,6 +52,15 @@ class ServedConsole:
     def add(self, name: str) -> None:
         """Create a job, past the console."""
         self._wait(self._cluster.create(job_of(SPACE, name)))
+
+    def workers(self, name: str) -> int:
+        """Return how many workers a job asks for."""
+        found = self._wait(self._cluster.get(ObjectRef(kind=KIND_JOB, namespace=SPACE, name=name)))
+        return int(found["spec"].get("workers", {}).get("replicas", 1))
+
+    def scale(self, name: str, workers: int) -> None:
+        """Ask for another number of them, past the console."""
+        self._wait(change(self._cluster, SPACE, name, scale_to(workers)))
 
     def open(self) -> None:
         """Let both answer."""

@@ -1,21 +1,19 @@
-"""Pages that stay open: they say when their console, their session or their cluster is gone, and continue after it."""
+"""Pages that stay open: they say when their console does not answer or is silent, and continue after it."""
 
 from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.browser.chromium import Window, console_of
-from tests.browser.served_console import ServedConsole, console_of_all_users
+from tests.browser.chromium import LOST, Window, console_of
 from tests.contract.run_sources import job_of
 
-LOST, SILENT_MS = ".lost", 46_000
+SILENT_MS = 46_000
 AWAY, ENDED = "The console does not answer", "This session has ended"
 Driver = tuple[Any, str, Any]
 
@@ -27,33 +25,12 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def users(driver: Driver) -> Iterator[tuple[ServedConsole, Window]]:
-    """A console of all users, and a window of one who has logged in; the cluster has one job."""
-    browser, axe, expect = driver
-    with console_of_all_users() as console:
-        console.add("first")
-        window = Window(browser, axe, expect, origin=console.origin)
-        window.refused_is_expected = True
-        window.go("/")
-        log_in(window.page, console.token)
-        window.sees("table.runs td.name", "first")
-        yield console, window
-        window.close()
-    assert window.faults == []
-
-
 def add_run(home: Path, name: str) -> None:
     run = home / "runs/default" / name
     run.mkdir(parents=True)
     (run / "job.yaml").write_text(yaml.safe_dump(job_of("default", name)))
     (run / "run.json").write_text(json.dumps({"namespace": "default", "name": name, "uid": name}))
     (run / "state.json").write_text(json.dumps({"state": "Succeeded", "finished": True, "step": 10, "steps": 10}))
-
-
-def log_in(page: Any, token: str) -> None:
-    page.get_by_label("Token of the Kubernetes API").fill(token)
-    page.get_by_role("button", name="Log in").click()
 
 
 def opened(driver: Driver, link: str) -> Window:
@@ -124,32 +101,3 @@ def test_a_page_whose_first_request_fails_keeps_its_content_and_asks_again(
         window.expect(window.page.locator(LOST)).to_be_empty()
         window.close()
     assert window.faults == []
-
-
-def test_an_open_page_leads_to_a_login_when_its_token_is_spent_and_continues_with_the_new_one(
-    users: tuple[ServedConsole, Window],
-) -> None:
-    console, window = users
-    window.page.evaluate("window.sameDocument = true")
-    console.spend_tokens()
-    console.add("second")
-    window.sees(LOST, ENDED)
-    with window.context.expect_page() as tab:
-        window.page.locator(LOST).get_by_role("link", name="login").click()
-    log_in(tab.value, console.token)
-    window.sees("table.runs td.name", "second")
-    window.expect(window.page.locator(LOST)).to_be_empty()
-    assert window.page.evaluate("window.sameDocument"), "the page was loaded again"
-
-
-def test_an_open_page_says_that_the_cluster_is_away_and_continues_when_it_is_back(
-    users: tuple[ServedConsole, Window],
-) -> None:
-    console, window = users
-    window.page.evaluate("window.sameDocument = true")
-    console.go_away()
-    window.sees(".notice.bad", "the cluster does not answer")
-    console.come_back()
-    console.add("second")
-    window.sees("table.runs td.name", "second")
-    assert window.page.evaluate("window.sameDocument"), "the page was loaded again"

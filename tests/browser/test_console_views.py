@@ -25,7 +25,7 @@ def test_axe_finds_a_picture_without_words(window: Window) -> None:
     assert "image-alt" in [each["id"] for each in window.violations(window.blank)]
 
 
-@pytest.mark.parametrize(("width", "colors"), [(1280, "light"), (390, "light"), (1280, "dark")])
+@pytest.mark.parametrize(("width", "colors"), [(1280, "light"), (360, "light"), (1280, "dark")])
 def test_pages_are_accessible_and_fit_the_window(window: Window, width: int, colors: str) -> None:
     for page in (window.page, window.blank):
         page.set_viewport_size({"width": width, "height": 900})

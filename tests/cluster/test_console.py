@@ -31,6 +31,8 @@ from tools.cluster.servers import free_ports
 
 URL = "https://polyreme.example.com"
 STORY_S, WITHDRAWN_S = 120, 60
+SEED = 987_654
+"""Of a job, by which its spec is found in a page."""
 READS = "--verb=get,list"
 SHOWN = "--resource=trainingjobs.polyreme.dev,pods,events,leases.coordination.k8s.io"
 
@@ -164,7 +166,7 @@ def test_each_route_refuses_a_foreign_namespace(kubeconfig: str, namespaces: tup
 
     async def story() -> None:
         async with office(kubeconfig, tmp_path, own) as (made, cluster):
-            job = await cluster.create(job_of(other, "big"))
+            job = await cluster.create(job_of(other, "big", seed=SEED))
             rules = ("--verb=get,list,create,patch,delete", SHOWN)
             ada = await made.log_in(await asyncio.to_thread(made.account, own, "ada", *rules))
             form, tried = await ada.form(), 0
@@ -178,6 +180,11 @@ def test_each_route_refuses_a_foreign_namespace(kubeconfig: str, namespaces: tup
                     assert status == 403, (method, named, status, refusal)
                     tried += 1
             assert tried >= 7
+            for path in (f"/live/runs?namespace={other}", f"/submit?from={other}/big", f"/?namespace={other}"):
+                assert (await ada.ask("GET", path))[0] == 403, path
+            compared = await ada.get(f"/compare?run={other}/big&run={other}/big-2")
+            assert compared.count("is left out") == 2
+            assert str(SEED) not in compared
             foreign = {"base": as_yaml(job_of(other, "new"))}
             assert (await ada.ask("POST", "/submit", **form, **foreign))[0] == 403
             assert await cluster.get(ObjectRef.of(job)) == job

@@ -49,7 +49,7 @@ def place(opened: Place) -> Iterator[Place]:
     assert window.faults == []
 
 
-@pytest.mark.parametrize(("width", "colors"), [(1280, "light"), (390, "dark")])
+@pytest.mark.parametrize(("width", "colors"), [(1280, "light"), (360, "dark")])
 def test_pages_of_a_cluster_are_accessible_and_fit_the_window(place: Place, width: int, colors: str) -> None:
     window, own = place
     for page in (window.page, window.blank):

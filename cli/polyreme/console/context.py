@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import dataclasses
 from collections.abc import Sequence
@@ -43,8 +44,8 @@ class Console:
     guard: Guard
     navigation: Sequence[tuple[str, str]]
     stopped: asyncio.Event
-    streams: set[object] = dataclasses.field(default_factory=set)
-    """Live parts that are open."""
+    streams: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    """Live parts that are open, by session."""
 
     def source(self, request: web.Request) -> RunSource:
         """Return the runs, as the user may see them who asks."""

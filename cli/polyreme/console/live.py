@@ -22,7 +22,8 @@ REST, REST_S_MAX = 4.0, 60.0
 """A part that took long is refreshed after so many times as long: a page must not keep a processor busy."""
 ALIVE, ALIVE_S = b"event: alive\n\n", 15.0
 """A stream says so often that it is there: a browser that left is noticed then, and ``live.js`` notices silence."""
-STREAMS_MAX = 256
+STREAMS_MAX, STREAMS_EACH_MAX = 256, 32
+"""Live parts that are open, of all users and of each: one user can't use up those of all."""
 Render = Callable[[], Awaitable[str]]
 
 
@@ -45,14 +46,17 @@ async def stream(console: Console, request: web.Request, render: Render) -> web.
         request: Its Last-Event-ID names what the browser has.
         render: Returns the part. Its errors are shown in the part's place.
     """
-    if len(console.streams) >= STREAMS_MAX:
-        return web.Response(status=503, text=f"{STREAMS_MAX} pages are open; close some\n")
-    mark = object()
-    console.streams.add(mark)
+    session, streams = console.guard.form_token_of(request), console.streams
+    if streams[session] >= STREAMS_EACH_MAX or streams.total() >= STREAMS_MAX:
+        words = f"{streams[session]} of your pages and {streams.total()} of all users are open; close some\n"
+        return web.Response(status=503, text=words)
+    streams[session] += 1
     try:
         return await _send(console, request, render)
     finally:
-        console.streams.discard(mark)
+        streams[session] -= 1
+        if not streams[session]:
+            del streams[session]
 
 
 async def _send(console: Console, request: web.Request, render: Render) -> web.StreamResponse:
@@ -67,7 +71,7 @@ async def _send(console: Console, request: web.Request, render: Render) -> web.S
     try:
         if last:
             await response.write(ALIVE)
-        while not (console.stopped.is_set() or alive.done()):
+        while not (console.stopped.is_set() or alive.done() or request.transport is None):
             digest = hashlib.sha256(part.encode()).hexdigest()[:16]
             if digest != last:
                 lines = "".join(f"data: {line}\n" for line in part.split("\n"))

@@ -8,7 +8,7 @@ from typing import Any
 from polyreme_api.differences import leaves
 
 VALUE_CHARACTERS_MAX = 200
-FIELDS_MAX = 2_000
+JOB_FIELDS_MAX = 2_000
 """Fields of one job that are kept: a mixture of 256 sources has a thousand."""
 LEFT_OUT = "workers.template"
 """The pod template is no hyper-parameter, and its environment may hold secrets."""
@@ -21,7 +21,7 @@ def fields_of(spec: Any) -> list[tuple[str, Any]]:
         name = field.removeprefix(".")
         if value is not None and not name.startswith(LEFT_OUT):
             found.append((name, stored_value(value)))
-    return found[:FIELDS_MAX]
+    return found[:JOB_FIELDS_MAX]
 
 
 def stored_value(value: Any) -> Any:

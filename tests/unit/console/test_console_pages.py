@@ -70,6 +70,18 @@ async def test_a_comparison_shows_fields_curves_and_figures(browser: Browser) ->
 
 
 @with_browser
+async def test_a_job_with_more_fields_than_are_kept_is_said_on_the_page(browser: Browser, home: Path) -> None:
+    assert "more than 2,000 fields" not in await browser.get("/")
+    file = home / "runs/default" / STOPPED / "job.yaml"
+    job = yaml.safe_load(file.read_text())
+    job["spec"]["data"]["sources"] = [{"name": f"n{at}", "dataset": "one"} for at in range(1000)]
+    file.write_text(yaml.safe_dump(job))
+    await asyncio.to_thread(browser.source.index.refresh)
+    page = await browser.get("/")
+    assert "Of a job with more than 2,000 fields, the first 2,000 are shown and found." in page
+
+
+@with_browser
 async def test_the_last_axis_of_a_comparison_is_the_held_out_loss_if_all_runs_have_one(
     browser: Browser, home: Path
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 from aiohttp import ClientSession, DummyCookieJar
 from aiohttp.test_utils import TestServer
 
+from polyreme.console import live
 from polyreme.console.guard import FORM_TOKEN
 from polyreme.console.token_guard import LOGIN, READY, TOKEN_CHARACTERS_MAX, Login
 from polyreme.plugin.console.served import REVIEWS_WAITING_MAX, served_console
@@ -201,6 +202,30 @@ def test_a_token_that_ends_is_a_sentence_on_the_open_page(tmp_path: Path) -> Non
                     assert (status, 'type="password"' in page, "has expired" in page) == (401, True, True)
                 finally:
                     await after.close()
+
+    asyncio.run(story())
+
+
+def test_open_pages_of_one_user_leave_room_for_those_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "STREAMS_EACH_MAX", 2)
+    monkeypatch.setattr(live, "STREAMS_MAX", 3)
+
+    async def story() -> None:
+        async with served(tmp_path) as made, contextlib.AsyncExitStack() as pages:
+            await made.cluster.create(job_of("team", "big"))
+            ada = made.bearing(made.tokens.admin)
+            bob = made.bearing(made.tokens.for_job(namespace="team", job="big", uid="u"))
+
+            async def opened(headers: Mapping[str, str]) -> int:
+                page = await pages.enter_async_context(made.session.get(f"{made.address}/live/queues", headers=headers))
+                return page.status
+
+            assert [await opened(ada) for _ in range(3)] == [200, 200, 503]
+            assert [await opened(bob) for _ in range(2)] == [200, 503]
+            await pages.aclose()
+            async with asyncio.timeout(30):
+                while await opened(ada) != 200:
+                    await asyncio.sleep(0.1)
 
     asyncio.run(story())
 

@@ -12,6 +12,7 @@ from polyreme.console.context import Console
 from polyreme.console.guard import RefusedRequestError
 from polyreme.console.live import live_part, opened, stream
 from polyreme.console.route import Route
+from polyreme.console.run_fields import JOB_FIELDS_MAX
 from polyreme.console.run_source import ALL_NAMESPACES, RunList, RunQuery, RunRow, RunSource
 from polyreme.report.svg import safe
 from polyreme.views.formatting import NOTHING, moment, share
@@ -130,6 +131,8 @@ async def _part(source: RunSource, query: RunQuery, values: Mapping[str, str]) -
     heads += "".join(_head(field, _short(field, fields), values, title=field) for field in fields)
     rows = "".join(_row(row, fields) for row in found.rows)
     said = "Fields of the spec are columns where the runs on this page differ."
+    if any(len(row.fields) >= JOB_FIELDS_MAX for row in found.rows):
+        more += f" Of a job with more than {JOB_FIELDS_MAX:,} fields, the first {JOB_FIELDS_MAX:,} are shown and found."
     return (
         f'{notes}<form method="get" action="/compare">'
         '<div class="card table" tabindex="0" role="region" aria-label="runs">'

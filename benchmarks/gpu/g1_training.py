@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from benchmarks.gpu.harness import Place, Timing, attempt, attempt_peer, judged, measure, run_alone, say
+from benchmarks.gpu.harness import Place, Timing, attempt, attempt_peer, judged, measure, run_alone, say_figures
 from benchmarks.gpu.ours import balance, made_up, trainer
 from benchmarks.gpu.peers import torchtitan_step, transformers_step
 from benchmarks.gpu.shapes import KI, base, cut, deepest, planned
@@ -72,7 +72,7 @@ def bench(place: Place) -> tuple[dict[str, Any], dict[str, float], bool]:
         figures |= limits(case, place)
     for sees in (False, True):
         some = [case for case in every if case.shape.sees is sees]
-        attempt(figures, "images_ours" if sees else "text_ours", functools.partial(ours, some, place))
+        attempt(figures, "images_ours" if sees else "text_ours", functools.partial(ours, figures, some, place))
     for case in every:
         if case.shape.sees:
             figures[f"{case.name}_peers"] = "none: towers are compared in g3, decoders in the text cases"
@@ -111,9 +111,8 @@ def figures_of(case: Case, name: str, timing: Timing, place: Place) -> dict[str,
     return rate | timing.figures(name)
 
 
-def ours(some: list[Case], place: Place) -> dict[str, Any]:
-    """Time our step in cases of one shape."""
-    figures: dict[str, Any] = {}
+def ours(figures: dict[str, Any], some: list[Case], place: Place) -> dict[str, Any]:
+    """Time our step in cases of one shape; figures get each at once, so that a later case that fails costs none."""
     with trainer(some[0].shape, place) as training:
         for routing in ROUTINGS:
             if routing == "balanced":
@@ -121,10 +120,9 @@ def ours(some: list[Case], place: Place) -> dict[str, Any]:
             for case in some:
                 inputs = made_up(case.shape, case.mix, place, packs=case.packs)
                 timing = measure(functools.partial(training.step, inputs), place)
-                measured = figures_of(case, f"{case.name}_{routing}_ours", timing, place)
-                say(measured)  # at once: a run that is killed has said what it knew
-                figures |= measured
+                figures |= figures_of(case, f"{case.name}_{routing}_ours", timing, place)
                 figures[f"{case.name}_{routing}_fullest_expert_ratio"] = round(training.fullest, 3)
+                say_figures(figures)
     return figures
 
 
@@ -149,7 +147,6 @@ def peers(figures: dict[str, Any], case: Case, place: Place) -> None:
 
             attempt_peer(figures, name, place, run)
             torch.compiler.reset()
-            say({key: value for key, value in figures.items() if key.startswith(name)})
 
 
 if __name__ == "__main__":

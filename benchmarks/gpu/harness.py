@@ -17,7 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +144,7 @@ def attempt(figures: dict[str, Any], name: str, run: Callable[[], dict[str, Any]
     Returns:
         Its figures, or None.
     """
+    found = None
     try:
         found = run()
     except SkippedError as error:
@@ -155,10 +156,9 @@ def attempt(figures: dict[str, Any], name: str, run: Callable[[], dict[str, Any]
         figures[f"{name}_skipped"] = f"{type(error).__name__}: {words[:300]}"
     else:
         figures |= found
-        release()
-        return found
+    say_figures(figures)
     release()
-    return None
+    return found
 
 
 def attempt_peer(
@@ -200,6 +200,12 @@ def say(*words: object) -> None:
     """Write to the log; figures alone go to standard output."""
     sys.stderr.write(" ".join(map(str, words)) + "\n")
     sys.stderr.flush()
+
+
+def say_figures(figures: Mapping[str, Any]) -> None:
+    """Print what is known so far as a line of JSON: a run that is killed has then printed it."""
+    sys.stdout.write(json.dumps({"figures": figures}) + "\n")
+    sys.stdout.flush()
 
 
 def _device_state(place: Place) -> str:
@@ -262,7 +268,7 @@ Bench = Callable[[Place], tuple[dict[str, Any], dict[str, float], bool]]
 
 
 def run_alone(name: str, bench: Bench, words: str | None) -> int:
-    """Run one benchmark as a command and print its line; 0 when its bars are met."""
+    """Run one benchmark as a command and print its lines, all figures in the last; 0 when its bars are met."""
     parser = argparse.ArgumentParser(description=words)
     parser.add_argument("--rehearse", action="store_true", help="toy sizes on a processor")
     parser.add_argument("--ours-only", action="store_true", help="leave peers out")

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 from polyreme_api.exit_codes import ExitCode
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from benchmarks.gpu.bounded import ROOT, run_bounded
 
 FOLDER = Path(__file__).parent
 FILES = {path.name.partition("_")[0].upper(): path for path in sorted(FOLDER.glob("g[0-9]_*.py"))}
@@ -22,7 +24,7 @@ LIMIT_S = 1800.0
 
 
 def main() -> int:
-    """Run what is asked for; each prints its own line of JSON."""
+    """Run what is asked for; each prints its own lines of JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", type=str.upper, choices=sorted(FILES), default=sorted(FILES))
     parser.add_argument("--rehearse", action="store_true", help="toy sizes on a processor")
@@ -33,19 +35,15 @@ def main() -> int:
     passed = [flag for flag, given in flags.items() if given]
     # Fragments of a model that is gone must not fail the next one.
     environment = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", **os.environ}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(FOLDER.parents[1]), environment.get("PYTHONPATH"))))
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), environment.get("PYTHONPATH"))))
     missed: list[str] = []
     for name in options.only:
-        try:
-            code = subprocess.run(
-                [sys.executable, str(FILES[name]), *passed], env=environment, timeout=LIMIT_S, check=False
-            ).returncode
-        except subprocess.TimeoutExpired:
+        code = run_bounded([sys.executable, str(FILES[name]), *passed], limit_s=LIMIT_S, environment=environment)
+        if code is None:
             sys.stderr.write(f"{name} was killed: it ran for longer than {LIMIT_S:.0f} s\n")
-            code = 1
         if code == ExitCode.ENVIRONMENT:
             return code
-        if code:
+        if code != 0:
             missed.append(name)
     if missed:
         sys.stderr.write(f"bars not met, or benchmarks failed: {', '.join(missed)}\n")

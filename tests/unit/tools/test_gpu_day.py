@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
-from benchmarks.gpu import day
+from benchmarks.gpu import day, harness
 
 from polyreme_api.exit_codes import ExitCode
 from polyreme_api.job import parse_job
@@ -19,7 +23,8 @@ ROOT = Path(__file__).parents[3]
 
 
 def call(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120"}
+    # As make does: a script's own folder is no place to import from.
+    environment = {**os.environ, "PYTHONSAFEPATH": "1", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "120"}
     command = [sys.executable, "benchmarks/gpu/day.py", "--folder", str(folder), *options]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
 
@@ -40,10 +45,42 @@ def test_a_rehearsal_runs_every_part_once_and_a_second_call_none(tmp_path: Path)
     assert "at most" not in again.stderr, "nothing is left to run"
 
 
-def test_without_a_device_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(day, "cuda_devices", lambda: ())
-    monkeypatch.setattr(sys, "argv", ["day.py", "--folder", str(tmp_path)])
-    assert day.main() == ExitCode.ENVIRONMENT
+def test_without_a_device_it_says_so(tmp_path: Path) -> None:
+    ended = call(tmp_path)
+    assert ended.returncode == ExitCode.ENVIRONMENT
+    assert ended.stderr.startswith("no CUDA device")
+
+
+PART = """
+import json, os, subprocess, sys, time
+sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+for case in ("first", "second"):
+    print("a line of a library")
+    print(json.dumps({"figures": {case: sleeper.pid}}), flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.timeout(20)
+def test_a_part_past_its_limit_leaves_its_figures_and_no_process(tmp_path: Path) -> None:
+    part = day.Part(name="G1", limit_s=2, command=lambda _: [sys.executable, "-c", PART])
+    found = day.run(part, day.Day(folder=tmp_path, devices=(), ours_only=True), 2)
+    assert (found["ok"], found["why"]) == (False, "took longer than 2 s")
+    figures = found["figures"]
+    assert figures["first"] == figures["second"]
+    with contextlib.suppress(psutil.NoSuchProcess):
+        while psutil.Process(figures["first"]).status() != psutil.STATUS_ZOMBIE:  # the test's limit ends this
+            time.sleep(0.01)
+
+
+def test_a_suite_killed_at_its_limit_keeps_the_cases_that_are_done(tmp_path: Path) -> None:
+    figures: dict[str, object] = {}
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        for case in ("a", "b"):
+            harness.attempt(figures, case, lambda case=case: {case: 1})  # type: ignore[misc]
+    assert day.figures_of("noise\n" + printed.getvalue()) == {"a": 1, "b": 1}
+    assert "--quick" in day.benchmark("G1")(day.Day(folder=tmp_path, devices=("NVIDIA H200",), ours_only=False))
 
 
 def test_a_report_that_was_cut_off_is_none_and_the_table_says_what_is_left(tmp_path: Path) -> None:
@@ -59,18 +96,26 @@ def test_a_report_that_was_cut_off_is_none_and_the_table_says_what_is_left(tmp_p
     assert rows["MFU, 4K text, balanced"] == ("0.4123", "goal 0.4")
     assert rows["MFU of torchtitan"] == ("-", "not installed")
     assert rows["peak memory [GiB]"] == ("2.00 GiB", "planned 4.00 GiB")
+    assert rows["MFU of AutoModel, published"][0] == "0.33 to 0.34"
     assert rows["G1"][0] == "met"
     assert rows["G2"][0] == "ended with code 1"
     assert rows["G3"][0] == "left"
 
 
 @pytest.mark.parametrize(
-    ("devices", "ranks", "hardware"), [((), 2, None), (("NVIDIA H100 80GB HBM3",) * 8, 8, "h100-80g")]
+    ("devices", "ranks", "hardware", "layers"),
+    [
+        ((), 2, None, 3),
+        (("NVIDIA H100 80GB HBM3",) * 8, 8, "h100-80g", 6),
+        (("NVIDIA H100 80GB HBM3",), 1, "h100-80g", 5),
+        (("NVIDIA A100-SXM4-80GB",), 1, "a100-80g", 5),
+    ],
 )
-def test_the_traced_job_is_planned_on_the_devices_of_the_machine(
-    devices: tuple[str, ...], ranks: int, hardware: str | None
+def test_the_traced_job_is_as_deep_as_fits_the_devices_of_the_machine(
+    devices: tuple[str, ...], ranks: int, hardware: str | None, layers: int
 ) -> None:
     spec = parse_job(day.traced_job(devices)).spec
     plan = plan_for(spec)
     assert (plan.layout.world, plan.layout.ep) == (ranks, ranks)
     assert spec.workers.hardware == hardware
+    assert plan.shape.decoder.layers == layers

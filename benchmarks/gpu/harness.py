@@ -26,6 +26,7 @@ from torch import Tensor
 
 from polyreme_api.exit_codes import ExitCode
 from polyreme_planner.hardware import GIB, HARDWARE, Hardware
+from polyreme_trainer.parallel.flash import use_newest_flash
 
 WARM_RUNS, TIMED_RUNS = 10, 20
 QUICK_RUNS = 3, 8
@@ -50,6 +51,8 @@ class Place:
     """Leave peers out: a first run on a new device wants its answer soon."""
     quick: bool = False
     """Fewer runs, for the same reason."""
+    flash: str = "none"
+    """Flash kernels that attention takes: ranks' own choice."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -224,7 +227,7 @@ def _device_state(place: Place) -> str:
 
 def device_figures(place: Place) -> dict[str, Any]:
     """What a reader must know beside any time."""
-    return {"device": _device_state(place), "rehearsal": place.rehearsal, "quick": place.quick}
+    return {"device": _device_state(place), "rehearsal": place.rehearsal, "quick": place.quick, "flash": place.flash}
 
 
 def find_place(*, rehearse: bool, ours_only: bool = False, quick: bool = False) -> Place:
@@ -245,8 +248,14 @@ def find_place(*, rehearse: bool, ours_only: bool = False, quick: bool = False) 
         raise SystemExit(ExitCode.ENVIRONMENT)
     hardware = hardware_named_by(torch.cuda.get_device_name())
     torch.cuda.set_device(0)
-    device = torch.device("cuda", 0)
-    return Place(device=device, rehearsal=False, hardware=hardware, ours_only=ours_only, quick=quick)
+    return Place(
+        device=torch.device("cuda", 0),
+        rehearsal=False,
+        hardware=hardware,
+        ours_only=ours_only,
+        quick=quick,
+        flash=use_newest_flash(torch.cuda.get_device_capability()),
+    )
 
 
 def hardware_named_by(device_name: str) -> Hardware:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import Tensor
 from polyreme_datahub.objects import open_store
 from polyreme_planner.layout import Layout
 from polyreme_planner.shapes import KIMI_VL_NANO
+from polyreme_trainer.parallel.flash import use_newest_flash
 from polyreme_trainer.parallel.world import RankSettings, World, open_world
 from polyreme_trainer.train.settings import CheckpointSettings, TrainSettings
 
@@ -29,15 +30,22 @@ SINGLE_BOUND = 1e-5
 
 
 @pytest.fixture(scope="session")
-def device() -> torch.device:
-    """The device; none fails the test."""
+def device(record_testsuite_property: Callable[[str, object], None]) -> torch.device:
+    """The device; none fails the test. JUnit's file names the flash kernels that tests ran with."""
+    found, flash = take_device()
+    record_testsuite_property("flash_kernels", flash)
+    return found
+
+
+def take_device() -> tuple[torch.device, str]:
+    """Return the device and its flash kernels: those that ranks choose."""
     kind = os.environ.get("POLYREME_TEST_DEVICE", "cuda")
     if kind == "cpu":
-        return torch.device("cpu")
+        return torch.device("cpu"), "none"
     if not torch.cuda.is_available():
         pytest.fail("no CUDA device: torch sees none here, tests/device needs one", pytrace=False)
     torch.cuda.set_device(0)
-    return torch.device("cuda", 0)
+    return torch.device("cuda", 0), use_newest_flash(torch.cuda.get_device_capability())
 
 
 def settings_of(device: torch.device, folder: Path, **changes: Any) -> TrainSettings:

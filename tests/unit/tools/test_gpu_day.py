@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import json
 import os
@@ -13,11 +14,14 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from benchmarks.gpu import day, harness
 
 from polyreme_api.exit_codes import ExitCode
 from polyreme_api.job import parse_job
 from polyreme_planner.plan import plan_for
+from polyreme_trainer.parallel import flash
+from tests.device import conftest
 
 ROOT = Path(__file__).parents[3]
 
@@ -49,6 +53,22 @@ def test_without_a_device_it_says_so(tmp_path: Path) -> None:
     ended = call(tmp_path)
     assert ended.returncode == ExitCode.ENVIRONMENT
     assert ended.stderr.startswith("no CUDA device")
+
+
+def test_suite_and_device_tests_take_the_flash_kernels_that_ranks_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("POLYREME_TEST_DEVICE", raising=False)
+    for name, answer in {
+        "is_available": True, "get_device_name": "NVIDIA H200", "get_device_capability": (9, 0), "set_device": None
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
+    monkeypatch.setattr(flash, "list_flash_attention_impls", lambda: [flash.NEWEST])
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: object())
+    activated: list[str] = []
+    monkeypatch.setattr(flash, "activate_flash_attention_impl", activated.append)
+    monkeypatch.setattr(harness, "_device_state", lambda _: "")
+    assert harness.device_figures(harness.find_place(rehearse=False))["flash"] == flash.NEWEST
+    assert conftest.take_device()[1] == flash.NEWEST
+    assert activated == [flash.NEWEST] * 2
 
 
 PART = """

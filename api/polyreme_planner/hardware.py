@@ -14,6 +14,9 @@ from typing import Literal
 from polyreme_api.errors import InvalidConfigError
 
 GIB = 2**30
+SHARED_MEMORY_BYTES_MIN = 256 << 20
+"""Of ``/dev/shm`` where ranks of several devices share a machine or a pod: NCCL exchanges by it where devices are not
+linked. A container's default is 64 MiB."""
 Precision = Literal["float32", "bfloat16"]
 """Type of numbers in which a model computes."""
 FLOAT32_BYTES = 4

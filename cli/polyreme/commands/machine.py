@@ -21,6 +21,7 @@ import typer
 from polyreme.run_files.paths import Home
 from polyreme.views.output import Format, OutputOption, columns_of, emit, lines
 from polyreme_api.exit_codes import ExitCode
+from polyreme_planner.hardware import SHARED_MEMORY_BYTES_MIN
 
 FREE_BYTES_MIN = 2 * 2**30
 """Free disk below which checkpoints and data may not fit."""
@@ -28,6 +29,7 @@ MEMORY_BYTES_MIN = 3 * 2**30
 PYTHON_MIN = (3, 11)
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - looked at, never written
 SHARED_BYTES_MIN = 64 * 2**20
+"""Of a machine with one device or none; several need more."""
 GPU_FIELDS = ("index", "name", "driver_version", "memory.total", "memory.free", "ecc.errors.uncorrected.volatile.total")
 GPU_ANSWER_S = 20.0
 """Longest wait for the driver: it may block on a device that is broken."""
@@ -53,13 +55,14 @@ def doctor(context: typer.Context, output: OutputOption = Format.TABLE) -> int:
     Example: polyreme doctor
     """
     home: Home = context.obj
+    devices = gpus()
     checks: list[tuple[str, Callable[[], tuple[bool, str]]]] = [
         ("system", _system),
         ("python", _python),
         ("memory", _memory),
         ("home", lambda: _home(home.path)),
         ("disk", lambda: _disk(home.path)),
-        ("shared memory", _shared_memory),
+        ("shared memory", lambda: _shared_memory(sum(name.startswith("gpu ") for name, _, _ in devices))),
         ("loopback", _loopback),
         *((f"module {name}", lambda name=name: _module(name)) for name in MODULES),
     ]
@@ -67,7 +70,7 @@ def doctor(context: typer.Context, output: OutputOption = Format.TABLE) -> int:
     for name, check in checks:
         holds, found = check()
         rows.append({"check": name, "ok": holds, "found": found})
-    rows += [{"check": name, "ok": holds, "found": found} for name, holds, found in gpus()]
+    rows += [{"check": name, "ok": holds, "found": found} for name, holds, found in devices]
     emit("Doctor", rows, output=output, columns=columns_of("check", "ok", "found"))
     return ExitCode.OK if all(row["ok"] for row in rows) else ExitCode.ENVIRONMENT
 
@@ -111,14 +114,15 @@ def _disk(path: Path) -> tuple[bool, str]:
     return free >= FREE_BYTES_MIN, f"{free / 2**30:.1f} GiB free"
 
 
-def _shared_memory() -> tuple[bool, str]:
+def _shared_memory(devices: int) -> tuple[bool, str]:
+    least = SHARED_MEMORY_BYTES_MIN if devices > 1 else SHARED_BYTES_MIN
     if not SHARED_MEMORY.is_dir():
-        return True, f"no {SHARED_MEMORY}"
+        return devices <= 1, f"no {SHARED_MEMORY}"
     found = shutil.disk_usage(SHARED_MEMORY)
     words = f"{found.free / 2**30:.1f} of {found.total / 2**30:.1f} GiB free"
-    if found.total >= SHARED_BYTES_MIN:
+    if found.total >= least:
         return True, words
-    return False, f"{words}; ranks need {SHARED_BYTES_MIN // 2**20} MiB: in a container, raise its shm size"
+    return False, f"{words}; ranks need {least // 2**20} MiB: in a container, raise its shm size"
 
 
 def gpus() -> list[tuple[str, bool, str]]:

@@ -45,8 +45,8 @@ def profile(
     All ranks of the job's plan are started here; no data, no checkpoint, nothing is kept. MFU is the model's operations
     over what the devices could do by their data sheet. Exposed is the part of exchanges during which nothing was
     computed; host waits are those for the device in a step; peak is the most memory that torch held there, beside what
-    was planned. Exit codes: 0, 1 where memory is full, 2 where the job is refused or planned for other devices, 7 where
-    ranks fail otherwise.
+    was planned. Exit codes: 0, 2 where the job is refused or planned for other devices, 7 where ranks fail, 100 where
+    memory is full.
 
     Examples:
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.machinery
 import importlib.util
+import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from polyreme.commands import machine
 from polyreme.commands.machine import gpus
+from polyreme.main import invoke
+from polyreme_api.errors import InvalidConfigError
+from polyreme_trainer.parallel.device import check_shared_memory
 
 
 @pytest.fixture
@@ -80,3 +86,26 @@ def test_a_torch_without_cuda_is_named_where_there_are_gpus(
     name, holds_now, words = gpus()[-1]
     assert (name, holds_now) == ("torch for GPUs", holds)
     assert ("CUDA 13.0" if holds else "without CUDA") in words
+
+
+@pytest.mark.parametrize(
+    ("devices", "mib", "holds"), [(0, 64, True), (1, 64, True), (2, 64, False), (2, 255, False), (2, 256, True)]
+)
+def test_several_gpus_need_the_shared_memory_that_their_ranks_check(
+    driver: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    devices: int,
+    mib: int,
+    holds: bool,
+) -> None:
+    write(driver, "".join(f"echo '{number}, NVIDIA H200, 580.95.05, 143771, 143000, 0';" for number in range(devices)))
+    usage = shutil.disk_usage("/")._replace(total=mib << 20, free=mib << 20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    invoke(["doctor", "-o", "json"])
+    (row,) = (row for row in json.loads(capsys.readouterr().out)["items"] if row["check"] == "shared memory")
+    assert row["ok"] is holds
+    assert holds or "ranks need 256 MiB" in row["found"]
+    if devices > 1:
+        with contextlib.nullcontext() if holds else pytest.raises(InvalidConfigError):
+            check_shared_memory(devices, Path("/"))

@@ -11,14 +11,13 @@ from pathlib import Path
 import torch
 
 from polyreme_api.errors import EnvironmentFailedError, InvalidConfigError
-from polyreme_planner.hardware import GIB, PROCESSOR, hardware_named
+from polyreme_planner.hardware import GIB, PROCESSOR, SHARED_MEMORY_BYTES_MIN, hardware_named
 from polyreme_trainer.parallel.causes import causes
 from polyreme_trainer.parallel.flash import use_newest_flash
 
 FREE_WAIT_S_MAX, FREE_POLL_S = 30.0, 0.5
 """Longest wait for memory that others still use, and the time between two looks."""
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - memory that looks like files, which is the point
-SHARED_MEMORY_BYTES_MIN = 256 << 20
 _NO_DEVICE = ("Found no NVIDIA driver", "not compiled with CUDA", "No CUDA GPUs are available")
 """Parts of what torch says of a machine without a device."""
 _VISIBLE = "CUDA_VISIBLE_DEVICES"

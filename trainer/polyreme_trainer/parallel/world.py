@@ -15,6 +15,7 @@ import socket
 import threading
 from collections.abc import Iterator
 
+import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
@@ -83,8 +84,8 @@ def open_world(settings: RankSettings, layout: Layout) -> Iterator[World]:
     """
     communicators = Communicators(timeout_s=settings.first_step_timeout_s, device=bound_device(settings.device_type))
     try:
-        with _deadline(settings):
-            _meet(settings)
+        _meet(settings)
+        with _deadline(settings, settings.first_step_timeout_s, "open its process groups"):
             meshes = open_meshes(layout, communicators)
         yield World(meshes=meshes)
     except BaseException as error:
@@ -110,13 +111,17 @@ def _meet(settings: RankSettings) -> None:
         if settings.device_type != "cpu":
             # gloo is then for the host's exchanges alone: a rank connects to those that it exchanges with.
             os.environ.setdefault(_LAZY_GLOO, "1")
-        dist.init_process_group(
-            "gloo",
-            store=store,
-            rank=settings.rank,
-            world_size=settings.world,
-            timeout=datetime.timedelta(seconds=CONNECT_S_MAX),
-        )
+        # gloo waits five times as long for a connection.
+        with _deadline(settings, CONNECT_S_MAX + CONNECT_TRY_S, "connect to all others"):
+            dist.init_process_group(
+                "gloo",
+                store=store,
+                rank=settings.rank,
+                world_size=settings.world,
+                timeout=datetime.timedelta(seconds=CONNECT_S_MAX),
+            )
+            # Where gloo connects at the first exchange, that is now: later ones may take CONTROL_TIMEOUT_S.
+            dist.all_reduce(torch.zeros(1))
         # torch has no public name for it.
         distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=CONTROL_TIMEOUT_S))  # noqa: SLF001
     except (RuntimeError, OSError) as error:
@@ -145,20 +150,20 @@ def _wait_for_all(store: dist.Store, settings: RankSettings) -> None:
 
 
 @contextlib.contextmanager
-def _deadline(settings: RankSettings) -> Iterator[None]:
+def _deadline(settings: RankSettings, limit_s: float, what: str) -> Iterator[None]:
     """End the process if the block takes too long: NCCL may wait for a peer forever while it opens a communicator."""
 
     def end() -> None:
         _log.error(
-            "communication with other ranks failed: rank %d of %d could not open its process groups within %g s",
+            "communication with other ranks failed: rank %d of %d could not %s within %g s",
             settings.rank,
             settings.world,
+            what,
             limit_s,
         )
         logging.shutdown()  # sends the error to the launcher
         os._exit(ExitCode.ENVIRONMENT)
 
-    limit_s = settings.rendezvous_timeout_s + settings.first_step_timeout_s
     timer = threading.Timer(limit_s, end)
     timer.daemon = True
     timer.start()

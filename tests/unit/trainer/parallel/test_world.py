@@ -6,6 +6,8 @@ import datetime
 import logging
 import os
 import socket
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -107,6 +109,42 @@ def test_ranks_that_do_not_come_are_counted() -> None:
         pass
 
 
+FIRST_RANK = """
+import os, sys
+from polyreme_api.errors import PolyremeError
+from polyreme_trainer.parallel import world
+world.CONNECT_S_MAX = world.CONNECT_TRY_S = 1.0
+port, descriptor = map(int, sys.argv[1:])
+try:
+    world._meet(world.RankSettings(
+        rank=0, world=2, attempt=1, master_port=port, master_fd=descriptor, device_type="cuda"
+    ))
+except PolyremeError as error:
+    print(error, file=sys.stderr)
+    os._exit(error.exit_code)  # as the fork server ends a rank
+"""
+
+
+@pytest.mark.timeout(60)
+def test_rank_that_comes_and_answers_no_other_is_found_at_once_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gloo connects at the first exchange there, so to open the group proves nothing."""
+    monkeypatch.setenv("TORCH_GLOO_LAZY_INIT", "1")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port, descriptor = server.getsockname()[1], server.fileno()
+        command = [sys.executable, "-c", FIRST_RANK, str(port), str(descriptor)]
+        first = subprocess.Popen(command, pass_fds=[descriptor], stderr=subprocess.PIPE, text=True)
+    monkeypatch.setattr(dist, "all_reduce", lambda _: None)
+    world._meet(RankSettings(rank=1, world=2, attempt=1, master_port=port, device_type="cuda"))
+    try:
+        _, words = first.communicate()
+    finally:
+        first.kill()
+        dist.destroy_process_group()
+    assert first.returncode == ExitCode.ENVIRONMENT
+    assert words.count("\n") == 1
+    assert "failed: rank 0 of 2" in words
+
+
 def test_opening_that_never_ends_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """NCCL may wait for a peer while it opens a communicator, where no other limit counts."""
     codes: list[int] = []
@@ -120,7 +158,7 @@ def test_opening_that_never_ends_ends_the_process(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(world, "open_meshes", opens)
     monkeypatch.setattr(logging, "shutdown", lambda: None)
-    short = settings(rendezvous_timeout_s=0.01, first_step_timeout_s=0.01)
+    short = settings(first_step_timeout_s=0.01)
     with pytest.raises(ZeroDivisionError), open_world(short, Layout()):
         pass
     assert codes == [ExitCode.ENVIRONMENT]

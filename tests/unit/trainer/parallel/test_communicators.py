@@ -22,13 +22,15 @@ from torch.distributed import distributed_c10d
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from polyreme_planner.layout import Layout
+from polyreme_planner.shapes import KIMI_VL_NANO
 from polyreme_trainer.parallel import collectives, world
 from polyreme_trainer.parallel.flat_buffers import FlatModel, Update, flatten
 from polyreme_trainer.parallel.flat_layout import Shares
+from polyreme_trainer.parallel.pipeline import NO_STAGES
 from polyreme_trainer.parallel.world import RankSettings, open_world
 from polyreme_trainer.parallel.zero1 import Zero1Update, open_zero1, update_groups
 from polyreme_trainer.train.image_assignment import image_group
-from tests.unit.trainer.parallel.recorded_ranks import CASES
+from tests.unit.trainer.parallel.recorded_ranks import CASES, LAYERS
 
 ROOT = Path(__file__).parents[4]
 LARGE = Layout(dp=128, pp=8, ep=64)
@@ -56,9 +58,9 @@ def members(ranks: list[dict[str, Any]]) -> dict[str, list[int]]:
 
 
 def comparable(rank: dict[str, Any]) -> list[tuple[str, str]]:
-    """Exchanges of the steps but those between stages, whose order is the schedule's: each has two ends."""
+    """Exchanges of the first step but those between stages, whose order is the schedule's: each has two ends."""
     between = {name for name, names, _ in rank["groups"] if "pp_group" in names}
-    calls = [(kind, group) for kind, group in rank["steps"] if not (group in between and kind == "batch_isend_irecv")]
+    calls = [(kind, group) for kind, group in rank["step"] if not (group in between and kind == "batch_isend_irecv")]
     assert calls
     return calls
 
@@ -86,7 +88,7 @@ def test_all_members_of_a_group_warm_it_in_one_order(recorded: list[list[dict[st
 def test_steps_make_no_kind_of_exchange_for_the_first_time(recorded: list[list[dict[str, Any]]]) -> None:
     for case, ranks in each_case(recorded):
         for found in ranks:
-            assert set(map(tuple, found["steps"])) <= set(map(tuple, found["opening"])), case
+            assert set(map(tuple, found["step"])) <= set(map(tuple, found["opening"])), case
 
 
 @pytest.mark.slow
@@ -110,6 +112,18 @@ def test_sharded_updates_overlap_the_backward_pass(recorded: list[list[dict[str,
         kinds = [kind for kind, _ in comparable(ranks[0])]
         last_of_layers = max(place for place, kind in enumerate(kinds) if kind == "all_to_all_single")
         assert "reduce_scatter_single" in kinds[:last_of_layers], case
+
+
+@pytest.mark.slow
+def test_a_step_waits_once_in_each_layout_and_once_a_layer_with_uneven_exchanges(
+    recorded: list[list[dict[str, Any]]],
+) -> None:
+    layers = LAYERS - KIMI_VL_NANO.decoder.dense_layers
+    for (layout, changes), ranks in zip(CASES, recorded, strict=True):
+        exchanged = sum(found["waits"].pop("parallel/dispatch.py", 0) for found in ranks)
+        microbatches = changes.get("pipeline", NO_STAGES).microbatches * layout.world // layout.pp
+        assert exchanged == (layers * microbatches if layout.ep > 1 else 0), f"{layout} {changes}"
+        assert all(found["waits"] == {"parallel/gradients.py": 1} for found in ranks), f"{layout} {changes}"
 
 
 @dataclasses.dataclass

@@ -102,7 +102,9 @@ class FlatParameters:
             else:
                 self.put(slot, 0, parameter.detach())
                 parameter.data = slot.view(self.values)
-            parameter.grad_dtype = torch.float32
+            # A narrow gradient is added as it comes, without a float32 copy. Two of one backward would be added before
+            # that, narrow as they are: no parameter gets two.
+            parameter.grad_dtype = None
             parameter.grad = slot.view(self._reduced)
 
     @property

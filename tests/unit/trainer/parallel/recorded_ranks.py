@@ -6,10 +6,11 @@ and in which order, follows from its code, its packs and autograd alone.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -90,6 +91,7 @@ class Record:
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, str]] = []
+        self.gradients = 0
 
     def watch(self) -> None:
         for name in WATCHED:
@@ -104,6 +106,28 @@ class Record:
             return real(*given, **more)
 
         return call
+
+    def count(self) -> None:
+        """Note how many gradients of one backward the parameter gets that gets most."""
+        real = torch.autograd.backward
+
+        def backward(roots: Any, *given: Any, **more: Any) -> None:
+            self.gradients = max(self.gradients, most_gradients([roots] if isinstance(roots, Tensor) else roots))
+            real(roots, *given, **more)
+
+        vars(torch.autograd)["backward"] = backward
+
+
+def most_gradients(roots: Sequence[Tensor]) -> int:
+    """Count edges of a graph that lead to one parameter: its gradients are added before they reach the buffer."""
+    nodes, uses = [root.grad_fn for root in roots], collections.Counter[Any]()
+    seen = set(nodes)
+    for node in nodes:
+        following = [each for each, _ in node.next_functions if each is not None] if node is not None else []
+        uses.update(each for each in following if type(each).__name__ == "AccumulateGrad")
+        nodes += [each for each in following if each not in seen]
+        seen.update(following)
+    return max(uses.values(), default=0)
 
 
 RECORD = Record()
@@ -127,7 +151,7 @@ def agreed(tensor: Tensor, **more: Any) -> None:
 
 def recorded(layout: Layout, rank: int, **changes: Any) -> dict[str, Any]:
     """Open one rank and train two steps; only the first data-parallel rank's packs have images."""
-    RECORD.calls = []
+    RECORD.calls, RECORD.gradients = [], 0
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=layout.world)
     decoder = dataclasses.replace(KIMI_VL_NANO.decoder, layers=LAYERS)
     given: dict[str, Any] = {"optimizer": OptimizerSettings(), "pipeline": NO_STAGES, **changes}
@@ -165,6 +189,7 @@ def recorded(layout: Layout, rank: int, **changes: Any) -> dict[str, Any]:
         "opening": opening,
         "step": first,
         "waits": watch.waits,
+        "gradients": RECORD.gradients,
     }
 
 
@@ -172,6 +197,7 @@ def main() -> None:
     """Print what each rank of each layout did, a line of JSON for each layout."""
     torch.set_num_threads(1)
     RECORD.watch()
+    RECORD.count()
     collectives.exchange_counts = counts_that_were_sent
     vars(dist)["recv"] = agreed
     for layout, changes in CASES:

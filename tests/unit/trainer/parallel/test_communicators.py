@@ -126,6 +126,14 @@ def test_a_step_waits_once_in_each_layout_and_once_a_layer_with_uneven_exchanges
         assert all(found["waits"] == {"parallel/gradients.py": 1} for found in ranks), f"{layout} {changes}"
 
 
+@pytest.mark.slow
+def test_no_parameter_gets_two_gradients_in_one_backward(recorded: list[list[dict[str, Any]]]) -> None:
+    """They would be added in the parameter's own type, not in the buffer's float32."""
+    for case, ranks in each_case(recorded):
+        # 0: torch splits the backward of such a stage, and gradients of weights are asked for by themselves.
+        assert {rank["gradients"] for rank in ranks} <= {0, 1}, case
+
+
 @dataclasses.dataclass
 class Sent:
     """An exchange that has begun, and ends at once."""

@@ -26,7 +26,7 @@ POD_FOLDER = "/var/lib/polyreme/pod"
 WRITABLE = {"polyreme-pod": POD_FOLDER, "polyreme-tmp": "/tmp"}  # noqa: S108 - the pod's own
 """Volumes of a launcher's own, by name: its user may write nowhere else, and the root file system may be read-only."""
 SHARED_MEMORY = {"polyreme-memory": "/dev/shm"}  # noqa: S108 - the pod's own memory
-"""Volume of a launcher's own for what ranks exchange and keep in memory; containers get 64 MiB of it otherwise."""
+"""Volume of a worker's own for what ranks exchange and keep in memory; containers get 64 MiB of it otherwise."""
 SHARED_BYTES_A_DEVICE = 1 << 30
 SHARED_PART_OF_LIMIT = 8
 """Part of the container's memory limit that it takes at most: what is written there counts as the container's."""
@@ -248,13 +248,14 @@ class WorkerPods:
         annotations: dict[str, Any] = (spec.workers.template.get("metadata") or {}).get("annotations") or {}
         containers = body.get("containers") or [{}]
         worker = _worker(containers[0], spec) if self._own else _launcher(containers[0], spec, defaults)
-        containers[0] = _with_secret(worker, defaults.worker_secret)
+        containers[0] = _with_secret(_mounting(worker, SHARED_MEMORY), defaults.worker_secret)
         name = labels.job_object_name(self._job.name, self._job.uid)
         own = [{"name": volume, "emptyDir": {}} for volume in _mounted(containers[0], WRITABLE)]
         memory = {"medium": "Memory", "sizeLimit": _shared_size(spec)}
         own += [{"name": volume, "emptyDir": memory} for volume in _mounted(containers[0], SHARED_MEMORY)]
-        own.append({"name": "polyreme", "secret": {"secretName": self._attempt.secret_name or name}})
-        volumes = [*(body.get("volumes") or []), *([] if self._own else own)]
+        if not self._own:
+            own.append({"name": "polyreme", "secret": {"secretName": self._attempt.secret_name or name}})
+        volumes = [*(body.get("volumes") or []), *own]
         if defaults.ca_bundle is not None:
             containers[0] = ca_bundle.mounted(containers[0])
             volumes.append(ca_bundle.volume(defaults.ca_bundle.object_name(name)))
@@ -284,15 +285,21 @@ def _launcher(given: dict[str, Any], spec: TrainingJobSpec, defaults: PodDefault
         *(given.get("volumeMounts") or []),
         {"name": "polyreme", "mountPath": SECRET_FOLDER, "readOnly": True},
     ]
-    taken = {mount.get("mountPath") for mount in mounts}
-    wanted = {**WRITABLE, **SHARED_MEMORY}
-    own = [{"name": name, "mountPath": path} for name, path in wanted.items() if path not in taken]
-    return {
+    launcher = {
         "image": defaults.image,
         "command": list(defaults.command),
         **_worker({"name": "launcher", **given}, spec),
-        "volumeMounts": [*mounts, *own],
+        "volumeMounts": mounts,
     }
+    return _mounting(launcher, WRITABLE)
+
+
+def _mounting(container: dict[str, Any], own: Mapping[str, str]) -> dict[str, Any]:
+    """Mount volumes of our own where the template mounts nothing."""
+    mounts: list[dict[str, Any]] = container.get("volumeMounts") or []
+    taken = {mount.get("mountPath") for mount in mounts}
+    added = [{"name": name, "mountPath": path} for name, path in own.items() if path not in taken]
+    return {**container, "volumeMounts": [*mounts, *added]}
 
 
 def _mounted(container: dict[str, Any], own: Mapping[str, str]) -> list[str]:

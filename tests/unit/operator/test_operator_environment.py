@@ -66,8 +66,9 @@ def test_a_container_finds_its_gang_by_its_environment_alone() -> None:
 def test_no_launcher_comes_into_the_container() -> None:
     container = created(admitted(torchrun(), replicas=0))[0]["spec"]["containers"][0]
     assert (container["image"], container["command"]) == ("mine", ["torchrun", "train.py"])
-    assert "volumeMounts" not in container
-    assert created(admitted(torchrun(), replicas=0))[0]["spec"]["volumes"] == []
+    assert [mount["mountPath"] for mount in container["volumeMounts"]] == ["/dev/shm"]
+    volumes = created(admitted(torchrun(), replicas=0))[0]["spec"]["volumes"]
+    assert [volume["name"] for volume in volumes] == ["polyreme-memory"]
     kinds = [
         action.manifest["kind"]
         for action in decide(snapshot(admitted(torchrun(), replicas=0), children=frozenset())).actions

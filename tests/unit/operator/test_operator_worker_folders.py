@@ -13,25 +13,32 @@ MEMORY = "/dev/shm"
 OWN = {"name": "scratch", "mountPath": "/tmp"}
 
 
-def created(container: dict[str, Any], *, devices: int = 1) -> dict[str, Any]:
+def created(container: dict[str, Any], *, devices: int = 1, mode: str = "Launcher") -> dict[str, Any]:
     """Return the spec of the first pod of a job of two workers."""
     template = {"spec": {"containers": [container], "volumes": [{"name": "scratch", "emptyDir": {}}]}}
-    owner = admitted(job(workers={"replicas": 2, "devices": devices, "template": template}), replicas=0)
+    owner = admitted(
+        job(workers={"replicas": 2, "devices": devices, "template": template, "runtime": {"mode": mode}}), replicas=0
+    )
     decision = reconcile(snapshot(owner, lease=lease(owner, attempt=9)), NOW_S, defaults=PodDefaults())
     body, _ = [action.manifest["spec"] for action in decision.actions if isinstance(action, CreatePod)]
     return dict(body)
 
 
+@pytest.mark.parametrize("mode", ["Launcher", "Environment"])
 @pytest.mark.parametrize(("limits", "size"), [({}, "8192Mi"), ({"memory": "32Gi"}, "4096Mi")])
-def test_shared_memory_of_a_launcher_is_sized_by_its_devices_and_its_limit(limits: dict[str, str], size: str) -> None:
-    body = created({"name": "launcher", "resources": {"limits": limits}}, devices=8)
+def test_shared_memory_of_a_worker_is_sized_by_its_devices_and_its_limit(
+    limits: dict[str, str], size: str, mode: str
+) -> None:
+    body = created({"name": "trainer", "image": "own", "resources": {"limits": limits}}, devices=8, mode=mode)
     (mount,) = (each for each in body["containers"][0]["volumeMounts"] if each["mountPath"] == MEMORY)
     (volume,) = (each for each in body["volumes"] if each["name"] == mount["name"])
     assert volume["emptyDir"] == {"medium": "Memory", "sizeLimit": size}
 
 
-def test_shared_memory_of_the_template_replaces_it() -> None:
-    body = created({"name": "launcher", "volumeMounts": [{"name": "scratch", "mountPath": MEMORY}]})
+@pytest.mark.parametrize("mode", ["Launcher", "Environment"])
+def test_shared_memory_of_the_template_replaces_it(mode: str) -> None:
+    own = {"name": "trainer", "image": "own", "volumeMounts": [{"name": "scratch", "mountPath": MEMORY}]}
+    body = created(own, mode=mode)
     assert [each["name"] for each in body["containers"][0]["volumeMounts"] if each["mountPath"] == MEMORY] == [
         "scratch"
     ]

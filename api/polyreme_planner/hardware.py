@@ -17,6 +17,8 @@ GIB = 2**30
 SHARED_MEMORY_BYTES_MIN = 256 << 20
 """Of ``/dev/shm`` where ranks of several devices share a machine or a pod: NCCL exchanges by it where devices are not
 linked. A container's default is 64 MiB."""
+MEMORY_SHARE = 0.8
+"""Part of the memory's rate by the data sheet that is reached."""
 Precision = Literal["float32", "bfloat16"]
 """Type of numbers in which a model computes."""
 FLOAT32_BYTES = 4
@@ -166,7 +168,7 @@ _H100 = Hardware(
     memory_bytes=80 * GIB,
     peak_flops_per_s=989e12,
     flops_per_s=0.6 * 989e12,
-    bytes_per_s=0.8 * 3.35e12,
+    bytes_per_s=MEMORY_SHARE * 3.35e12,
     near_devices=8,
     near_bytes_per_s=0.8 * 450e9,
     far_bytes_per_s=0.8 * 50e9,
@@ -187,7 +189,7 @@ _A100 = dataclasses.replace(
     name="a100-80g",
     peak_flops_per_s=312e12,
     flops_per_s=0.6 * 312e12,
-    bytes_per_s=0.8 * 2.039e12,
+    bytes_per_s=MEMORY_SHARE * 2.039e12,
     near_bytes_per_s=0.8 * 300e9,
     far_bytes_per_s=0.8 * 25e9,
     float32_share=19.5 / 312,
@@ -202,7 +204,7 @@ _H20 = dataclasses.replace(
     memory_bytes=96 * GIB,
     peak_flops_per_s=148e12,
     flops_per_s=0.6 * 148e12,
-    bytes_per_s=0.8 * 4.0e12,
+    bytes_per_s=MEMORY_SHARE * 4.0e12,
     float32_share=44 / 148,
     tf32_share=74 / 148,
     device_name="H20",
@@ -215,7 +217,7 @@ _B200 = dataclasses.replace(
     memory_bytes=int(180e9),
     peak_flops_per_s=2250e12,
     flops_per_s=0.6 * 2250e12,
-    bytes_per_s=0.8 * 8e12,
+    bytes_per_s=MEMORY_SHARE * 8e12,
     near_bytes_per_s=0.8 * 900e9,
     float32_share=75 / 2250,
     tf32_share=1125 / 2250,
@@ -229,7 +231,7 @@ _MI300X = dataclasses.replace(
     memory_bytes=int(192e9),
     peak_flops_per_s=1307.4e12,
     flops_per_s=0.4 * 1307.4e12,
-    bytes_per_s=0.8 * 5.3e12,
+    bytes_per_s=MEMORY_SHARE * 5.3e12,
     near_bytes_per_s=0.8 * 448e9,
     float32_share=163.4 / 1307.4,
     tf32_share=653.7 / 1307.4,
@@ -244,7 +246,7 @@ _ASCEND_910B = dataclasses.replace(
     memory_bytes=64 * GIB,
     peak_flops_per_s=313e12,
     flops_per_s=0.6 * 313e12,
-    bytes_per_s=0.8 * 1.6e12,
+    bytes_per_s=MEMORY_SHARE * 1.6e12,
     near_bytes_per_s=0.8 * 196e9,
     far_bytes_per_s=0.8 * 25e9,
     float32_share=75 / 313,
@@ -260,7 +262,7 @@ _L40S = dataclasses.replace(
     memory_bytes=int(48e9),
     peak_flops_per_s=362.05e12,
     flops_per_s=0.6 * 362.05e12,
-    bytes_per_s=0.8 * 864e9,
+    bytes_per_s=MEMORY_SHARE * 864e9,
     near_bytes_per_s=0.8 * 32e9,
     far_bytes_per_s=0.8 * 25e9,
     float32_share=91.6 / 362.05,
@@ -275,7 +277,7 @@ _L4 = dataclasses.replace(
     memory_bytes=int(24e9),
     peak_flops_per_s=121e12,
     flops_per_s=0.6 * 121e12,
-    bytes_per_s=0.8 * 300e9,
+    bytes_per_s=MEMORY_SHARE * 300e9,
     float32_share=30.3 / 121,
     tf32_share=60 / 121,
 )
@@ -294,7 +296,7 @@ HARDWARE: Mapping[str, Hardware] = {
         _L4,
         # The same except for its memory: 4.8 TB/s.
         dataclasses.replace(
-            _H100, name="h200-141g", memory_bytes=int(141e9), bytes_per_s=0.8 * 4.8e12, device_name="H200"
+            _H100, name="h200-141g", memory_bytes=int(141e9), bytes_per_s=MEMORY_SHARE * 4.8e12, device_name="H200"
         ),
         # A rank on one core of a small machine, float32 (two products of 16 a cycle at 3 GHz); gloo on loopback: a
         # collective takes milliseconds however small it is.

@@ -1,4 +1,4 @@
-"""A process with a time limit, which leaves none of its own processes behind: one that did would keep the device."""
+"""A process with a time limit, which leaves no process of its own: one that lived on would keep the device."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from polyreme_api.exit_codes import ExitCode
-from polyreme_planner.hardware import GIB, HARDWARE, Hardware
+from polyreme_planner.hardware import GIB, HARDWARE, MEMORY_SHARE, Hardware
 from polyreme_trainer.parallel.flash import use_newest_flash
 
 WARM_RUNS, TIMED_RUNS = 10, 20
@@ -34,8 +34,6 @@ QUICK_RUNS = 3, 8
 FLUSHED_BYTES = 256 << 20
 """More than the L2 cache of any device: 50 MiB of an H100 and an H200."""
 PEERS_FOLDER = Path(os.environ.get("POLYREME_GPU_PEERS", Path.home() / ".cache" / "polyreme" / "gpu-peers"))
-BYTES_PER_S = {"h100-80g": 3.35e12, "h200-141g": 4.8e12}
-"""Of the device's memory, by the data sheet; the planner's rates are shares of them."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +60,7 @@ class Place:
     @property
     def peak_bytes_per_s(self) -> float:
         """Of the device's memory, by the data sheet."""
-        return BYTES_PER_S.get(self.hardware.name, self.hardware.bytes_per_s)
+        return self.hardware.bytes_per_s / MEMORY_SHARE
 
     def floor_ms(self, flops: float, moved_bytes: float) -> float:
         """Return what nothing can be faster than (roofline, Williams et al., CACM 52(4), 2009)."""

@@ -44,7 +44,8 @@ from polyreme_trainer.train.inputs import Inputs
 from polyreme_trainer.train.settings import CheckpointSettings, OptimizerSettings, TrainSettings
 from polyreme_trainer.train.state import TrainState, backward, open_state, reduce, update
 
-RATIO_MIN = 1.3
+BAR = {"ratio_to_transformers": 1.3, "wider_ratio_to_transformers": 1.15}
+"""README.md says why the second is out of reach."""
 LOSS_TOLERANCE = 1e-5
 """Largest difference of the first loss, relative to it: the same model, or nothing is compared."""
 WARM_STEPS = 2
@@ -67,7 +68,7 @@ WIDER = dataclasses.replace(
         value_dim=64,
     ),
 )
-"""Printed beside: where products take longer than what calls them."""
+"""Where products take longer than what calls them."""
 
 MODELS = {"nano": NANO, "wider": WIDER}
 KINDS = {
@@ -84,7 +85,7 @@ Step = Callable[[], float]
 
 
 def main() -> int:
-    """Compare on both models; 0 when the bar is met on the preset."""
+    """Compare on both models; 0 when both bars are met."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--steps", type=int, default=4, help="steps of each in a round")
@@ -100,8 +101,8 @@ def main() -> int:
         return show_operators(options)
     figures = compare("nano", options)
     figures |= {f"wider_{name}": value for name, value in compare("wider", options).items()}
-    ok = figures["ratio_to_transformers"] >= RATIO_MIN
-    report = {"name": "bench-throughput-cpu", "figures": figures, "bar": {"ratio_to_transformers": RATIO_MIN}, "ok": ok}
+    ok = all(figures[name] >= least for name, least in BAR.items())
+    report = {"name": "bench-throughput-cpu", "figures": figures, "bar": BAR, "ok": ok}
     sys.stdout.write(json.dumps(report) + "\n")
     return 0 if ok else 1
 

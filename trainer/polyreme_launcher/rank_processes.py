@@ -54,7 +54,8 @@ TORCH = {
 """Settings of torch and CUDA for ranks: they read them when they first use a device, and a fork server never does.
 
 Segments that grow bound the fragments which rows of varying numbers leave. Exchanges of several groups overlap, and
-CUDA's default of eight queues can queue one after another that waits for it. Not run on CUDA.
+CUDA's default of eight queues can queue one after another that waits for it. One H200 has run with them; exchanges of
+several GPUs have not.
 """
 _FORMER_ALLOC_CONF = "PYTORCH_CUDA_ALLOC_CONF"
 

@@ -19,6 +19,7 @@ from benchmarks.gpu import day, harness
 
 from polyreme_api.exit_codes import ExitCode
 from polyreme_api.job import parse_job
+from polyreme_planner.hardware import HARDWARE
 from polyreme_planner.plan import plan_for
 from polyreme_trainer.parallel import flash
 from tests.device import conftest
@@ -69,6 +70,13 @@ def test_suite_and_device_tests_take_the_flash_kernels_that_ranks_take(monkeypat
     assert harness.device_figures(harness.find_place(rehearse=False))["flash"] == flash.NEWEST
     assert conftest.take_device()[1] == flash.NEWEST
     assert activated == [flash.NEWEST] * 2
+
+
+def test_floors_take_the_data_sheets_rate_of_memory() -> None:
+    sheets = {"h100-80g": 3.35e12, "h200-141g": 4.8e12, "a100-80g": 2.039e12, "h20-96g": 4.0e12, "b200-180g": 8e12}
+    for name, bytes_per_s in sheets.items():
+        place = harness.Place(device=torch.device("cpu"), rehearsal=True, hardware=HARDWARE[name])
+        assert place.peak_bytes_per_s == pytest.approx(bytes_per_s), name
 
 
 PART = """

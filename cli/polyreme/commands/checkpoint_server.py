@@ -12,6 +12,7 @@ import numpy as np
 import typer
 
 from polyreme.commands.asked_model import TARGET_HELP, AskedModel, open_asked, read_image
+from polyreme.serving.access import read_token
 from polyreme.serving.served_model import ServedModel
 from polyreme.views.output import Format, OutputOption, emit, lines
 from polyreme.views.spinner import busy
@@ -33,6 +34,7 @@ def check_server(
     prompts: Annotated[int, typer.Option(min=1, help="Texts to compare, drawn by a fixed seed.")] = 8,
     images: Annotated[list[Path] | None, typer.Option("--image", help="An image to ask about; repeatable.")] = None,
     question: Annotated[str, typer.Option(help="Question about each image.")] = QUESTION,
+    token_file: Annotated[Path | None, typer.Option(help="File with the token that the server wants.")] = None,
     within: Annotated[float, typer.Option(min=0.0, help="Largest difference of a token's log-probability.")] = WITHIN,
     checkpoint: Annotated[str | None, typer.Option(help="Name of the checkpoint.", show_default="the newest")] = None,
     output: OutputOption = Format.TABLE,
@@ -41,7 +43,8 @@ def check_server(
 
     A server with a wrong kernel or configuration answers fluently, so only such a comparison finds it. Texts are random
     tokens. With --image, the answers to the question about each image are compared too, and the prompt's tokens. A
-    server in float32 differs by about 0.0001, one in bfloat16 by up to 0.6.
+    server in float32 differs by about 0.0001, one in bfloat16 by up to 0.6. polyreme serve has no completions of texts
+    and can't be checked.
 
     Examples:
 
@@ -49,7 +52,7 @@ def check_server(
 
       polyreme checkpoint check-server ./model http://127.0.0.1:8000 --image page.png --question "Which digits?"
     """
-    server = ServedModel(url)
+    server = ServedModel(url, read_token(token_file, characters_min=1))
     data = [read_image(path) for path in images or ()]
     asked = open_asked(context.obj, target, checkpoint)
     with busy(f"asking {server.model}"), asked.reader() as reader:

@@ -52,13 +52,16 @@ def _host_of(header: str) -> str:
         return header.removeprefix("[").removesuffix("]")
 
 
-def read_token(file: Path | None, variable: str | None, *, name: str) -> str | None:
+def read_token(
+    file: Path | None, variable: str | None = None, *, name: str = "", characters_min: int = TOKEN_CHARACTERS_MIN
+) -> str | None:
     """Return the token of a file, or of an environment variable.
 
     Args:
         file: A file that holds it.
         variable: Value of the variable.
         name: Of the variable, for messages.
+        characters_min: Of a shorter one, nothing is taken.
 
     Raises:
         NotFoundError: If there is no such file.
@@ -76,9 +79,9 @@ def read_token(file: Path | None, variable: str | None, *, name: str) -> str | N
     else:
         place = name
     token = (variable or "").strip()
-    if len(token) < TOKEN_CHARACTERS_MIN or not (token.isascii() and token.isprintable()) or " " in token:
+    if len(token) < characters_min or not (token.isascii() and token.isprintable()) or " " in token:
         raise InvalidConfigError(
-            f"token of {place} has {len(token)} characters, expected at least {TOKEN_CHARACTERS_MIN} printable ASCII "
+            f"token of {place} has {len(token)} characters, expected at least {characters_min} printable ASCII "
             "characters without spaces",
             field=place,
         )

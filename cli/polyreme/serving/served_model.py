@@ -30,8 +30,12 @@ class ServedAnswer:
 class ServedModel:
     """A server, and the model that it serves."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, token: str | None = None) -> None:
         """Name a server by its base URL, with or without ``/v1``.
+
+        Args:
+            url: Where it listens.
+            token: What it wants as a Bearer; None: nothing.
 
         Raises:
             InvalidConfigError: If it is no URL.
@@ -40,6 +44,7 @@ class ServedModel:
             raise InvalidConfigError(f"not a server: {url!r}, expected http://HOST:PORT", field=FIELD)
         self._url = url.rstrip("/").removesuffix("/v1") + "/v1"
         self._model = ""
+        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
 
     @property
     def model(self) -> str:
@@ -79,19 +84,28 @@ class ServedModel:
         named = None if request is None else {"model": self.model, **request}
         try:
             return asyncio.run(self._call(path, named))
+        except InvalidConfigError:  # a ValueError, too
+            raise
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise EnvironmentFailedError(
                 f"server does not answer: {self._url}/{path} ({type(error).__name__}: {error})", field=FIELD
             ) from error
 
     async def _call(self, path: str, request: Mapping[str, Any] | None) -> Any:
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)) as session:
+        timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+        async with aiohttp.ClientSession(timeout=timeout, headers=self._headers) as session:
             url = f"{self._url}/{path}"
             async with session.get(url) if request is None else session.post(url, json=request) as response:
                 if not response.ok:
                     said = (await response.text())[:SAID_MAX]
-                    raise InvalidConfigError(f"server refuses: {url} says {response.status}, {said}", field=FIELD)
+                    raise _refusal(path, f"server refuses: {url} says {response.status}, {said}", response.status)
                 return await response.json(content_type=None)
+
+
+def _refusal(path: str, words: str, status: int) -> InvalidConfigError:
+    if status == 404 and path == "completions":
+        words += "; polyreme serve has no completions and can't be checked"
+    return InvalidConfigError(words, field="--token-file" if status in {401, 403} else FIELD)
 
 
 def _part(found: Any, path: Sequence[str | int], words: str) -> Any:

@@ -23,6 +23,7 @@ from polyreme_datahub.prompts import Prompt
 from tests.kept.folders import FINISHED, VERSIONS, copy_home
 
 ANSWER = [20, 21, 22]
+KEY = "key-1"
 Change = Callable[[dict[str, Any]], None]
 Call = Callable[..., tuple[int, str, str]]
 
@@ -49,24 +50,33 @@ def call(home: Home, capsys: pytest.CaptureFixture[str]) -> Call:
 
 
 @contextlib.contextmanager
-def served(asked: AskedModel, change: Change = lambda response: None) -> Iterator[str]:
-    """Serve a model in vLLM's form; ``change`` is made to each response."""
+def served(
+    asked: AskedModel, change: Change = lambda response: None, *, token: str = "", texts: bool = True
+) -> Iterator[str]:
+    """Serve a model in vLLM's form to those with a token; ``change`` is made to each response."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.reply({"data": [{"id": "served"}]})
+            if token and self.headers["Authorization"] != f"Bearer {token}":
+                self.reply({"error": "Unauthorized"}, 401)
+            else:
+                self.reply({"data": [{"id": "served"}]})
 
         def do_POST(self) -> None:
             request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             assert request["model"] == "served"
-            self.reply(
-                completion(asked, request["prompt"]) if "prompt" in request else chat(asked, request["messages"])
-            )
+            assert not token or self.headers["Authorization"] == f"Bearer {token}"
+            if "prompt" not in request:
+                self.reply(chat(asked, request["messages"]))
+            elif texts:
+                self.reply(completion(asked, request["prompt"]))
+            else:
+                self.reply({"error": "Not Found"}, 404)
 
-        def reply(self, response: dict[str, Any]) -> None:
+        def reply(self, response: dict[str, Any], status: int = 200) -> None:
             change(response)
             body = json.dumps(response).encode()
-            self.send_response(200)
+            self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -107,15 +117,37 @@ def page(tmp_path: Path) -> str:
     return str(tmp_path / "page.png")
 
 
+@pytest.fixture
+def key(tmp_path: Path) -> Path:
+    (tmp_path / "key").write_text(f"{KEY}\n")
+    return tmp_path / "key"
+
+
 @pytest.mark.slow
-def test_the_same_model_is_found_to_be_the_same(asked: AskedModel, call: Call, page: str) -> None:
-    with served(asked) as url:
-        code, said, _ = call(url, "--image", page, "-o", "json")
+def test_the_same_model_is_found_to_be_the_same(asked: AskedModel, call: Call, page: str, key: Path) -> None:
+    with served(asked, token=KEY) as url:
+        code, said, _ = call(url, "--image", page, "-o", "json", "--token-file", str(key))
     item = json.loads(said)["item"]
     assert code == 0
     assert item["prompts"] == 3
     assert item["tokens"] == 2 * 47 + len(ANSWER)
     assert item["worst"] < 1e-4
+
+
+def test_a_refusal_of_the_server_is_said_as_one(asked: AskedModel, call: Call, key: Path) -> None:
+    with served(asked, token=KEY) as url:
+        code, _, said = call(url)
+        assert code == 2
+        assert f'server refuses: {url}/models says 401, {{"error": "Unauthorized"}}; change --token-file' in said
+        key.write_text("wrong-key")
+        code, written, said = call(url, "--token-file", str(key))
+        assert code == 2
+        assert "wrong-key" not in written + said
+    with served(asked, texts=False) as url:
+        code, _, said = call(url)
+    assert code == 2
+    assert f"server refuses: {url}/completions says 404, " in said
+    assert "; polyreme serve has no completions and can't be checked; change URL" in said
 
 
 def _one_token(response: dict[str, Any]) -> None:

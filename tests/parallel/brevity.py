@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from polyreme_api.errors import StepFailedError
 from polyreme_api.job.objective import Objective
@@ -10,11 +11,11 @@ from polyreme_api.rewards import Answered, Rewarded
 
 
 class Brevity:
-    """A pure function of an answer; with the argument ``fails`` it fails."""
+    """A pure function of an answer; with the argument ``needs`` it fails while that file is not there."""
 
     def of(self, answers: Sequence[Answered], objective: Objective) -> list[Rewarded]:
-        if "fails" in objective.reward_arguments:
-            raise StepFailedError("reward of the answer '7' failed: it was asked to", field="reward")
+        if not Path(needed := objective.reward_arguments.get("needs", "/")).exists():
+            raise StepFailedError(f"reward of the answer '7' failed: no file {needed}", field="reward")
         return [
             Rewarded(
                 prompt=str(one.prompt),

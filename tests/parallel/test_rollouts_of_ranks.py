@@ -134,12 +134,17 @@ def test_draws_with_weights_in_4_bits_leave_those_in_training_alone(start: Any, 
     assert not names[0] & names[1]
 
 
-def test_a_reward_that_fails_ends_the_run_on_all_ranks(start: Any, tmp_path: Path) -> None:
-    failing = {"rewardArguments": {"fails": "yes"}}
-    done = start("train", **run(tmp_path, layout={"dp": 2}, objective=failing))
+def test_a_reward_that_fails_ends_the_run_on_all_ranks_and_corrected_it_continues(start: Any, tmp_path: Path) -> None:
+    needed = tmp_path / "words.txt"
+    request = run(tmp_path, layout={"dp": 2}, objective={"rewardArguments": {"needs": str(needed)}})
+    done = start("train", **request)
     assert set(done.wait()) == {ExitCode.STEP_FAILED}
-    assert "answers of step 9 have no reward: reward of the answer '7' failed: it was asked to" in done.logs()
+    assert "answers of step 9 have no reward: reward of the answer '7' failed: no file" in done.logs()
     assert not (tmp_path / "rollouts").exists()
+    needed.touch()
+    again = trained(start, **request, attempt=2, resume_from=f"a000001-s{TEXT_STEPS:08d}")
+    assert [record["step"] for record in again] == [9, 10, 11, 12]
+    assert set(rollouts(tmp_path)) == {9, 10, 11, 12}
 
 
 def test_records_that_no_checkpoint_needs_are_deleted(start: Any, tmp_path: Path) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -15,12 +18,15 @@ from PIL import Image
 from typer.main import get_command
 
 from polyreme.main import app
+from polyreme.serving.server import CHAT, METRICS
 from tests.kept.folders import FINISHED, VERSIONS, copy_home
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/how-to/ask-and-serve.md"
 MANIFEST = ROOT / "manifests/serving/serve.yaml"
 WAIT_S_MAX = 60.0
+CONTEXT = 256
+"""Longest answer: a second or more, so that a client can leave during it."""
 
 pytestmark = pytest.mark.slow
 
@@ -29,6 +35,7 @@ def test_the_client_of_the_how_to_is_answered_until_the_server_is_stopped(tmp_pa
     Image.new("RGB", (28, 28)).save(tmp_path / "page.png")
     home = copy_home(VERSIONS[0], tmp_path)
     command = [sys.executable, "-m", "polyreme.main", "--home", str(home), "serve", FINISHED, "--port", "0"]
+    command += ["--context", str(CONTEXT)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as server:
         try:
@@ -47,9 +54,29 @@ def test_the_client_of_the_how_to_is_answered_until_the_server_is_stopped(tmp_pa
             )
             assert done.returncode == 0, done.stderr
             assert done.stdout.strip()
+            leave_early(url[0])
         finally:
             server.send_signal(signal.SIGTERM)
         assert server.wait(WAIT_S_MAX) == 0
+
+
+def leave_early(url: str) -> None:
+    """Leave after the first token of an answer; the server stops to answer, and counts that."""
+    messages = [{"role": "user", "content": "Which digits?"}]
+    body = json.dumps({"messages": messages, "stream": True, "temperature": 2.0, "seed": 0}).encode()
+    request = urllib.request.Request(url + CHAT, body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=WAIT_S_MAX) as response:
+        assert response.readline().startswith(b"data: ")
+    until_s = time.monotonic() + WAIT_S_MAX
+    while b'polyreme_serve_requests_total{code="499"} 1.0' not in (seen := read(url + METRICS)):
+        assert time.monotonic() < until_s, seen
+        time.sleep(0.05)
+
+
+def read(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=WAIT_S_MAX) as response:
+        content: bytes = response.read()
+    return content
 
 
 def test_the_deployment_has_options_and_probes_that_the_server_knows() -> None:

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.parallel, pytest.mark.slow]
 
 WAYS: tuple[dict[str, Any], ...] = (
     {"layout": {"pp": 2, "dp": 2, "ep": 2}, "pipeline": {"schedule": "1F1B", "layers": [1, 2], "microbatches": 2}},
-    {"layout": {"tp": 2, "dp": 2, "ep": 4}},
+    {"layout": {"dp": 2, "cp": 2, "tp": 2, "ep": 4}},
     {"layout": {"dp": 2, "ep": 2}, "parameter_sharding": "FSDP2"},
 )
 

@@ -2,8 +2,11 @@
 
 Once more rows are dropped, and one process that drops the same is what each layout is compared with.
 ``ONLY=`` keeps the layouts whose name has that word, ``BATCHES=`` kinds of batches (``drops`` and ``answers`` are the
-last). Figures: ``layouts`` and ``max_relative_error``, over all tensors of all layouts; ``dropped``, the fewest rows
-that a layer of a layout with a capacity dropped; ``other_answers``, layouts whose answers are not those of one process.
+last, and ``answers`` runs only where it is named). Figures, of the kinds that ran: ``layouts`` and
+``max_relative_error``, over all tensors of all layouts; ``dropped``, the fewest rows that a layer of a layout with a
+capacity dropped; of ``answered`` layouts, ``other_answers`` whose answers are not those of one process.
+
+``BATCHES=answers``, measured in November 2026: 235 layouts, none with other answers; 33 minutes beside other work.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ BATCHES: dict[str, dict[str, Any]] = {
 """Many short pages with an image each; few long documents across the cuts, three images, an expert without a token; all
 images in one pack; two answers to each prompt, by their preference; the same with answers across the cuts."""
 DROPS, ANSWERS = "drops", "answers"
+BAR = {"max_relative_error": TOLERANCE, "other_answers": 0}
 RANKS_MAX = 8
 STAGES: dict[int, list[int]] = {2: [1, 2], 4: [0, 1, 1, 1]}
 """Layers of each stage, by the stages of a pipeline."""
@@ -52,6 +56,7 @@ def main() -> int:
     began_s = time.perf_counter()
     context = warm()
     layouts = [layout for layout in ALL if (os.environ.get("ONLY") or "") in name(layout)]
+    figures: dict[str, Any] = {"layouts": len(layouts)}
     worst = 0.0
     with tempfile.TemporaryDirectory() as directory:
         kinds = (os.environ.get("BATCHES") or ",".join([*BATCHES, DROPS])).split(",")
@@ -62,24 +67,17 @@ def main() -> int:
                 error = largest_difference(seen, alone)
                 worst = max(worst, error)
                 sys.stderr.write(f"{kind:10} {name(layout):32} {error:.1e}{'' if error <= TOLERANCE else '  WRONG'}\n")
-        found, dropped = _capacity(context, Path(directory), layouts) if DROPS in kinds else (0.0, 1)
-        worst = max(worst, found)
-        other = _answers(context, Path(directory), layouts) if ANSWERS in kinds else 0
-    figures = {
-        "layouts": len(layouts),
-        "max_relative_error": worst,
-        "dropped": dropped,
-        "other_answers": other,
-        "wall_s": round(time.perf_counter() - began_s, 1),
-    }
-    ok = worst <= TOLERANCE and dropped > 0 and not other
-    report = {
-        "name": "grid",
-        "figures": figures,
-        "bar": {"max_relative_error": TOLERANCE, "other_answers": 0},
-        "ok": ok,
-    }
-    sys.stdout.write(json.dumps(report) + "\n")
+        if DROPS in kinds:
+            found, figures["dropped"] = _capacity(context, Path(directory), layouts)
+            worst = max(worst, found)
+        if set(kinds) != {ANSWERS}:
+            figures["max_relative_error"] = worst
+        if ANSWERS in kinds:
+            figures["answered"], figures["other_answers"] = _answers(context, Path(directory), layouts)
+    figures["wall_s"] = round(time.perf_counter() - began_s, 1)
+    bar = {name: most for name, most in BAR.items() if name in figures}
+    ok = all(figures[name] <= most for name, most in bar.items()) and figures.get("dropped") != 0
+    sys.stdout.write(json.dumps({"name": "grid", "figures": figures, "bar": bar, "ok": ok}) + "\n")
     return 0 if ok else 1
 
 
@@ -102,20 +100,20 @@ def _capacity(context: Any, directory: Path, layouts: Sequence[Degrees]) -> tupl
     return worst, fewest
 
 
-def _answers(context: Any, directory: Path, layouts: Sequence[Degrees]) -> int:
-    """Answer in every layout; return in how many the answers are not those of one process."""
+def _answers(context: Any, directory: Path, layouts: Sequence[Degrees]) -> tuple[int, int]:
+    """Answer in every layout; return in how many, and in how many of them the answers are not those of one process."""
 
     def start(body: str, *, layout: Degrees, root: Path, **request: Any) -> Gang:
         return start_gang(context, body, layout=layout, root=root, **request)
 
     alone = answered(start, directory / "answers alone", rows=1, layout={"dp": 1})
-    other = 0
+    seen_in, other = 0, 0
     for way in _answering(layouts):
         title = f"{name(way['layout'])}{' rows' if 'parameter_sharding' in way else ''}"
         seen = answered(start, directory / f"answers {title}", rows=4, **way)
-        other += seen != alone
+        seen_in, other = seen_in + 1, other + (seen != alone)
         sys.stderr.write(f"answers    {title:32} {'same' if seen == alone else 'OTHERS'}\n")
-    return other
+    return seen_in, other
 
 
 def _answering(layouts: Sequence[Degrees]) -> Iterator[dict[str, Any]]:

@@ -1,10 +1,11 @@
 """Held-out samples: their loss during the run, and answers to their questions after its last step.
 
 The loss is teacher-forced, by the forward and layout of training, on packs of one set each. It leaves nothing in the
-model and draws nothing at random: a run has the same losses with and without it. With pipeline stages, a stream goes
-through them one after another, as for answers.
+model and draws nothing at random: a run has the same losses with and without it. One stage of a pipeline works at a
+time.
 
-Questions are answered by free-running greedy decoding, all ranks together. The result is written by rank 0 as a whole::
+Questions are answered by free-running greedy decoding, all ranks together, all stages at the same time. The result
+is written by rank 0 as a whole::
 
     {"attempt", "step", "samples", "matched", "exactMatchRatio",
      "pages": [{"sampleId", "question", "expected", "answer", "match", "imageDigest"}]}

@@ -133,6 +133,7 @@ def export(
         WeightsType, typer.Option(help="Type of the weights; routers stay float32.")
     ] = WeightsType.FLOAT32,
     group: Annotated[int, typer.Option(min=8, help="Inputs that share a scale, with --dtype int4.")] = 64,
+    ranks: Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks of the server, with --dtype int4.")] = 1,
     adapters: Annotated[bool, typer.Option("--adapters", help="Write the adapters alone, in PEFT's form.")] = False,
     output: OutputOption = Format.TABLE,
 ) -> None:
@@ -154,7 +155,7 @@ def export(
     chosen = chosen_checkpoint(checkpoint_url(run, read_job(run.job_file)), name, checkpoint)
     if adapters and dtype is not WeightsType.FLOAT32:
         raise InvalidConfigError(f"adapters are exported in float32, not in {dtype}", field="--dtype")
-    _export(home, name, [chosen], to, output, adapters_alone=adapters, dtype=dtype, group=group)
+    _export(home, name, [chosen], to, output, _form(dtype, group, ranks), adapters_alone=adapters)
 
 
 def average(
@@ -183,7 +184,7 @@ def average(
             "for; spec.checkpoint.keep says how many a run keeps",
             field="--last",
         )
-    _export(home, name, kept[-last:], to, output)
+    _export(home, name, kept[-last:], to, output, _form(WeightsType.FLOAT32))
 
 
 def _export(
@@ -192,10 +193,9 @@ def _export(
     chosen: Sequence[str],
     to: Path,
     output: Format,
+    form: WeightsForm,
     *,
     adapters_alone: bool = False,
-    dtype: WeightsType = WeightsType.FLOAT32,
-    group: int = 0,
 ) -> None:
     """Write the model of a checkpoint, the mean of several, or adapters alone to a folder, and say so."""
     from polyreme_trainer.train.offline_export import export_checkpoints
@@ -217,9 +217,7 @@ def _export(
     with busy(f"exporting {words}"):
         tokens = open_token_ids(home.objects_url, job.spec, job=uid)
         tokenizer = open_tokenizer(home.objects_url, job.spec, job=uid)
-        wanted = dataclasses.replace(
-            settings, tokenizer=tokenizer, adapters_alone=adapters_alone, export_form=_form(dtype, group)
-        )
+        wanted = dataclasses.replace(settings, tokenizer=tokenizer, adapters_alone=adapters_alone, export_form=form)
         step = export_checkpoints(wanted, chosen, tokens=tokens, directory=to.absolute())
     value = {"checkpoint": chosen[-1], "step": step, "folder": str(to.absolute())}
     columns = lines("checkpoint", "step", "folder")
@@ -257,13 +255,13 @@ def saved_settings(run: RunDirectory, job: TrainingJob, *, as_trained: bool = Fa
     )
 
 
-def _form(dtype: WeightsType, group: int) -> WeightsForm:
+def _form(dtype: WeightsType, group: int = 0, ranks: int = 1) -> WeightsForm:
     import torch
 
     from polyreme_trainer.export.form import WeightsForm
 
     if dtype is WeightsType.INT4:
-        return WeightsForm(dtype=torch.bfloat16, int4_group=group)
+        return WeightsForm(dtype=torch.bfloat16, int4_group=group, int4_ranks=ranks)
     return WeightsForm(dtype=getattr(torch, dtype.value))
 
 

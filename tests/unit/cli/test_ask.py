@@ -91,6 +91,15 @@ def test_an_export_and_the_folder_of_a_checkpoint_answer_as_the_run(
         assert (code, json.loads(output)) == (0, json.loads(wanted)), said
 
 
+def test_groups_of_an_export_fit_the_ranks_that_will_serve_it(
+    home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    form = ("--dtype", "int4", "--group", "8", "--ranks", "7")
+    command = ["--home", str(home.path), "checkpoint", "export", FINISHED, "--to", str(tmp_path / "export"), *form]
+    assert invoke(command) == 2
+    assert "expected a multiple of 8 for each of 7 ranks; take a smaller group" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "sentence"),
     [

@@ -24,6 +24,8 @@ QUANTISED = re.compile(
     r"|mlp\.(shared_experts\.|experts\.\d+\.)?(gate|up|down)_proj)\.weight"
 )
 """Names in files of the weights that are held in 4 bits."""
+CUT_BY_INPUTS = re.compile(r".*\.(o_proj|down_proj)\.weight")
+"""Those that tensor-parallel servers cut by their inputs, experts' too."""
 IGNORED = ("re:.*vision_tower.*", "re:.*multi_modal_projector.*", "re:.*lm_head$", "re:.*mlp\\.gate$")
 """Modules that readers leave alone."""
 ROUTER = re.compile(r".*\.mlp\.gate\.(weight|e_score_correction_bias)")
@@ -40,17 +42,21 @@ class WeightsForm:
     """Type of all but routers; None: as trained."""
     int4_group: int | None = None
     """Inputs that share a scale, of weights in 4 bits; None: none are."""
+    int4_ranks: int = 1
+    """Tensor-parallel ranks of a server; each holds whole groups."""
 
     def of(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return tensors as they are written, by their names in files; also of tensors on the meta device.
 
         Raises:
-            InvalidConfigError: If a weight's inputs are no whole number of groups.
+            InvalidConfigError: If a weight's inputs are no whole number of groups, or those of a rank are none.
         """
         made: dict[str, Tensor] = {}
         for name, tensor in tensors.items():
             dtype = tensor.dtype if self.dtype is None or ROUTER.fullmatch(name) else self.dtype
             if self.int4_group is not None and QUANTISED.fullmatch(name):
+                ranks = self.int4_ranks if CUT_BY_INPUTS.fullmatch(name) else 1
+                _check_groups(name, tensor.shape[1], self.int4_group, ranks)
                 made |= _packed(name, tensor, self.int4_group, dtype)
             else:
                 made[name] = tensor.to(dtype)
@@ -85,15 +91,19 @@ class WeightsForm:
 AS_TRAINED = WeightsForm()
 
 
+def _check_groups(name: str, inputs: int, group: int, ranks: int) -> None:
+    if inputs % (group * ranks) or inputs // ranks % (WORD_BITS // BITS):
+        shared = f" for each of {ranks} ranks" if ranks > 1 else ""
+        raise InvalidConfigError(
+            f"4-bit groups do not fit: {name.removesuffix('.weight')} has {inputs} inputs, expected a multiple of "
+            f"{group}{shared}; take a smaller group",
+            field="--group",
+        )
+
+
 def _packed(name: str, weight_OI: Tensor, group: int, dtype: torch.dtype) -> dict[str, Tensor]:
     """Round a weight to 4 bits and pack it."""
     outputs, inputs = weight_OI.shape
-    if inputs % group or inputs % (WORD_BITS // BITS):
-        raise InvalidConfigError(
-            f"4-bit groups do not fit: {name.removesuffix('.weight')} has {inputs} inputs, expected a multiple of "
-            f"{group}; take a smaller group",
-            field="--group",
-        )
     weight_ONG = weight_OI.float().view(outputs, -1, group)
     # Rounded first, so that each level is the product that a reader forms.
     scale_ON = (weight_ONG.abs().amax(-1) / ((LEVELS - 1) / 2)).to(dtype)

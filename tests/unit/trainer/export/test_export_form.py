@@ -86,3 +86,14 @@ def test_groups_that_do_not_divide_the_inputs_are_refused(model: KimiVL, tmp_pat
     with pytest.raises(InvalidConfigError, match=rule):
         exported(model, tmp_path / "e", WeightsForm(int4_group=64))
     assert not (tmp_path / "e").exists()
+
+
+def test_groups_divide_the_inputs_of_each_rank_of_a_server() -> None:
+    """Of Kimi-VL's experts: 1,408 = 22 x 64 inputs, which servers cut where they lead back."""
+    expert = "language_model.model.layers.1.mlp.experts.0."
+    weights = {f"{expert}{part}_proj.weight": torch.zeros(8, 1408, device="meta") for part in ("up", "down")}
+    WeightsForm(int4_group=64, int4_ranks=2).of(weights)
+    rule = r"experts\.0\.down_proj has 1408 inputs, expected a multiple of 64 for each of 4 ranks; take a smaller"
+    with pytest.raises(InvalidConfigError, match=rule):
+        WeightsForm(int4_group=64, int4_ranks=4).of(weights)
+    WeightsForm(int4_group=32, int4_ranks=4).of(weights)

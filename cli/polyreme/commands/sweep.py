@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +13,9 @@ from polyreme.run_files.paths import Home
 from polyreme.views.output import Format, ManifestFormat, emit, note, print_manifests
 from polyreme_api.errors import InvalidConfigError
 from polyreme_api.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from polyreme.local_run.sweep_jobs import SweepJob
 
 
 def sweep(
@@ -73,16 +77,8 @@ def sweep(
         raise InvalidConfigError("-o yaml prints jobs and runs none; add --dry-run", field="-o")
     jobs = sweep_jobs.sweep_jobs(read_manifest(job), settings, name=name)
     limit = at_once or sweep_jobs.at_once(jobs)
-    if dry_run and output is ManifestFormat.YAML:
-        print_manifests([each.manifest for each in jobs])
-        return ExitCode.OK
     if dry_run:
-        rows = [
-            {"name": each.name} | {setting.field.removeprefix("spec."): setting.text for setting in each.values}
-            for each in jobs
-        ]
-        emit("SweepJobs", rows, output=Format(output), columns=[(field, field) for field in rows[0]])
-        return ExitCode.OK
+        return _show(jobs, output)
     todo = sweep_jobs.check_jobs(home, jobs)
     note(f"{len(jobs)} jobs, {len(jobs) - len(todo)} have succeeded before; at most {limit} at the same time")
     code = Sweep(home, at_once=limit).run(todo, done=len(jobs) - len(todo))
@@ -91,3 +87,15 @@ def sweep(
     if code is ExitCode.CANCELLED:
         note("stopped; the same command continues the sweep")
     return code
+
+
+def _show(jobs: Sequence[SweepJob], output: ManifestFormat) -> int:
+    if output is ManifestFormat.YAML:
+        print_manifests([each.manifest for each in jobs])
+        return ExitCode.OK
+    rows = [
+        {"name": each.name} | {setting.field.removeprefix("spec."): setting.text for setting in each.values}
+        for each in jobs
+    ]
+    emit("SweepJobs", rows, output=Format(output), columns=[(field, field) for field in rows[0]])
+    return ExitCode.OK

@@ -347,12 +347,10 @@ class _Session:
         while True:
             await self._clock.sleep(FILE_POLL_S)
             try:
-                if (written := self._run.job_file.read_bytes()) == text:
-                    continue
-                job = read_job(self._run.job_file)
-                if job.spec != seen:
-                    await cluster.change(job)
-                seen, text = job.spec, written
+                if (written := self._run.job_file.read_bytes()) != text:
+                    if (job := read_job(self._run.job_file)).spec != seen:
+                        await cluster.change(job)
+                    seen, text = job.spec, written
             except (PolyremeError, OSError) as error:
                 _log.warning("changes of the job's file are ignored: %s", error)
 

@@ -97,7 +97,7 @@ class PolyremeHome:
         path.write_text(yaml.safe_dump(manifest))
         return path
 
-    def call(self, *arguments: str) -> Ended:
+    def call(self, *arguments: str, wait_s: float = WAIT_S_MAX) -> Ended:
         """Run a command to its end: what starts processes in one of its own, all else in this one, which is faster."""
         if arguments[0] not in STARTING:
             return called_here(arguments, self._environment)
@@ -107,7 +107,7 @@ class PolyremeHome:
             capture_output=True,
             text=True,
             check=False,
-            timeout=WAIT_S_MAX,
+            timeout=wait_s,
         )
         return Ended(code=done.returncode, output=done.stdout, said=done.stderr)
 

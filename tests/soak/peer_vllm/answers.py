@@ -1,7 +1,8 @@
 """Answers pages by vLLM on a processor, in an environment of its own: answers.py MODEL PAGES TYPE > JSON.
 
-PAGES is a folder of pictures and ``questions.json``, a prompt with one image for each of them by its name. The last
-line written is a list of the answers' tokens and their log-probabilities, in the order of ``questions.json``.
+PAGES is a folder of pictures and ``questions.json``, a prompt with one image for each of them by its name, and prompts
+of text alone by names that are no picture's. The last line written is a list of the answers' tokens and their
+log-probabilities, in the order of ``questions.json``.
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ def main() -> int:
         max_num_seqs=32,
         enable_prefix_caching=False,
     )
-    prompts = [
-        {"prompt": prompt, "multi_modal_data": {"image": Image.open(pages / name).convert("RGB")}}
-        for name, prompt in questions.items()
-    ]
+    prompts = []
+    for name, prompt in questions.items():
+        page = pages / name
+        shown = {"multi_modal_data": {"image": Image.open(page).convert("RGB")}} if page.exists() else {}
+        prompts.append({"prompt": prompt, **shown})
     made = engine.generate(prompts, SamplingParams(temperature=0, max_tokens=ANSWER_TOKENS, logprobs=1))
     answers = []
     for one in made:

@@ -230,7 +230,7 @@ def test_a_request_that_failed_midway_doubles_nothing(stored: int, server: FakeM
 def test_a_server_that_does_not_answer_is_tried_a_bounded_number_of_times(
     export: Export, server: FakeMlflow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(MlflowClient.__init__, "__kwdefaults__", {"timeout_s": 0.05})
+    monkeypatch.setattr(MlflowClient.__init__, "__kwdefaults__", {"timeout_s": 0.5})
     release = threading.Event()
     server.fault = lambda of, path, body: (200, {}) if release.wait(60) else None
     code, _, said = export(FINISHED, "--mlflow", server.url)
@@ -240,7 +240,7 @@ def test_a_server_that_does_not_answer_is_tried_a_bounded_number_of_times(
         release.wait(0.01)
     release.set()
     assert code == ExitCode.ENVIRONMENT
-    assert f"MLflow does not answer: {server.url} (no answer within 0.05 s)" in said
+    assert f"MLflow does not answer: {server.url} (no answer within 0.5 s)" in said
     assert len(server.calls) == tries
 
 

@@ -22,8 +22,8 @@ IMAGE_EXTRAS = {
     "cli": ("kubectl", "services"),
 }
 PIN = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^\s;\\]+)(?P<rest>(?:[^\n]*\\\n)*[^\n]*)", re.MULTILINE)
-HOSTS = {"vllm"}
-"""Programs that load a plugin of ours: they are there when it runs."""
+HOSTS = {"compressed_tensors", "vllm"}
+"""Of vLLM's environment, where a plugin and a check of ours run."""
 NOT_OF_A_LOCK = re.compile(r"://|(?<![\w.])/\w|--(?:find-links|index-url|extra-index-url|trusted-host)")
 EXTRAS = {
     "requirements/uv.lock.txt": (),

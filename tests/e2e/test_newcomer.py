@@ -40,6 +40,9 @@ ELSEWHERE = {
     "polyreme validate base.yaml mine.yaml --set training.steps=200 -o yaml": OVERRIDES,
     "polyreme run base.yaml mine.yaml": OVERRIDES,
     "polyreme sweep job.yaml --set training.optimizer.learningRate=1e-3,3e-4 --set training.seed=1,2": "test_sweep",
+    "polyreme sweep job.yaml --set training.optimizer.learningRate=1e-3,3e-4 --dry-run -o yaml | kubectl create -f -": (
+        "tests/unit/cli/test_sweep_jobs"
+    ),
     "polyreme sweep job.yaml --set training.optimizer.learningRate=1e-3,3e-4 --set training.seed=1,2 --dry-run": (
         "tests/unit/cli/test_sweep_jobs"
     ),

@@ -47,7 +47,7 @@ LOOKS_MAX = 10_000
 COMPARE = "/compare?" + "&".join(f"run=default/run-{number}" for number in range(COMPARED))
 PATHS = {
     "first_table": "/",
-    "next_page": "/?page=3",
+    "next_page": "/?page=40",
     "sorted_by_parameter": f"/?sort={quote(f'{SWEPT}[7]')}&order=up",
     "filtered": f"/?where={quote(f'{SWEPT}[3]=1')}",
     "named": "/?text=run-77",

@@ -49,7 +49,7 @@ def main() -> int:
         raise SystemExit(f"{BROWSER} is missing: install Debian's package of that name")
     os.environ["POLYREME_HOME"] = str(home)
     runs = home / "runs" / "default"
-    if not (runs / "quickstart").exists():
+    if not (home / TABLE).exists():
         _run_in_terminal(home / TABLE)
         settings = [f"training.optimizer.learningRate={RATES}", f"training.steps={STEPS}", "data.schedule=[]"]
         _polyreme("sweep", "manifests/samples/quickstart.yaml", *(f"--set={each}" for each in settings))

@@ -115,8 +115,7 @@ class ApiServer:
                 ref = await _new_reference(request, kind) if verb == "create" else _reference(request, kind)
                 real = "watch" if verb == "list" and request.query.get("watch") in {"1", "true"} else verb
                 dry_run = request.query.getall("dryRun", [])
-                if dry_run and (verb != "create" or dry_run != ["All"]):
-                    raise _no_dry_run(request.method, dry_run)
+                _refuse_dry_run(dry_run if (verb, dry_run) != ("create", ["All"]) else None)
                 if not rights.allow(real, ref):
                     raise web.HTTPForbidden(
                         text=_status(403, "Forbidden", f"{real} of {ref} is not allowed"), content_type=_JSON
@@ -205,6 +204,7 @@ class ApiServer:
 
     async def _delete(self, request: web.Request, ref: ObjectRef) -> web.StreamResponse:
         options = await _body(request) if request.can_read_body else {}
+        _refuse_dry_run(options.get("dryRun"))
         preconditions = options.get("preconditions") or {}
         uid = preconditions.get("uid") or self._cluster.store.get(ref)["metadata"]["uid"]
         await self._cluster.delete(
@@ -224,8 +224,9 @@ class ApiServer:
         return web.json_response({"kind": "Status", "status": "Success"}, status=201)
 
     async def _evict(self, request: web.Request, ref: ObjectRef) -> web.StreamResponse:
-        eviction = await _body(request)
-        uid = ((eviction.get("deleteOptions") or {}).get("preconditions") or {}).get("uid")
+        options = (await _body(request)).get("deleteOptions") or {}
+        _refuse_dry_run(options.get("dryRun"))
+        uid = (options.get("preconditions") or {}).get("uid")
         if not isinstance(uid, str):
             raise InvalidObjectError(f"eviction of {ref} names no UID", field="deleteOptions.preconditions.uid")
         await self._cluster.evict(ref, uid=uid)
@@ -292,17 +293,15 @@ async def _body(request: web.Request) -> Manifest:
         raise InvalidObjectError("request body is no JSON") from error
     if not isinstance(body, dict):
         raise InvalidObjectError("request body is no JSON object")
-    options = body.get("deleteOptions", body)
-    if isinstance(options, dict) and options.get("dryRun"):
-        raise _no_dry_run(request.method, options["dryRun"])
     return body
 
 
-def _no_dry_run(method: str, asked: object) -> InvalidObjectError:
+def _refuse_dry_run(asked: object) -> None:
     """Refuse a dry run that would be carried out in earnest."""
-    return InvalidObjectError(
-        f"no dry run {asked} of {method} here; objects can be created with ['All']", field="dryRun"
-    )
+    if asked:
+        raise InvalidObjectError(
+            f"no dry run {asked} of that here; objects can be created with ['All']", field="dryRun"
+        )
 
 
 def _status(code: int, reason: str, message: str) -> str:

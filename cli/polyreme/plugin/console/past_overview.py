@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from polyreme.console import markup
 from polyreme.console.job_form import as_yaml
@@ -50,8 +51,14 @@ def deleted_overview(job: PastJob, steps: JobSteps) -> str:
 
 def earlier_jobs(jobs: Sequence[PastJob], newest: PastJob) -> str:
     """Draw earlier jobs of a name, each with what differs from the newest record; nothing if there are none."""
+    spec = newest.record.spec if jobs else {}
     rows = [
-        [safe(job.uid), moment(job.row.changed), safe(_differing(job, newest)), safe(job.url)]
+        [
+            safe(job.uid),
+            moment(job.row.changed),
+            safe("it is the newest record" if job is newest else _differing(spec, job.record.spec)),
+            safe(job.url),
+        ]
         for job in jobs[:EARLIER_MAX]
     ]
     heads = ("uid", "began", "differs from the newest record", "record")
@@ -59,10 +66,8 @@ def earlier_jobs(jobs: Sequence[PastJob], newest: PastJob) -> str:
     return f"<h2>Earlier jobs of this name</h2>{table(heads, rows)}{more}" if rows else ""
 
 
-def _differing(job: PastJob, newest: PastJob) -> str:
-    if job is newest:
-        return "it is the newest record"
-    found = list(differences("", newest.record.spec, job.record.spec))
+def _differing(newest: Mapping[str, Any], earlier: Mapping[str, Any]) -> str:
+    found = list(differences("", newest, earlier))
     shown = [
         f"{field.removeprefix('.')}={NOTHING if value is None else json.dumps(value)[:60]}"
         for field, _, value in found[:DIFFERENCES_MAX]

@@ -91,6 +91,14 @@ class Window:
         """Return a field of the form of a job."""
         return self.page.locator(f"[name='set:{path}']")
 
+    def mark(self) -> None:
+        """Mark the document, which a load takes away."""
+        self.page.evaluate("window.marked = true")
+
+    def is_not_reloaded(self) -> None:
+        """Fail if the page was loaded since it was marked."""
+        assert self.page.evaluate("window.marked"), "the page was loaded again"
+
     def stranger(self) -> Any:
         """Return a page of a browser without a session."""
         return self._browser.new_page()

@@ -51,7 +51,7 @@ def test_an_open_page_says_that_its_console_was_killed_and_continues_with_the_ne
     """A new console has new sessions: its link, opened in another tab, is the open page's too."""
     with console_of(folder) as first:
         window = opened(driver, first.link)
-        window.page.evaluate("window.sameDocument = true")
+        window.mark()
         window.expect(window.page.locator(LOST)).to_be_empty()
         first.send(signal.SIGKILL)
         window.sees(LOST, AWAY)
@@ -62,7 +62,7 @@ def test_an_open_page_says_that_its_console_was_killed_and_continues_with_the_ne
         window.context.new_page().goto(second.link)
         window.sees("table.runs td.name", "second")
         window.expect(window.page.locator(LOST)).to_be_empty()
-    assert window.page.evaluate("window.sameDocument"), "the page was loaded again"
+    window.is_not_reloaded()
     window.close()
     assert window.faults == []
 

@@ -38,7 +38,7 @@ def test_an_open_page_leads_to_a_login_when_its_token_is_spent_and_continues_wit
     users: tuple[ServedConsole, Window],
 ) -> None:
     console, window = users
-    window.page.evaluate("window.sameDocument = true")
+    window.mark()
     console.spend_tokens()
     console.add("second")
     window.sees(LOST, "This session has ended")
@@ -47,20 +47,20 @@ def test_an_open_page_leads_to_a_login_when_its_token_is_spent_and_continues_wit
     log_in(tab.value, console.token)
     window.sees("table.runs td.name", "second")
     window.expect(window.page.locator(LOST)).to_be_empty()
-    assert window.page.evaluate("window.sameDocument"), "the page was loaded again"
+    window.is_not_reloaded()
 
 
 def test_an_open_page_says_that_the_cluster_is_away_and_continues_when_it_is_back(
     users: tuple[ServedConsole, Window],
 ) -> None:
     console, window = users
-    window.page.evaluate("window.sameDocument = true")
+    window.mark()
     console.go_away()
     window.sees(".notice.bad", "the cluster does not answer")
     console.come_back()
     console.add("second")
     window.sees("table.runs td.name", "second")
-    assert window.page.evaluate("window.sameDocument"), "the page was loaded again"
+    window.is_not_reloaded()
 
 
 def test_a_job_is_resized_and_its_page_follows(users: tuple[ServedConsole, Window]) -> None:
@@ -71,10 +71,10 @@ def test_a_job_is_resized_and_its_page_follows(users: tuple[ServedConsole, Windo
     window.press("Scale")
     window.expect(window.page.locator(".actions pre").filter(has_text="--replicas 3")).to_have_count(1)
     assert console.workers("first") == 3
-    window.page.evaluate("window.sameDocument = true")
+    window.mark()
     console.scale("first", 4)
     window.expect(window.page.locator(".actions pre").filter(has_text="--replicas 4")).to_have_count(1)
-    assert window.page.evaluate("window.sameDocument"), "the page was loaded again"
+    window.is_not_reloaded()
 
 
 def test_a_dry_run_that_the_api_server_refuses_is_shown_beside_the_plan(users: tuple[ServedConsole, Window]) -> None:

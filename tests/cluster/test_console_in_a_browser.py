@@ -81,7 +81,6 @@ def test_a_job_of_a_cluster_is_cloned_checked_suspended_and_deleted(place: Place
     window.sees("#result", "The API server accepts it (dry run)")
     window.press("Submit")
     window.expect(window.page).to_have_url(re.compile(f"/runs/{own}/{CLONE}$"))
-    window.page.evaluate("window.sameDocument = true")
     window.act("Suspend")
     window.sees(".actions summary", "Resume")
     window.act("Delete")

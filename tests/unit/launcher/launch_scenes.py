@@ -1,11 +1,35 @@
 """Shared parts of the tests of the launchers' machines: a leader, and its messages."""
 
+from pathlib import Path
 from typing import Any
 
+from polyreme_api.environment import PodEnvironment
 from polyreme_api.progress import ProgressRecord
 from polyreme_launcher.protocol import leader as l
 from polyreme_launcher.protocol.follower import Tick
 from polyreme_launcher.protocol.messages import Exited, Joined, Message, Release
+
+
+def pod_environment(folder: Path, **other: Any) -> PodEnvironment:
+    """What a pod tells its launcher: the first of two with one device each, and files in a folder."""
+    (folder / "token").write_text("token")
+    given = {
+        "pod": "job-0",
+        "job": "job",
+        "namespace": "team",
+        "job_uid": "u-1",
+        "index": 0,
+        "replacement": 0,
+        "replicas": 2,
+        "devices": 1,
+        "leader_address": "job-0",
+        "api_url": "https://10.0.0.1:6443",
+        "token_file": str(folder / "token"),
+        "secret_file": "",
+        "pod_directory": str(folder),
+        "checkpoint_url": (folder / "root").as_uri(),
+    }
+    return PodEnvironment(**{**given, **other})
 
 
 def view(number: int = 1, *, replicas: int = 2, devices: int = 1, **fields: Any) -> l.AttemptView:

@@ -18,6 +18,7 @@ from polyreme_planner.layout import Layout
 from polyreme_system.addresses import listen
 from polyreme_system.clock import SystemClock
 from polyreme_trainer.parallel.world import RankSettings, open_world
+from tests.unit.launcher.launch_scenes import pod_environment
 from tools.cluster.servers import free_ports
 
 HOSTS = ["127.0.0.1", *(["[::1]"] if socket.has_dualstack_ipv6() else [])]
@@ -27,23 +28,8 @@ CONNECTED_S_MAX = 20.0
 
 def pod(folder: Path, port: int) -> PodEnvironment:
     """What a pod of a cluster tells its leader; the API server does not answer."""
-    (folder / "token").write_text("token")
-    return PodEnvironment(
-        pod="j-0-0",
-        job="j",
-        namespace="default",
-        job_uid="u",
-        index=0,
-        replacement=0,
-        replicas=2,
-        devices=1,
-        leader_address=f"j-00000.default.svc:{port}",
-        api_url="http://127.0.0.1:9",
-        token_file=str(folder / "token"),
-        secret_file="",
-        pod_directory=str(folder),
-        checkpoint_url=folder.as_uri(),
-    )
+    address = f"j-00000.default.svc:{port}"
+    return pod_environment(folder, leader_address=address, api_url="http://127.0.0.1:9")
 
 
 @pytest.mark.parametrize("host", HOSTS)
@@ -55,14 +41,14 @@ async def test_a_follower_reaches_the_leader_by_either_family(host: str, tmp_pat
         pod=own,
         secret=secret,
         clock=clock,
-        resume=ResumeFixer(own, by="j-0-0", objects_url=None, clock=clock),
+        resume=ResumeFixer(own, by=own.pod, objects_url=None, clock=clock),
         to_own_follower=lambda _: None,
         on_fail=lambda error: pytest.fail(str(error)),
         serve_checks=lambda *_: None,
     )
     link = FollowerLink(
         address=f"{host}:{port}",
-        identity=FollowerIdentity(job_uid="u", index=1, replacement=0, secret=secret),
+        identity=FollowerIdentity(job_uid=own.job_uid, index=1, replacement=0, secret=secret),
         clock=clock,
         on_connected=connected.set,
         on_lost=lambda: None,

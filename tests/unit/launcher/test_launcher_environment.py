@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from polyreme_api import environment as names
-from polyreme_api.environment import PodEnvironment
 from polyreme_launcher import agent
 from polyreme_launcher.rank_processes import with_torch_settings
 from polyreme_system.clock import SystemClock
+from tests.unit.launcher.launch_scenes import pod_environment
 
 
 def test_a_launcher_passes_the_settings_of_torch_to_all_that_it_starts(
@@ -26,22 +26,7 @@ def test_a_launcher_passes_the_settings_of_torch_to_all_that_it_starts(
         monkeypatch.setattr(agent, part, made)
     secret = tmp_path / "secret"
     secret.write_bytes(b"s")
-    pod = PodEnvironment(
-        pod="job-0",
-        job="job",
-        namespace="team",
-        job_uid="u-1",
-        index=0,
-        replacement=0,
-        replicas=1,
-        devices=1,
-        leader_address="job-0",
-        api_url="https://10.0.0.1:6443",
-        token_file=str(secret),
-        secret_file=str(secret),
-        pod_directory=str(tmp_path),
-        checkpoint_url=(tmp_path / "root").as_uri(),
-    )
+    pod = pod_environment(tmp_path, replicas=1, secret_file=str(secret))
     own = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", names.DATA_ENGINE: "on"}
     agent.Launcher(environment=pod.render() | own, clock=SystemClock())
     expected = with_torch_settings(own, tmp_path)

@@ -14,6 +14,7 @@ from polyreme_api.run_record import RunRecord
 from polyreme_datahub.objects import open_store
 from polyreme_launcher.run_record import write_run_record
 from polyreme_planner.plan import plan_for
+from tests.unit.launcher.launch_scenes import pod_environment
 
 SECRET = "do-not-store"
 JOB = {
@@ -36,22 +37,7 @@ PLAN = plan_for(parse_job(JOB).spec).to_json()
 
 @pytest.fixture
 def pod(tmp_path: Path) -> PodEnvironment:
-    return PodEnvironment(
-        pod="job-0",
-        job="job",
-        namespace="team",
-        job_uid="u-1",
-        index=0,
-        replacement=0,
-        replicas=1,
-        devices=2,
-        leader_address="",
-        api_url="https://10.0.0.1:6443",
-        token_file="",
-        secret_file="",
-        pod_directory="",
-        checkpoint_url=(tmp_path / "root").as_uri(),
-    )
+    return pod_environment(tmp_path, replicas=1, devices=2)
 
 
 def records(pod: PodEnvironment) -> list[RunRecord]:
